@@ -13,7 +13,7 @@
 //                                    folded  ->  out
 //
 // So it does not matter who computes a segment, or when. A tile is one piece of work, or a piece for each segment where
-// threads would wait for it: then whoever ends the last of them folds. A row of one segment has nothing to fold.
+// threads would wait for it: then the thread that ends the last of them merges. A row of one segment needs no merge.
 #include "attention/attention_block.isa.hpp"
 #include "team/team.hpp"
 
@@ -21,47 +21,47 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 // Entries [from, to) of a block table.
-struct Span {
+struct BlockRange {
     int from, to;
 };
 
-QUIRE_INLINE Span segment_span(const AttentionCall& call, int segment) {
+QUIRE_INLINE BlockRange segment_span(const AttentionCall& call, int segment) {
     const int size = kSegment / call.block_size;
     return {segment * size, (segment + 1) * size};
 }
 
-QUIRE_INLINE Span common(Span one, Span other) {
+QUIRE_INLINE BlockRange common(BlockRange one, BlockRange other) {
     return {one.from > other.from ? one.from : other.from, one.to < other.to ? one.to : other.to};
 }
 
-QUIRE_INLINE int first_seen(const AttentionCall& call, const Member& member) {
+QUIRE_INLINE int first_seen(const AttentionCall& call, const TileRow& member) {
     const int first = call.window < 0 ? 0 : member.position - call.window + 1;
     return first > 0 ? first : 0;
 }
 
-QUIRE_INLINE int first_segment(const AttentionCall& call, const Member& member) {
+QUIRE_INLINE int first_segment(const AttentionCall& call, const TileRow& member) {
     return first_seen(call, member) / kSegment;
 }
 
-QUIRE_INLINE bool sees(const AttentionCall& call, const Member& member, int segment) {
+QUIRE_INLINE bool sees(const AttentionCall& call, const TileRow& member, int segment) {
     return first_segment(call, member) <= segment && segment <= member.position / kSegment;
 }
 
-QUIRE_INLINE int group_of(const AttentionCall& call) { return call.num_heads / call.num_kv_heads; }
+QUIRE_INLINE int heads_per_kv_head(const AttentionCall& call) { return call.num_heads / call.num_kv_heads; }
 
 // A tile's members, one KV head, and one segment of their positions.
-struct Part {
-    const Tile& tile;
-    const Member* members;
+struct TileSegment {
+    const QueryTile& tile;
+    const TileRow* members;
     int head;
-    Span span;
+    BlockRange span;
 
-    Part(const AttentionCall& call, const Tile& tile, int head, int segment)
+    TileSegment(const AttentionCall& call, const QueryTile& tile, int head, int segment)
         : tile(tile), members(call.members + tile.first_member), head(head), span(segment_span(call, segment)) {}
 };
 
 // What all members of a tile meet together: entries of the first one's table.
-QUIRE_INLINE Span shared_span(const AttentionCall& call, const Part& part) {
+QUIRE_INLINE BlockRange shared_span(const AttentionCall& call, const TileSegment& part) {
     int seen = first_seen(call, part.members[0]);
     for (int m = 1; m < part.tile.num_members; ++m) {
         const int first = first_seen(call, part.members[m]);
@@ -71,8 +71,8 @@ QUIRE_INLINE Span shared_span(const AttentionCall& call, const Part& part) {
 }
 
 // What one of them meets alone.
-QUIRE_INLINE Span own_span(const AttentionCall& call, const Part& part, int m) {
-    const Member& member = part.members[m];
+QUIRE_INLINE BlockRange own_span(const AttentionCall& call, const TileSegment& part, int m) {
+    const TileRow& member = part.members[m];
     const int first = first_seen(call, member) / call.block_size;
     return common(part.span, {first > part.tile.num_shared ? first : part.tile.num_shared,
                               member.position / call.block_size + 1});
@@ -80,26 +80,26 @@ QUIRE_INLINE Span own_span(const AttentionCall& call, const Part& part, int m) {
 
 // The first block that members [m, ...) meet alone; null if there is none.
 template <typename T>
-QUIRE_INLINE Block<T> next_own(const AttentionCall& call, const Part& part, int m) {
+QUIRE_INLINE Block<T> next_own(const AttentionCall& call, const TileSegment& part, int m) {
     for (; m < part.tile.num_members; ++m) {
-        const Span own = own_span(call, part, m);
+        const BlockRange own = own_span(call, part, m);
         if (own.from < own.to) return block_of<T>(call, part.head, call.tables[part.members[m].table + own.from]);
     }
     return Block<T>{};
 }
 
 template <typename T>
-QUIRE_INLINE Block<T> first_block(const AttentionCall& call, const Part& part) {
-    const Span shared = shared_span(call, part);
+QUIRE_INLINE Block<T> first_block(const AttentionCall& call, const TileSegment& part) {
+    const BlockRange shared = shared_span(call, part);
     if (shared.from >= shared.to) return next_own<T>(call, part, 0);
     return block_of<T>(call, part.head, call.tables[part.members[0].table + shared.from]);
 }
 
-// Units of work, a piece and a KV head each, as threads take them. A thread takes its next one when it begins the last
+// SliceQueue of work, a piece and a KV head each, as threads take them. A thread takes its next one when it begins the last
 // block of the one at hand, so that the memory of that unit is asked for too.
-class Units {
+class SliceQueue {
   public:
-    Units(const AttentionCall& call, Tasks tasks) : call_(call), tasks_(tasks) {}
+    SliceQueue(const AttentionCall& call, Tasks tasks) : call_(call), tasks_(tasks) {}
 
     // The unit to do now, if one is left.
     bool take(int64_t& unit) {
@@ -114,9 +114,9 @@ class Units {
     Block<T> upcoming() {
         fetch();
         if (!has_next_) return Block<T>{};
-        const Piece& piece = call_.pieces[next_ / call_.num_kv_heads];
+        const TileSlice& piece = call_.pieces[next_ / call_.num_kv_heads];
         const int head = int(next_ % call_.num_kv_heads);
-        return first_block<T>(call_, Part(call_, call_.tiles[piece.tile], head, piece.first_segment));
+        return first_block<T>(call_, TileSegment(call_, call_.tiles[piece.tile], head, piece.first_segment));
     }
 
   private:
@@ -134,9 +134,9 @@ class Units {
 // Members [first, first + count) go through entries of one table; `after` that comes another block, or none of this
 // piece (null): then the next unit.
 template <typename T>
-void walk(const AttentionCall& call, const Work& work, const Part& part, int first, int count, Span span, Units& units,
+void attend_blocks(const AttentionCall& call, const TileScratch& work, const TileSegment& part, int first, int count, BlockRange span, SliceQueue& units,
           Block<T> after) {
-    const int group = group_of(call);
+    const int group = heads_per_kv_head(call);
     const int32_t* table = call.tables + part.members[first].table;
     for (int number = span.from; number < span.to; ++number) {
         const Block<T> block = block_of<T>(call, part.head, table[number]);
@@ -146,7 +146,7 @@ void walk(const AttentionCall& call, const Work& work, const Part& part, int fir
         const int offset = number * call.block_size;
         int run = first;  // members that see something of this block, as long as they are neighbours
         for (int m = first; m < first + count; ++m) {
-            const Member& member = part.members[m];
+            const TileRow& member = part.members[m];
             const int before = first_seen(call, member) - offset, after_it = member.position + 1 - offset;
             const int begin = before > 0 ? before : 0;
             const int end = after_it < call.block_size ? after_it : call.block_size;
@@ -163,10 +163,10 @@ void walk(const AttentionCall& call, const Work& work, const Part& part, int fir
     }
 }
 
-QUIRE_INLINE void scale_queries(const AttentionCall& call, const Work& work, const Tile& tile, int head) {
-    const int group = group_of(call);
+QUIRE_INLINE void scale_queries(const AttentionCall& call, const TileScratch& work, const QueryTile& tile, int head) {
+    const int group = heads_per_kv_head(call);
     for (int64_t line = 0; line < int64_t{tile.num_members} * group; ++line) {
-        const Member& member = call.members[tile.first_member + line / group];
+        const TileRow& member = call.members[tile.first_member + line / group];
         const int64_t of_head = (head * group + line % group) * call.key_size;
         const float* query = call.queries + member.row * call.query_stride + of_head;
         float* scaled = work.queries + line * kQueryStride;
@@ -176,36 +176,36 @@ QUIRE_INLINE void scale_queries(const AttentionCall& call, const Work& work, con
 
 // All of a tile through one segment; `after` it comes this block, or the next unit (null).
 template <typename T>
-void attend_segment(const AttentionCall& call, const Work& work, const Part& part, Units& units, Block<T> after) {
+void attend_segment(const AttentionCall& call, const TileScratch& work, const TileSegment& part, SliceQueue& units, Block<T> after) {
     const int num_members = part.tile.num_members;
-    for (int64_t line = 0; line < int64_t{num_members} * group_of(call); ++line) {
+    for (int64_t line = 0; line < int64_t{num_members} * heads_per_kv_head(call); ++line) {
         float* sums = work.sums + line * call.value_size;
         for (int i = 0; i < call.value_size; ++i) sums[i] = 0.0f;
         store(work.totals + line * kLanes, F{});
         work.peaks[line] = -kInfinity;
     }
     const Block<T> own = next_own<T>(call, part, 0);
-    walk<T>(call, work, part, 0, num_members, shared_span(call, part), units, own.keys != nullptr ? own : after);
+    attend_blocks<T>(call, work, part, 0, num_members, shared_span(call, part), units, own.keys != nullptr ? own : after);
     for (int m = 0; m < num_members; ++m) {
-        const Span span = own_span(call, part, m);
+        const BlockRange span = own_span(call, part, m);
         if (span.from >= span.to) continue;
         const Block<T> next = next_own<T>(call, part, m + 1);
-        walk<T>(call, work, part, m, 1, span, units, next.keys != nullptr ? next : after);
+        attend_blocks<T>(call, work, part, m, 1, span, units, next.keys != nullptr ? next : after);
     }
 }
 
 // A record is what a line found: its sums, what its weights add up to, its peak.
 QUIRE_INLINE int64_t record_size(const AttentionCall& call) { return call.value_size + 2; }
 
-QUIRE_INLINE void keep(const AttentionCall& call, const Work& work, int64_t line, float* record) {
+QUIRE_INLINE void keep(const AttentionCall& call, const TileScratch& work, int64_t line, float* record) {
     const float* sums = work.sums + line * call.value_size;
     for (int i = 0; i < call.value_size; ++i) record[i] = sums[i];
     record[call.value_size] = sum_lanes<kLanes>(load<kLanes>(work.totals + line * kLanes));
     record[call.value_size + 1] = work.peaks[line];
 }
 
-// Onto what segments before found: both under the higher peak. No peak at all is as in `weigh_one`.
-QUIRE_INLINE void fold(const AttentionCall& call, float* folded, const float* found) {
+// Onto what segments before found: both under the higher peak. No peak at all is as in `softmax_query`.
+QUIRE_INLINE void merge_partials(const AttentionCall& call, float* folded, const float* found) {
     const int peak_at = call.value_size + 1;
     const float old = folded[peak_at], top = found[peak_at], peak = top > old ? top : old;
     const float under = peak == -kInfinity ? 0.0f : peak;
@@ -216,7 +216,7 @@ QUIRE_INLINE void fold(const AttentionCall& call, float* folded, const float* fo
 }
 
 // What sums are multiplied with at the end. A sink's weight counts like those of slots; it has no value.
-QUIRE_INLINE float share_of(const AttentionCall& call, int head, float total, float peak) {
+QUIRE_INLINE float normalizer(const AttentionCall& call, int head, float total, float peak) {
     if (call.sinks == nullptr) return 1.0f / total;
     const float sink = call.sinks[head], top = sink > peak ? sink : peak;
     const float before = weight_of(splat<kLanes>(peak - top))[0], own = weight_of(splat<kLanes>(sink - top))[0];
@@ -224,78 +224,78 @@ QUIRE_INLINE float share_of(const AttentionCall& call, int head, float total, fl
 }
 
 template <typename T>
-QUIRE_INLINE void answer(const AttentionCall& call, const Member& member, int head, float* folded) {
+QUIRE_INLINE void answer(const AttentionCall& call, const TileRow& member, int head, float* folded) {
     float* out = call.out + member.row * call.out_stride + head * call.value_size;
-    if constexpr (paired<T>)
+    if constexpr (is_deinterleaved<T>)
         for (int at = 0; at + kSumVectors * kLanes <= call.value_size; at += kSumVectors * kLanes)
             for (int n = 0; n < kSumVectors; n += 2) {
                 F even = load<kLanes>(folded + at + n * kLanes), odd = load<kLanes>(folded + at + (n + 1) * kLanes);
-                in_order<kLanes>(even, odd);
+                interleave<kLanes>(even, odd);
                 store(folded + at + n * kLanes, even);
                 store(folded + at + (n + 1) * kLanes, odd);
             }
-    const float share = share_of(call, head, folded[call.value_size], folded[call.value_size + 1]);
+    const float share = normalizer(call, head, folded[call.value_size], folded[call.value_size + 1]);
     for (int i = 0; i < call.value_size; ++i) out[i] = folded[i] * share;
 }
 
 template <typename Do>
-QUIRE_INLINE void for_lines(const AttentionCall& call, const Tile& tile, int head, Do each) {
-    const int group = group_of(call);
+QUIRE_INLINE void for_lines(const AttentionCall& call, const QueryTile& tile, int head, Do each) {
+    const int group = heads_per_kv_head(call);
     for (int64_t line = 0; line < int64_t{tile.num_members} * group; ++line)
         each(line, call.members[tile.first_member + line / group], int(head * group + line % group));
 }
 
 // A tile from its first segment to its last, folded as it goes.
 template <typename T>
-void attend_whole(const AttentionCall& call, const Work& work, const Piece& piece, int head, Units& units) {
-    const Tile& tile = call.tiles[piece.tile];
+void attend_whole(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
+    const QueryTile& tile = call.tiles[piece.tile];
     for (int segment = piece.first_segment; segment < piece.end_segment; ++segment) {
         bool is_seen = false;
         for (int m = 0; m < tile.num_members; ++m) is_seen |= sees(call, call.members[tile.first_member + m], segment);
         if (!is_seen) continue;
-        const Part part(call, tile, head, segment);
+        const TileSegment part(call, tile, head, segment);
         const bool is_last = segment + 1 == piece.end_segment;
-        const Block<T> after = is_last ? Block<T>{} : first_block<T>(call, Part(call, tile, head, segment + 1));
+        const Block<T> after = is_last ? Block<T>{} : first_block<T>(call, TileSegment(call, tile, head, segment + 1));
         attend_segment<T>(call, work, part, units, after);
-        for_lines(call, tile, head, [&](int64_t line, const Member& member, int) {
+        for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int) {
             float* folded = work.folded + line * record_size(call);
             if (segment == first_segment(call, member)) return keep(call, work, line, folded);
             if (!sees(call, member, segment)) return;
             keep(call, work, line, work.found);
-            fold(call, folded, work.found);
+            merge_partials(call, folded, work.found);
         });
     }
-    for_lines(call, tile, head, [&](int64_t line, const Member& member, int of) {
+    for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int of) {
         answer<T>(call, member, of, work.folded + line * record_size(call));
     });
 }
 
 // One segment of a tile. Records lie [head, segment, line]; who leaves none behind folds.
 template <typename T>
-void attend_segment_alone(const AttentionCall& call, const Work& work, const Piece& piece, int head, Units& units) {
-    const Tile& tile = call.tiles[piece.tile];
-    const int64_t lines = int64_t{tile.num_members} * group_of(call);
+void attend_segment_alone(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
+    const QueryTile& tile = call.tiles[piece.tile];
+    const int64_t lines = int64_t{tile.num_members} * heads_per_kv_head(call);
     float* const records = call.records + (piece.first_record + head * piece.num_segments * lines) * record_size(call);
     const auto record = [&](int of, int64_t line) { return records + (of * lines + line) * record_size(call); };
     const int segment = piece.first_segment;
-    attend_segment<T>(call, work, Part(call, tile, head, segment), units, Block<T>{});
-    for_lines(call, tile, head, [&](int64_t line, const Member& member, int) {
+    attend_segment<T>(call, work, TileSegment(call, tile, head, segment), units, Block<T>{});
+    for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int) {
         if (sees(call, member, segment)) keep(call, work, line, record(segment, line));
     });
     int32_t& remaining = call.remaining[piece.split * call.num_heads + head];
     if (__atomic_sub_fetch(&remaining, 1, __ATOMIC_ACQ_REL) > 0) return;
     remaining = piece.num_segments;
-    for_lines(call, tile, head, [&](int64_t line, const Member& member, int of) {
+    for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int of) {
         const int first = first_segment(call, member);
         for (int later = first + 1; later <= member.position / kSegment; ++later)
-            fold(call, record(first, line), record(later, line));
+            merge_partials(call, record(first, line), record(later, line));
         answer<T>(call, member, of, record(first, line));
     });
 }
 
 template <typename T>
-void attend_piece(const AttentionCall& call, const Piece& piece, int head, char* scratch, Units& units) {
-    const Work work = cut(call, call.tiles[piece.tile], scratch);
+void attend_piece(const AttentionCall& call, const TileSlice& piece, int head, char* scratch, SliceQueue& units) {
+    const TileScratch work = cut(call, call.tiles[piece.tile], scratch);
     scale_queries(call, work, call.tiles[piece.tile], head);
     if (piece.end_segment - piece.first_segment == piece.num_segments)
         attend_whole<T>(call, work, piece, head, units);
@@ -312,9 +312,9 @@ void attention(const AttentionCall& call, TeamThread& thread) {
     for (int64_t row; padded_rows.take(row);)
         for (int i = 0; i < call.num_heads * call.value_size; ++i)
             call.out[(call.num_rows + row) * call.out_stride + i] = 0.0f;
-    Units units(call, thread.tasks_in_order(num_units));
+    SliceQueue units(call, thread.tasks_in_order(num_units));
     for (int64_t unit; units.take(unit);) {
-        const Piece& piece = call.pieces[unit / call.num_kv_heads];
+        const TileSlice& piece = call.pieces[unit / call.num_kv_heads];
         const int head = int(unit % call.num_kv_heads);
         if (call.kv_type == KVType::float32)
             attend_piece<float>(call, piece, head, scratch, units);

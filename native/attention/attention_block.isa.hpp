@@ -27,7 +27,7 @@ constexpr int kFewLines = 8;  // below this many lines, memory is what everythin
 constexpr float kInfinity = __builtin_inff();
 
 // A tile's work in progress. "Line" = one query head of one member; lines of a member are neighbours.
-struct Work {
+struct TileScratch {
     float* queries;  // [line, kQueryStride], scaled
     float* sums;     // [line, value size]
     float* weights;  // [line, kWeightStride]: scores, then weights of the block at hand
@@ -42,14 +42,14 @@ struct Work {
 
 QUIRE_INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
-Work cut(const AttentionCall& call, const Tile& tile, char* scratch) {
+TileScratch cut(const AttentionCall& call, const QueryTile& tile, char* scratch) {
     const int64_t lines = int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
     auto take = [&scratch](int64_t count) {
         char* part = scratch;
         scratch += rounded(4 * count);
         return part;
     };
-    Work work;
+    TileScratch work;
     work.queries = reinterpret_cast<float*>(take(lines * kQueryStride));
     work.sums = reinterpret_cast<float*>(take(lines * call.value_size));
     work.weights = reinterpret_cast<float*>(take(lines * kWeightStride));
@@ -66,26 +66,26 @@ Work cut(const AttentionCall& call, const Tile& tile, char* scratch) {
 // Ask for memory of the next block while this one is computed, a little with every step: all of it at once would stall.
 // Into the second-level cache: the first has too few requests on their way to keep the memory busy.
 template <int Bytes>
-QUIRE_INLINE void ask_for(const void* ahead) {
+QUIRE_INLINE void prefetch_lines(const void* ahead) {
 #pragma GCC unroll 8
     for (int at = 0; at < Bytes; at += 64) __builtin_prefetch(static_cast<const char*>(ahead) + at, 0, 2);
 }
 
 // Weighing reads nothing from memory, which would rest for so long: each of a few lines asks for so many slots of the
 // next values, and summing asks for the others.
-constexpr int kAskedByLine = 2;
+constexpr int kSlotsPrefetchedPerQuery = 2;
 
 template <typename T>
 QUIRE_INLINE const T* moved(const T* ahead, int by) {
     return ahead == nullptr ? nullptr : ahead + by;
 }
 
-// N vectors of L numbers, two and two as `load_two` gives them, held in registers.
+// N vectors of L numbers, two and two as `load_pair` gives them, held in registers.
 template <int N, int L, typename T>
 QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
 #pragma GCC unroll 8
     for (int n = 0; n + 1 < N; n += 2) {
-        load_two<L>(from + n * L, to[n], to[n + 1]);
+        load_pair<L>(from + n * L, to[n], to[n + 1]);
         to[n] = held(to[n]);
         to[n + 1] = held(to[n + 1]);
     }
@@ -99,10 +99,10 @@ struct Keys {
     const T* ahead;
     const float* scales;  // of codes: [slot]
     int size, block_size;
-    int num_slots;  // that anybody sees
+    int num_slots;  // that any query sees
 
     Keys from(int slot) const {
-        const float* own = coded<T> ? scales + slot : nullptr;
+        const float* own = is_quantized<T> ? scales + slot : nullptr;
         return {keys + slot, moved(ahead, slot), own, size, block_size, num_slots - slot};
     }
 };
@@ -115,7 +115,7 @@ QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float*
     F sums[R][N] = {};
     for (int i = 0; i < block.size; ++i, keys += stride) {
         F key[N];
-        if (ahead != nullptr) ask_for<N * kLanes * sizeof(T)>(ahead + i * stride);
+        if (ahead != nullptr) prefetch_lines<N * kLanes * sizeof(T)>(ahead + i * stride);
         load_vectors<N, kLanes>(keys, key);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
@@ -126,11 +126,11 @@ QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float*
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
-        if constexpr (paired<T>)
-            for (int n = 0; n + 1 < N; n += 2) in_order<kLanes>(sums[r][n], sums[r][n + 1]);
+        if constexpr (is_deinterleaved<T>)
+            for (int n = 0; n + 1 < N; n += 2) interleave<kLanes>(sums[r][n], sums[r][n + 1]);
 #pragma GCC unroll 8
         for (int n = 0; n < N; ++n) {
-            if constexpr (coded<T>) sums[r][n] = sums[r][n] * load<kLanes>(block.scales + n * kLanes);
+            if constexpr (is_quantized<T>) sums[r][n] = sums[r][n] * load<kLanes>(block.scales + n * kLanes);
             store(scores + r * kWeightStride + n * kLanes, sums[r][n]);
         }
     }
@@ -207,24 +207,24 @@ QUIRE_INLINE F larger_across(F one, F other) {
 
 // The largest of all lanes, in every lane.
 template <int Step = kLanes / 2>
-QUIRE_INLINE F top_of(F v) {
+QUIRE_INLINE F max_in_all_lanes(F v) {
     if constexpr (Step == 0)
         return v;
     else
-        return top_of<Step / 2>(larger_across<Step>(v, v));
+        return max_in_all_lanes<Step / 2>(larger_across<Step>(v, v));
 }
 
 // The largest of all lanes of vector l, in lane l. Vectors are folded two and two, halves of lanes at first:
 //
 //     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   a02 a13 b02 b13
 template <int Step = kLanes / 2>
-QUIRE_INLINE F tops_of(F* vectors) {
+QUIRE_INLINE F row_maxima(F* vectors) {
     if constexpr (Step == 0) {
         return vectors[0];
     } else {
 #pragma GCC unroll 8
         for (int i = 0; i < Step; ++i) vectors[i] = larger_across<Step>(vectors[i], vectors[i + Step]);
-        return tops_of<Step / 2>(vectors);
+        return row_maxima<Step / 2>(vectors);
     }
 }
 
@@ -250,10 +250,10 @@ QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, in
 }
 
 // A row whose every score is NaN or -infinity has no peak; zero instead keeps NaN visible and divides by nothing.
-QUIRE_INLINE F under_of(F peak) { return peak == -kInfinity ? F{} : peak; }
+QUIRE_INLINE F finite_max(F peak) { return peak == -kInfinity ? F{} : peak; }
 
 // Add weights of a block to what its weights summed to before, then give them the scales of their values.
-QUIRE_INLINE void count_weights(float* weights, F total, float* totals, const float* scales, int num_slots) {
+QUIRE_INLINE void accumulate_weights(float* weights, F total, float* totals, const float* scales, int num_slots) {
     for (int slot = 0; slot < num_slots; slot += kLanes) {
         const F weight = load<kLanes>(weights + slot);
         if (scales != nullptr) store(weights + slot, weight * load<kLanes>(scales + slot));
@@ -262,17 +262,17 @@ QUIRE_INLINE void count_weights(float* weights, F total, float* totals, const fl
     store(totals, total);
 }
 
-QUIRE_INLINE void weigh_under(float* scores, F under, int num_slots) {
+QUIRE_INLINE void exp_scores(float* scores, F under, int num_slots) {
     for (int slot = 0; slot < num_slots; slot += kLanes)
         store(scores + slot, weight_of(load<kLanes>(scores + slot) - under));
 }
 
 // Turn a line's scores into weights under its new peak, and bring what was summed before under it too. The peak seldom
 // moves, and nothing waits for the factor if it does not: the way for few lines.
-QUIRE_INLINE void weigh_one(const AttentionCall& call, const Work& work, int64_t line, const float* scales) {
+QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& work, int64_t line, const float* scales) {
     float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
-    const F top = top_of(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
-    const F old = splat<kLanes>(work.peaks[line]), peak = larger(top, old), under = under_of(peak);
+    const F top = max_in_all_lanes(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
+    const F old = splat<kLanes>(work.peaks[line]), peak = larger(top, old), under = finite_max(peak);
     F total = load<kLanes>(totals);
     if (peak[0] != old[0]) {
         const float factor = weight_of(old - under)[0];
@@ -280,13 +280,13 @@ QUIRE_INLINE void weigh_one(const AttentionCall& call, const Work& work, int64_t
         total = total * factor;
         work.peaks[line] = peak[0];
     }
-    weigh_under(scores, under, call.block_size);
-    count_weights(scores, total, totals, scales, call.block_size);
+    exp_scores(scores, under, call.block_size);
+    accumulate_weights(scores, total, totals, scales, call.block_size);
 }
 
 // The same for up to kLanes lines at once, bit for bit: a factor of exactly 1 changes nothing. No branch is guessed
 // wrong, peaks and factors of all lines are made in one vector each, and sums meet theirs when values are added.
-QUIRE_INLINE void weigh(const AttentionCall& call, const Work& work, int64_t line, int count, const float* scales,
+QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const float* scales,
                         int num_slots) {
     F tops[kLanes];
     for (int l = 0; l < count; ++l) {
@@ -295,14 +295,14 @@ QUIRE_INLINE void weigh(const AttentionCall& call, const Work& work, int64_t lin
     }
     for (int l = count; l < kLanes; ++l) tops[l] = splat<kLanes>(-kInfinity);
     float *peaks = work.peaks + line, *factors = work.factors + line, unders[kLanes];
-    const F old = load<kLanes>(peaks), peak = larger(tops_of(tops), old), under = under_of(peak);
+    const F old = load<kLanes>(peaks), peak = larger(row_maxima(tops), old), under = finite_max(peak);
     store(peaks, peak);
     store(unders, under);
     store(factors, weight_of(old - under));
     for (int l = 0; l < count; ++l) {
         float *weights = work.weights + (line + l) * kWeightStride, *totals = work.totals + (line + l) * kLanes;
-        weigh_under(weights, splat<kLanes>(unders[l]), num_slots);
-        count_weights(weights, load<kLanes>(totals) * factors[l], totals, scales, num_slots);
+        exp_scores(weights, splat<kLanes>(unders[l]), num_slots);
+        accumulate_weights(weights, load<kLanes>(totals) * factors[l], totals, scales, num_slots);
     }
 }
 
@@ -319,7 +319,7 @@ struct Values {
 };
 
 // Add weighted values to the sums of R lines: N vectors of L lanes. The sums lie as the vectors do, two and two
-// (`load_two`): attention.isa.cpp puts them in order at the end.
+// (`load_pair`): attention.isa.cpp puts them in order at the end.
 template <int R, int N, int L, typename T>
 QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, const Values<T>& block, float* sums) {
     typedef typename Lanes<L>::F V;
@@ -336,7 +336,7 @@ QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, con
     const T *values = block.values + block.begin * stride, *ahead = block.ahead;
     for (int slot = block.begin; slot < block.end; ++slot, values += stride) {
         V value[N];
-        if (ahead != nullptr) ask_for<N * L * sizeof(T)>(ahead + slot * stride);
+        if (ahead != nullptr) prefetch_lines<N * L * sizeof(T)>(ahead + slot * stride);
         load_vectors<N, L>(values, value);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -363,7 +363,7 @@ void sum_lines(const AttentionCall& call, const float* weights, const Values<T>&
 }
 
 template <typename T, int R = kSumRows>
-void sum(int count, const AttentionCall& call, const Work& work, int64_t line, const Values<T>& block) {
+void sum(int count, const AttentionCall& call, const TileScratch& work, int64_t line, const Values<T>& block) {
     if constexpr (R > 0) {
         if (count == R)
             return sum_lines<R>(call, work.weights + line * kWeightStride, block, work.sums + line * call.value_size);
@@ -374,7 +374,7 @@ void sum(int count, const AttentionCall& call, const Work& work, int64_t line, c
 // Lines [line, line + count), some of which see slots of [block.begin, block.end) that others do not: lines of one
 // member see the same ones, and go together.
 template <typename T>
-void sum_edges(const AttentionCall& call, const Work& work, int64_t line, int count, const Values<T>& block) {
+void sum_edges(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block) {
     for (int l = 0; l < count;) {
         const int own = work.begin[line + l], stop = work.end[line + l], first = l;
         while (l < count && work.begin[line + l] == own && work.end[line + l] == stop) ++l;
@@ -384,22 +384,22 @@ void sum_edges(const AttentionCall& call, const Work& work, int64_t line, int co
 }
 
 // Lines [line, line + count): what all see is summed together, the edges apart; each line still goes in order. Of the
-// next values, slots before `asked` were asked for before.
+// next values, slots before `num_prefetched` were num_prefetched for before.
 template <typename T>
-void sum_visible(const AttentionCall& call, const Work& work, int64_t line, int count, const Values<T>& block,
-                 int asked) {
+void sum_visible(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block,
+                 int num_prefetched) {
     int begin = block.begin, end = block.end;
     for (int64_t l = line; l < line + count; ++l) {
         begin = work.begin[l] > begin ? work.begin[l] : begin;
         end = work.end[l] < end ? work.end[l] : end;
     }
-    if (begin == block.begin && end == block.end && asked == 0) return sum<T>(count, call, work, line, block);
+    if (begin == block.begin && end == block.end && num_prefetched == 0) return sum<T>(count, call, work, line, block);
     for (int l = 0; l < count && block.factors != nullptr; ++l)
         scale_by(work.sums + (line + l) * call.value_size, call.value_size, block.factors[l]);
     if (begin > end) end = begin;
     if (block.begin < begin)
         sum_edges<T>(call, work, line, count, {block.values, nullptr, block.begin, begin, nullptr});
-    const int quiet = asked < begin ? begin : asked < end ? asked : end;
+    const int quiet = num_prefetched < begin ? begin : num_prefetched < end ? num_prefetched : end;
     if (begin < quiet) sum<T>(count, call, work, line, {block.values, nullptr, begin, quiet, nullptr});
     if (quiet < end) sum<T>(count, call, work, line, {block.values, block.ahead, quiet, end, nullptr});
     if (end < block.end) sum_edges<T>(call, work, line, count, {block.values, nullptr, end, block.end, nullptr});
@@ -413,7 +413,7 @@ struct Block {
 
 // Behind the codes of a head's keys, and of its values, lies a scale for each slot: as many bytes as four slots' rows.
 template <typename T>
-constexpr int kScaleRows = coded<T> ? 4 : 0;
+constexpr int kScaleRows = is_quantized<T> ? 4 : 0;
 
 template <typename T>
 QUIRE_INLINE Block<T> block_of(const AttentionCall& call, int head, int32_t block) {
@@ -426,11 +426,11 @@ QUIRE_INLINE Block<T> block_of(const AttentionCall& call, int head, int32_t bloc
 
 template <typename T>
 QUIRE_INLINE const float* scales_behind(const T* codes, int64_t count) {
-    return coded<T> ? reinterpret_cast<const float*>(codes + count) : nullptr;
+    return is_quantized<T> ? reinterpret_cast<const float*>(codes + count) : nullptr;
 }
 
 // Slots of a block up to the last that any of these lines sees, in whole vectors: what is behind counts for nothing.
-QUIRE_INLINE int slots_seen(const Work& work, int64_t line, int64_t count) {
+QUIRE_INLINE int slots_seen(const TileScratch& work, int64_t line, int64_t count) {
     int end = 0;
     for (int64_t l = line; l < line + count; ++l) end = work.end[l] > end ? work.end[l] : end;
     return (end + kLanes - 1) / kLanes * kLanes;
@@ -439,7 +439,7 @@ QUIRE_INLINE int slots_seen(const Work& work, int64_t line, int64_t count) {
 // Lines [line, line + count), all of which see something of the block. Few lines go through all slots: what their last
 // block asks for is the next unit's first.
 template <typename T>
-void meet(const AttentionCall& call, const Work& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
+void meet(const AttentionCall& call, const TileScratch& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
     const bool is_few = count < kFewLines;
     const int size = call.block_size, num_slots = is_few ? size : slots_seen(work, line, count);
     Keys<T> keys = {block.keys, next.keys, scales_behind(block.keys, int64_t{size} * call.key_size),
@@ -447,20 +447,20 @@ void meet(const AttentionCall& call, const Work& work, int64_t line, int64_t cou
     for (int64_t at = line; at < line + count; keys.ahead = nullptr)
         at += score<T>(line + count - at, work.queries + at * kQueryStride, keys, work.weights + at * kWeightStride);
     const float* scales = scales_behind(block.values, int64_t{size} * call.value_size);
-    int asked = 0;
+    int num_prefetched = 0;
     for (int64_t at = line; at < line + count && is_few; ++at) {
-        for (int slot = 0; slot < kAskedByLine && next.values != nullptr; ++slot, ++asked)
+        for (int slot = 0; slot < kSlotsPrefetchedPerQuery && next.values != nullptr; ++slot, ++num_prefetched)
             for (int of = 0; of < call.value_size; of += 64 / int(sizeof(T)))
-                ask_for<64>(next.values + int64_t{asked} * call.value_size + of);
-        weigh_one(call, work, at, scales);
+                prefetch_lines<64>(next.values + int64_t{num_prefetched} * call.value_size + of);
+        softmax_query(call, work, at, scales);
     }
     for (int64_t at = line; at < line + count && !is_few; at += kLanes)
-        weigh(call, work, at, line + count - at < kLanes ? int(line + count - at) : kLanes, scales, num_slots);
+        softmax_queries(call, work, at, line + count - at < kLanes ? int(line + count - at) : kLanes, scales, num_slots);
     Values<T> values = {block.values, next.values, 0, size, nullptr};
     for (int64_t at = line; at < line + count; at += kSumRows, values.ahead = nullptr) {
         const int64_t left = line + count - at;
         values.factors = is_few ? nullptr : work.factors + at;
-        sum_visible<T>(call, work, at, left < kSumRows ? int(left) : kSumRows, values, asked);
+        sum_visible<T>(call, work, at, left < kSumRows ? int(left) : kSumRows, values, num_prefetched);
     }
 }
 

@@ -1,5 +1,5 @@
 // Which rows go through blocks together, and in what order. No row's bits depend on any choice made here: it is about
-// memory alone. Rows of one item share its table. Items of one row (decoding sequences) are sorted by their tables, so
+// memory alone. Rows of one item share its table. WorkItems of one row (decoding sequences) are sorted by their tables, so
 // that those with a common prefix are neighbours; a few of them make a tile that reads the prefix once, and tiles with
 // the same prefix run one after the other while it is warm.
 #include "attention/query_tiles.hpp"
@@ -14,12 +14,12 @@ constexpr int kLinesOfTile = 36;  // query heads in one tile: their state and a 
 constexpr int kMinTiles = 4;      // decoding tiles to leave for threads to share, where there are rows for it
 
 struct Planned {
-    Tile tile;
+    QueryTile tile;
     int64_t cost;    // blocks x rows
     int64_t family;  // the largest cost among tiles with the same prefix
 };
 
-int num_blocks(const Member& member, int block_size) { return member.position / block_size + 1; }
+int num_blocks(const TileRow& member, int block_size) { return member.position / block_size + 1; }
 
 int rows_of_tile(int group) {
     const int most = std::max(1, kLinesOfTile / group);
@@ -28,7 +28,7 @@ int rows_of_tile(int group) {
     return most;
 }
 
-void cut_item(const Member* members, int32_t first, int32_t count, int block_size, int rows,
+void tile_prefill_item(const TileRow* members, int32_t first, int32_t count, int block_size, int rows,
               std::vector<Planned>& all) {
     for (int32_t at = first; at < first + count; at += rows) {
         const int32_t taken = std::min(rows, first + count - at);
@@ -38,24 +38,24 @@ void cut_item(const Member* members, int32_t first, int32_t count, int block_siz
     }
 }
 
-class Decoding {
+class DecodeTiler {
   public:
-    Decoding(const int32_t* tables, int block_size) : tables_(tables), block_size_(block_size) {}
+    DecodeTiler(const int32_t* tables, int block_size) : tables_(tables), block_size_(block_size) {}
 
-    bool comes_first(const Member& one, const Member& other) const {
+    bool table_less(const TileRow& one, const TileRow& other) const {
         const int32_t *a = tables_ + one.table, *b = tables_ + other.table;
         return std::lexicographical_compare(a, a + num_blocks(one, block_size_), b, b + num_blocks(other, block_size_));
     }
 
-    int common(const Member& one, const Member& other) const {
+    int common(const TileRow& one, const TileRow& other) const {
         const int most = std::min(num_blocks(one, block_size_), num_blocks(other, block_size_));
         const int32_t *a = tables_ + one.table, *b = tables_ + other.table;
         return static_cast<int>(std::mismatch(a, a + most, b).first - a);
     }
 
     // From `first` on, as many neighbours as keep paying: blocks saved = shared blocks x (members - 1).
-    Tile gather(const Member* members, int32_t first, int32_t end, int most) const {
-        Tile tile = {first, 1, num_blocks(members[first], block_size_)};
+    QueryTile gather(const TileRow* members, int32_t first, int32_t end, int most) const {
+        QueryTile tile = {first, 1, num_blocks(members[first], block_size_)};
         while (tile.num_members < most && first + tile.num_members < end) {
             const int shared = std::min(tile.num_shared, common(members[first], members[first + tile.num_members]));
             if (shared == 0 || int64_t{shared} * tile.num_members < int64_t{tile.num_shared} * (tile.num_members - 1))
@@ -66,7 +66,7 @@ class Decoding {
         return tile;
     }
 
-    int64_t cost(const Member* members, const Tile& tile) const {
+    int64_t cost(const TileRow* members, const QueryTile& tile) const {
         int64_t blocks = 0;
         for (int m = 0; m < tile.num_members; ++m) blocks += num_blocks(members[tile.first_member + m], block_size_);
         return blocks;
@@ -77,15 +77,15 @@ class Decoding {
     int block_size_;
 };
 
-void gather_lone(Member* members, int32_t begin, int32_t end, const Items& items, int block_size, int group,
+void tile_decode_rows(TileRow* members, int32_t begin, int32_t end, const WorkItems& items, int block_size, int group,
                  std::vector<Planned>& all) {
-    const Decoding decoding(items.tables, block_size);
+    const DecodeTiler decoding(items.tables, block_size);
     std::sort(members + begin, members + end,
-              [&](const Member& a, const Member& b) { return decoding.comes_first(a, b); });
+              [&](const TileRow& a, const TileRow& b) { return decoding.table_less(a, b); });
     const int most = std::min(rows_of_tile(group), std::max(2, (end - begin + kMinTiles - 1) / kMinTiles));
     size_t family = all.size();
     for (int32_t at = begin; at < end;) {
-        const Tile tile = decoding.gather(members, at, end, most);
+        const QueryTile tile = decoding.gather(members, at, end, most);
         const int64_t cost = decoding.cost(members, tile);
         const bool is_new = at == begin || decoding.common(members[at - 1], members[at]) == 0;
         if (is_new) family = all.size();
@@ -98,7 +98,7 @@ void gather_lone(Member* members, int32_t begin, int32_t end, const Items& items
 
 }  // namespace
 
-int64_t make_tiles(const Items& items, int block_size, int group, Member* members, Tile* tiles) {
+int64_t make_tiles(const WorkItems& items, int block_size, int group, TileRow* members, QueryTile* tiles) {
     std::vector<Planned> all;
     int32_t count = 0;
     for (int64_t item = 0; item < items.num_items; ++item) {
@@ -107,13 +107,13 @@ int64_t make_tiles(const Items& items, int block_size, int group, Member* member
         for (int32_t row = 0; row < items.num_rows[item]; ++row)
             members[count++] = {items.first_rows[item] + row, items.first_positions[item] + row,
                                 items.table_offsets[item]};
-        cut_item(members, first, count - first, block_size, rows_of_tile(group), all);
+        tile_prefill_item(members, first, count - first, block_size, rows_of_tile(group), all);
     }
     const int32_t lone = count;
     for (int64_t item = 0; item < items.num_items; ++item)
         if (items.num_rows[item] == 1)
             members[count++] = {items.first_rows[item], items.first_positions[item], items.table_offsets[item]};
-    gather_lone(members, lone, count, items, block_size, group, all);
+    tile_decode_rows(members, lone, count, items, block_size, group, all);
     std::stable_sort(all.begin(), all.end(), [](const Planned& a, const Planned& b) { return a.family > b.family; });
     for (size_t at = 0; at < all.size(); ++at) tiles[at] = all[at].tile;
     return static_cast<int64_t>(all.size());
@@ -123,20 +123,20 @@ namespace {
 
 constexpr int kPieces = 4;  // of a thread's fair share: a unit that is larger is split
 
-int num_segments(const AttentionCall& call, const Tile& tile) {
+int num_segments(const AttentionCall& call, const QueryTile& tile) {
     int last = 0;
     for (int m = 0; m < tile.num_members; ++m) last = std::max(last, call.members[tile.first_member + m].position);
     return last / kSegment + 1;
 }
 
-int64_t cost_of(const AttentionCall& call, const Tile& tile) {
+int64_t cost_of(const AttentionCall& call, const QueryTile& tile) {
     int64_t blocks = 0;
     for (int m = 0; m < tile.num_members; ++m)
         blocks += num_blocks(call.members[tile.first_member + m], call.block_size);
     return blocks;
 }
 
-int64_t num_lines(const AttentionCall& call, const Tile& tile) {
+int64_t num_lines(const AttentionCall& call, const QueryTile& tile) {
     return int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
 }
 
@@ -156,7 +156,7 @@ AttentionMemory::AttentionMemory(AttentionCall& call) {
     int32_t num_split = 0;
     for (int64_t at = 0; at < call.num_tiles; ++at) total += cost_of(call, call.tiles[at]) * call.num_kv_heads;
     for (int32_t at = 0; at < call.num_tiles; ++at) {
-        const Tile& tile = call.tiles[at];
+        const QueryTile& tile = call.tiles[at];
         const int32_t segments = num_segments(call, tile);
         const bool is_large = call.num_threads > 1 && cost_of(call, tile) * kPieces * call.num_threads > total;
         if (segments == 1 || !is_large) {
@@ -179,7 +179,7 @@ AttentionMemory::AttentionMemory(AttentionCall& call) {
     call.scratch = memory_.get();
     call.records = reinterpret_cast<float*>(call.scratch + call.num_threads * call.scratch_bytes);
     call.remaining = reinterpret_cast<int32_t*>(reinterpret_cast<char*>(call.records) + record_bytes);
-    for (const Piece& piece : pieces_)
+    for (const TileSlice& piece : pieces_)
         for (int head = 0; head < call.num_heads && piece.split >= 0; ++head)
             call.remaining[piece.split * call.num_heads + head] = piece.num_segments;
 }

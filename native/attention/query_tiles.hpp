@@ -9,8 +9,8 @@
 
 namespace quire {
 
-// Items of a step, one after the other: [item] each.
-struct Items {
+// WorkItems of a step, one after the other: [item] each.
+struct WorkItems {
     const int32_t* first_rows;
     const int32_t* num_rows;
     const int32_t* first_positions;
@@ -20,7 +20,7 @@ struct Items {
 };
 
 // Fills `members` (one per row) and `tiles` (at most one per row), dearest first; returns the number of tiles.
-int64_t make_tiles(const Items& items, int block_size, int group, Member* members, Tile* tiles);
+int64_t make_tiles(const WorkItems& items, int block_size, int group, TileRow* members, QueryTile* tiles);
 
 // What attention needs beside its tiles: the pieces they are taken in, and memory to work in. Fills these fields of the
 // call, whose other fields are set, and holds what they point to. A tile that is large for a thread's share of the call
@@ -30,11 +30,11 @@ class AttentionMemory {
     explicit AttentionMemory(AttentionCall& call);
 
   private:
-    struct Freed {
+    struct FreeDeleter {
         void operator()(char* memory) const { std::free(memory); }
     };
-    std::vector<Piece> pieces_;
-    std::unique_ptr<char, Freed> memory_;
+    std::vector<TileSlice> pieces_;
+    std::unique_ptr<char, FreeDeleter> memory_;
 };
 
 // The most bytes that records of such calls take, whatever the step: only so many tiles are larger than a share.

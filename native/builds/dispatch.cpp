@@ -88,7 +88,7 @@ const Kernels* choose() {
     return found;
 }
 
-// Tiles serve bf16 weights where nobody asked for another build by name.
+// Tiles serve bf16 weights unless another build was requested by name.
 [[maybe_unused]] bool runs_amx() {
 #ifdef QUIRE_HAS_amx
     const char* wanted = std::getenv("QUIRE_NATIVE");
@@ -101,14 +101,14 @@ const Kernels* choose() {
 const Products* choose_products(WeightType type) {
     if (type == WeightType::float32) return chosen_kernels().float32;
 #ifdef QUIRE_HAS_amx
-    if (has_tiles()) return &amx::products_bfloat16;
+    if (has_amx()) return &amx::products_bfloat16;
 #endif
     return chosen_kernels().bfloat16;
 }
 
 }  // namespace
 
-bool has_tiles() {
+bool has_amx() {
     static const bool has = runs_amx();
     return has;
 }

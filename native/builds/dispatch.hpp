@@ -10,7 +10,7 @@ namespace quire {
 const Kernels& chosen_kernels();
 
 // Whether bf16 weights are multiplied in tile registers.
-bool has_tiles();
+bool has_amx();
 const Products& chosen_products(WeightType type);
 
 // The build of that name, or null: not built, or not for this processor.

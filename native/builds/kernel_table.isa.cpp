@@ -7,21 +7,21 @@ namespace quire::QUIRE_BASE {
 void attention(const AttentionCall& call, TeamThread& thread);
 void norm_row(const NormCall& call, int64_t row);
 void rope_row(const RopeCall& call, int64_t row);
-void settle_row(const SettleCall& call, int64_t row);
+void add_residual_row(const ResidualCall& call, int64_t row);
 void gate_part(const GateCall& call, int64_t row, int64_t first, int64_t end);
 void mix(const MixCall& call);
 void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end);
 void argmax_row(const ArgmaxCall& call, int64_t row);
-void mix_run(const RecurrentCall& call, int64_t run, int64_t first, int64_t end);
-void prepare_row(const RecurrentCall& call, int64_t row);
+void conv1d(const RecurrentCall& call, int64_t run, int64_t first, int64_t end);
+void compute_decays(const RecurrentCall& call, int64_t row);
 void scan_run(const RecurrentCall& call, int64_t run, int64_t head, int64_t block);
-void close_row(const RecurrentCall& call, int64_t row);
-void gate_row(const float* gates, float* answers, int64_t size);
+void norm_and_gate_row(const RecurrentCall& call, int64_t row);
+void apply_output_gate(const float* gates, float* answers, int64_t size);
 void exp(const float* in, float* out, int64_t size);
 void exp_double(const double* in, double* out, int64_t size);
-double largest(const RowNumbers& in);
-void heated_exp(const HeatCall& call);
-int64_t pick(const PickCall& call);
+double largest(const LogitRow& in);
+void exp_scaled(const SoftmaxCall& call);
+int64_t pick(const FilterCall& call);
 double read_sum(const void* data, int64_t num_bytes, int num_threads);
 extern const Products products_float32, products_bfloat16;
 int64_t panel_float_tasks(const PanelCall& call);
@@ -35,7 +35,7 @@ namespace quire::QUIRE_ISA {
 int64_t panel_integer_tasks(const PanelCall& call);
 void panel_integers(const PanelCall& call, int64_t task);
 void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end);
-int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
+int64_t panel_scratch_bytes(ComputeType arithmetic, int64_t num_rows, int64_t num_in);
 
 #define QUIRE_TEXT_OF(name) #name
 #define QUIRE_TEXT(name) QUIRE_TEXT_OF(name)
@@ -47,10 +47,10 @@ const PanelProducts panel_products = {base::panel_float_tasks, base::panel_float
                                       base::panel_unpack};
 
 extern const Kernels kernels;
-const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::settle_row,
-                         base::gate_part, base::mix, base::logit_part, base::argmax_row, base::mix_run,
-                         base::prepare_row, base::scan_run, base::close_row, base::gate_row, base::exp,
-                         base::exp_double, base::largest, base::heated_exp, base::pick,
+const Kernels kernels = {QUIRE_TEXT(QUIRE_ISA), base::attention, base::norm_row, base::rope_row, base::add_residual_row,
+                         base::gate_part, base::mix, base::logit_part, base::argmax_row, base::conv1d,
+                         base::compute_decays, base::scan_run, base::norm_and_gate_row, base::apply_output_gate, base::exp,
+                         base::exp_double, base::largest, base::exp_scaled, base::pick,
                          base::read_sum, &base::products_float32, &base::products_bfloat16, &panel_products};
 
 }  // namespace quire::QUIRE_ISA

@@ -22,7 +22,7 @@ namespace quire {
 enum class KVType : int { float32 = 0, bfloat16 = 1, int8 = 2 };
 
 // One row of the step: where its query lies, its position, and where its block table begins in the flat tables.
-struct Member {
+struct TileRow {
     int32_t row;
     int32_t position;
     int32_t table;
@@ -30,7 +30,7 @@ struct Member {
 
 // Rows that go through blocks together: all of them through the first `num_shared` entries of the first member's table,
 // then each alone through the rest of its own.
-struct Tile {
+struct QueryTile {
     int32_t first_member;
     int32_t num_members;
     int32_t num_shared;
@@ -42,7 +42,7 @@ constexpr int kSegment = 1024;
 
 // Segments [first, end) of a tile: all of its segments, or one of them. A tile in such pieces is a split tile; what its
 // pieces found is kept in records until all are done.
-struct Piece {
+struct TileSlice {
     int32_t tile;
     int32_t first_segment, end_segment;
     int32_t num_segments;  // of the whole tile
@@ -62,8 +62,8 @@ struct AttentionCall {
     KVType kv_type;
     int num_heads, num_kv_heads, key_size, value_size, block_size;
     const int32_t* tables;
-    const Member* members;
-    const Tile* tiles;
+    const TileRow* members;
+    const QueryTile* tiles;
     int64_t num_tiles;
     int64_t num_rows;        // rows with a member
     int64_t num_padded_rows; // rows of out; those behind num_rows are set to zero
@@ -73,7 +73,7 @@ struct AttentionCall {
     int num_threads;         // at most
     const float* sinks = nullptr;  // [head]: a score that every row sees beside those of its slots, with no value; or null
     // What query_tiles.hpp adds:
-    const Piece* pieces = nullptr;
+    const TileSlice* pieces = nullptr;
     int64_t num_pieces = 0;
     char* scratch = nullptr;       // scratch_bytes per thread, aligned to 64
     int64_t scratch_bytes = 0;
@@ -82,7 +82,7 @@ struct AttentionCall {
 };
 
 // What a layer found comes to the residual: residual = (residual + norm(added) * added_scale) * scale.
-struct SettleCall {
+struct ResidualCall {
     float* added;  // [row, size]; normed in place
     float* residual;
     const float* weight;  // of its norm; null: it is not normed
@@ -169,7 +169,7 @@ struct ArgmaxCall {
 
 class TeamThread;  // team.hpp
 
-constexpr int64_t kPart = 1024;  // numbers of a row that are one task where a row has little to do
+constexpr int64_t kElementsPerTask = 1024;  // numbers of a row that are one task where a row has little to do
 
 enum class WeightType : int { float32 = 0, bfloat16 = 1 };
 
@@ -192,7 +192,7 @@ struct ProductCall {
 };
 
 // Rows of a packed weight as they were before, but for rounding: an embedding that is also the head is held once.
-struct RowsCall {
+struct GatherCall {
     const void* packed;
     int64_t num_out, num_in;
     const int64_t* indices;  // of outputs
@@ -203,35 +203,35 @@ struct RowsCall {
 // Products with weights of one type. How a weight is packed is between the functions of one of these.
 //
 // A product has two phases: rows are made ready in the scratch, where they must be, inputs [first, end) of a row at a
-// time; then they are multiplied. `first` is a multiple of kPart, and so is `end`, or it is the row's.
+// time; then they are multiplied. `first` is a multiple of kElementsPerTask, and so is `end`, or it is the row's.
 struct Products {
     int64_t (*packed_bytes)(int64_t num_out, int64_t num_in);
     int64_t (*scratch_bytes)(int64_t num_rows, int64_t num_in);
     void (*pack)(const PackCall&);
-    int64_t (*num_ready_rows)(const ProductCall&);  // of the scratch; 0: rows are read as they are
-    void (*make_ready)(const ProductCall&, int64_t row, int64_t first, int64_t end);
+    int64_t (*num_converted_rows)(const ProductCall&);  // of the scratch; 0: rows are read as they are
+    void (*convert_input_row)(const ProductCall&, int64_t row, int64_t first, int64_t end);
     int64_t (*num_tasks)(const ProductCall&);  // that multiply it; each reads a part of the weight
     void (*multiply)(const ProductCall&, int64_t task);
-    void (*rows)(const RowsCall&);
+    void (*rows)(const GatherCall&);
 };
 
 // Numbers of a row that a token is drawn from, in either width: one of the two is null.
-struct RowNumbers {
+struct LogitRow {
     const float* narrow;
     const double* wide;
     int64_t size;
 };
 
 // heated = (in - peak) / temperature, and e to its power.
-struct HeatCall {
-    RowNumbers in;
+struct SoftmaxCall {
+    LogitRow in;
     double peak, temperature;
-    double* heated;  // null: nobody wants to know it
+    double* heated;  // null: not needed
     double* out;
 };
 
 // Those that are not less than the least, and where they stand, to room for all. Returns how many.
-struct PickCall {
+struct FilterCall {
     const double* in;
     int64_t size;
     double least;
@@ -249,21 +249,21 @@ struct Kernels {
     void (*attention)(const AttentionCall&, TeamThread&);
     void (*norm_row)(const NormCall&, int64_t row);
     void (*rope_row)(const RopeCall&, int64_t row);
-    void (*settle_row)(const SettleCall&, int64_t row);
+    void (*add_residual_row)(const ResidualCall&, int64_t row);
     void (*gate_part)(const GateCall&, int64_t row, int64_t first, int64_t end);
     void (*mix)(const MixCall&);
     void (*logit_part)(const LogitCall&, int64_t row, int64_t first, int64_t end);
     void (*argmax_row)(const ArgmaxCall&, int64_t row);
-    void (*mix_run)(const RecurrentCall&, int64_t run, int64_t first, int64_t end);  // channels
-    void (*prepare_row)(const RecurrentCall&, int64_t row);
+    void (*conv1d)(const RecurrentCall&, int64_t run, int64_t first, int64_t end);  // channels
+    void (*compute_decays)(const RecurrentCall&, int64_t row);
     void (*scan_run)(const RecurrentCall&, int64_t run, int64_t head, int64_t block);  // of columns
-    void (*close_row)(const RecurrentCall&, int64_t row);
-    void (*gate_row)(const float* gates, float* answers, int64_t size);  // answers times sigmoids of gates
+    void (*norm_and_gate_row)(const RecurrentCall&, int64_t row);
+    void (*apply_output_gate)(const float* gates, float* answers, int64_t size);  // answers times sigmoids of gates
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
-    double (*largest)(const RowNumbers&);
-    void (*heated_exp)(const HeatCall&);
-    int64_t (*pick)(const PickCall&);
+    double (*largest)(const LogitRow&);
+    void (*exp_scaled)(const SoftmaxCall&);
+    int64_t (*pick)(const FilterCall&);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
     const Products *float32, *bfloat16;  // by the type of the weights
     const PanelProducts* panels;

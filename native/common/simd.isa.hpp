@@ -108,23 +108,23 @@ QUIRE_INLINE typename Lanes<N>::F load(const int8_t* from) {
 }
 
 // 2N numbers as two vectors. Of floats, the first N and the next N; of bf16, those with even and those with odd indices,
-// which costs one operation each where putting them in order costs two. `paired` says which; `in_order` puts two such
+// which costs one operation each where putting them in order costs two. `is_deinterleaved` says which; `interleave` puts two such
 // vectors of results back.
 template <typename T>
-constexpr bool paired = sizeof(T) == 2;
+constexpr bool is_deinterleaved = sizeof(T) == 2;
 
 // Whether numbers are held as codes of 8 bits, with scales.
 template <typename T>
-constexpr bool coded = sizeof(T) == 1;
+constexpr bool is_quantized = sizeof(T) == 1;
 
 template <int N>
-QUIRE_INLINE void load_two(const float* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
+QUIRE_INLINE void load_pair(const float* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
     one = load<N>(from);
     other = load<N>(from + N);
 }
 
 template <int N>
-QUIRE_INLINE void load_two(const bf16* from, typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
+QUIRE_INLINE void load_pair(const bf16* from, typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
     typename Lanes<N>::U both;  // little-endian: the even index is the low half
     __builtin_memcpy(&both, from, sizeof both);
     even = (typename Lanes<N>::F)(both << 16);
@@ -132,13 +132,13 @@ QUIRE_INLINE void load_two(const bf16* from, typename Lanes<N>::F& even, typenam
 }
 
 template <int N>
-QUIRE_INLINE void load_two(const int8_t* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
+QUIRE_INLINE void load_pair(const int8_t* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
     one = load<N>(from);
     other = load<N>(from + N);
 }
 
 template <int N>
-QUIRE_INLINE void in_order(typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
+QUIRE_INLINE void interleave(typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
     typedef typename Lanes<N>::I I;
     I low, high;
     for (int l = 0; l < N; ++l) {

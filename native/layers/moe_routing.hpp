@@ -15,16 +15,16 @@
 namespace quire {
 
 // An expert that some rows ask for: its pairs, and where its products stand among those of all.
-struct Hit {
+struct ExpertBatch {
     int32_t expert, first, count;
     int64_t first_task[2], scratch_at[2];  // of gate and up; of down
 };
 
-struct HitCounts {
+struct BatchCounts {
     int64_t num_hits, num_tasks[2];
 };
 
-// Of a chunk of rows, in memory of its own: written once in a step, by tasks; read by whoever comes, however late.
+// Of a chunk of rows, in memory of its own: written once in a step, by tasks; read by any thread, however late.
 struct Routing {
     int32_t* experts;    // [row, used], upwards
     float* weights;      // [row, used]
@@ -32,27 +32,27 @@ struct Routing {
     int32_t* pair_rows;  // [pair]
     int32_t* pair_hits;  // [pair]
     int32_t* ends;       // [expert]: of its pairs
-    Hit* hits;
-    HitCounts* counts;
+    ExpertBatch* hits;
+    BatchCounts* counts;
 
-    static int64_t num_bytes(const Mixture& mixture, int64_t num_rows) {
+    static int64_t num_bytes(const MoE& mixture, int64_t num_rows) {
         const int64_t pairs = num_rows * mixture.num_used;
-        return whole_lines(sizeof(HitCounts)) + 5 * whole_lines(4 * pairs) +
+        return whole_lines(sizeof(BatchCounts)) + 5 * whole_lines(4 * pairs) +
                whole_lines(4 * mixture.num_experts) +
-               whole_lines(std::min(pairs, mixture.num_experts) * static_cast<int64_t>(sizeof(Hit)));
+               whole_lines(std::min(pairs, mixture.num_experts) * static_cast<int64_t>(sizeof(ExpertBatch)));
     }
 
-    Routing(char* memory, const Mixture& mixture, int64_t num_rows) {
+    Routing(char* memory, const MoE& mixture, int64_t num_rows) {
         const int64_t step = whole_lines(4 * num_rows * mixture.num_used);
-        char* at = memory + whole_lines(sizeof(HitCounts));
-        counts = reinterpret_cast<HitCounts*>(memory);
+        char* at = memory + whole_lines(sizeof(BatchCounts));
+        counts = reinterpret_cast<BatchCounts*>(memory);
         experts = reinterpret_cast<int32_t*>(at);
         weights = reinterpret_cast<float*>(at + step);
         row_pairs = reinterpret_cast<int32_t*>(at + 2 * step);
         pair_rows = reinterpret_cast<int32_t*>(at + 3 * step);
         pair_hits = reinterpret_cast<int32_t*>(at + 4 * step);
         ends = reinterpret_cast<int32_t*>(at + 5 * step);
-        hits = reinterpret_cast<Hit*>(at + 5 * step + whole_lines(4 * mixture.num_experts));
+        hits = reinterpret_cast<ExpertBatch*>(at + 5 * step + whole_lines(4 * mixture.num_experts));
     }
 };
 
@@ -60,13 +60,13 @@ inline double sigmoid_of(float x) { return 1.0 / (1.0 + std::exp(-static_cast<do
 
 // The experts with the largest scores, of equals the first, and what each counts: e to the power of its score, or its
 // sigmoid, as a share of those chosen, or of all.
-inline void choose_experts(const Mixture& mixture, const float* scores, int64_t row, const Routing& routing) {
+inline void choose_experts(const MoE& mixture, const float* scores, int64_t row, const Routing& routing) {
     int32_t* chosen = routing.experts + row * mixture.num_used;
     float* weights = routing.weights + row * mixture.num_used;
     const auto chosen_by = [&](int64_t expert) {
-        if (mixture.choice_bias == nullptr) return scores[expert];
+        if (mixture.selection_bias == nullptr) return scores[expert];
         const float score = scores[expert];
-        return (mixture.is_sigmoid ? static_cast<float>(sigmoid_of(score)) : score) + mixture.choice_bias[expert];
+        return (mixture.is_sigmoid ? static_cast<float>(sigmoid_of(score)) : score) + mixture.selection_bias[expert];
     };
     float top = scores[0];
     for (int64_t at = 1; at < mixture.num_experts; ++at) top = scores[at] > top ? scores[at] : top;
@@ -83,8 +83,8 @@ inline void choose_experts(const Mixture& mixture, const float* scores, int64_t 
         if (mixture.is_sigmoid) return sigmoid_of(scores[expert]);
         return std::exp(static_cast<double>(scores[expert] - top));
     };
-    double total = mixture.least_total;
-    if (mixture.is_shared_by_all)
+    double total = mixture.denominator_eps;
+    if (mixture.softmax_over_all)
         for (int64_t at = 0; at < mixture.num_experts; ++at) total += power(at);
     else
         for (int64_t n = 0; n < mixture.num_used; ++n) total += power(chosen[n]);
@@ -104,19 +104,19 @@ inline char* own_scratch(const ExpertBuffers& buffers, int64_t at) {
     return buffers.scratch == nullptr ? nullptr : buffers.scratch + at;
 }
 
-inline Group expert_gate_up(const Mixture& mixture, const ExpertBuffers& buffers, const Hit& hit, int64_t num_in) {
+inline ProjectionSet expert_gate_up(const MoE& mixture, const ExpertBuffers& buffers, const ExpertBatch& hit, int64_t num_in) {
     const int64_t width = 2 * mixture.intermediate_size;
     return {mixture.gate_up + 2 * hit.expert, 2, buffers.rows + hit.first * num_in, buffers.gate_up + hit.first * width,
             width, hit.count, own_scratch(buffers, hit.scratch_at[0])};
 }
 
-inline Group expert_down(const Mixture& mixture, const ExpertBuffers& buffers, const Hit& hit, int64_t num_out) {
+inline ProjectionSet expert_down(const MoE& mixture, const ExpertBuffers& buffers, const ExpertBatch& hit, int64_t num_out) {
     return {mixture.down + hit.expert, 1, buffers.gated + hit.first * mixture.intermediate_size,
             buffers.out + hit.first * num_out, num_out, hit.count, own_scratch(buffers, hit.scratch_at[1])};
 }
 
 // After every row has chosen: pairs in the order of experts, then of rows, and the tasks of all products.
-inline void sort_by_expert(const Mixture& mixture, int64_t num_rows, int64_t hidden_size, const Routing& routing) {
+inline void sort_by_expert(const MoE& mixture, int64_t num_rows, int64_t hidden_size, const Routing& routing) {
     const int64_t num_choices = num_rows * mixture.num_used;
     int32_t* ends = routing.ends;  // first as beginnings, and each expert's moves on with its pairs
     std::fill(ends, ends + mixture.num_experts, 0);
@@ -136,9 +136,9 @@ inline void sort_by_expert(const Mixture& mixture, int64_t num_rows, int64_t hid
     }
     int64_t num_tasks[2] = {}, num_bytes[2] = {};
     for (int32_t at = 0; at < num_hits; ++at) {
-        Hit& hit = routing.hits[at];
+        ExpertBatch& hit = routing.hits[at];
         std::fill(routing.pair_hits + hit.first, routing.pair_hits + hit.first + hit.count, at);
-        const Group groups[] = {expert_gate_up(mixture, {}, hit, hidden_size),
+        const ProjectionSet groups[] = {expert_gate_up(mixture, {}, hit, hidden_size),
                                 expert_down(mixture, {}, hit, hidden_size)};
         for (int of = 0; of < 2; ++of) {
             hit.first_task[of] = num_tasks[of];
@@ -151,19 +151,19 @@ inline void sort_by_expert(const Mixture& mixture, int64_t num_rows, int64_t hid
 }
 
 // Whose task it is: the last hit that begins at or before it.
-inline const Hit& hit_of(const Routing& routing, int of, int64_t task) {
-    const Hit* after = std::upper_bound(routing.hits, routing.hits + routing.counts->num_hits, task,
-                                        [of](int64_t wanted, const Hit& hit) { return wanted < hit.first_task[of]; });
+inline const ExpertBatch& batch_of_task(const Routing& routing, int of, int64_t task) {
+    const ExpertBatch* after = std::upper_bound(routing.hits, routing.hits + routing.counts->num_hits, task,
+                                        [of](int64_t wanted, const ExpertBatch& hit) { return wanted < hit.first_task[of]; });
     return after[-1];
 }
 
 // The most that products of experts need: every expert but the last few has its rows' parts to itself.
-inline int64_t most_expert_scratch(const Mixture& mixture, int64_t num_rows, int64_t hidden_size) {
+inline int64_t most_expert_scratch(const MoE& mixture, int64_t num_rows, int64_t hidden_size) {
     const int64_t pairs = num_rows * mixture.num_used, hits = std::min(pairs, mixture.num_experts);
     int64_t most = 0;
     for (int of = 0; of < 2; ++of) {
         const auto bytes = [&](int64_t count) {
-            const Hit hit = {0, 0, static_cast<int32_t>(count), {}, {}};
+            const ExpertBatch hit = {0, 0, static_cast<int32_t>(count), {}, {}};
             return (of == 0 ? expert_gate_up(mixture, {}, hit, hidden_size)
                             : expert_down(mixture, {}, hit, hidden_size)).scratch_bytes();
         };

@@ -33,14 +33,14 @@ class NormedHeads {
 };
 
 // A head turned by its position's angles.
-QUIRE_INLINE void turn_head(const float* head, const float* cos, const float* sin, int size, float* out) {
+QUIRE_INLINE void rotate_head(const float* head, const float* cos, const float* sin, int size, float* out) {
     const int half = size / 2;
     for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
     for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
 }
 
 // Numbers of one head as codes, `stride` apart, and their scale: the largest becomes 127, rounding is to the nearest,
-// ties to even. What is not finite has no codes; its scale is NaN, so that nobody reads it as a number.
+// ties to even. What is not finite has no codes; its scale is NaN, so that it is never read as a number.
 QUIRE_INLINE void write_codes(const float* numbers, int size, int8_t* codes, int64_t stride, char* scale_at) {
     float most = 0.0f, differences = 0.0f;
     for (int i = 0; i < size; ++i) {
@@ -66,7 +66,7 @@ QUIRE_INLINE void write_coded_row(const RopeCall& call, int64_t row, const float
     NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
     for (int head = 0; head < call.num_kv_heads; ++head) {
         float turned[kMaxHeadSize];
-        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        rotate_head(key_heads.next(), cos, sin, call.key_size, turned);
         const float* value = value_heads.next();
         char* key_scales = reinterpret_cast<char*>(keys + size * call.key_size);
         char* value_scales = reinterpret_cast<char*>(values + size * call.value_size);
@@ -86,7 +86,7 @@ QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv,
     NormedHeads value_heads(call.value_norm, qkv + call.value_at, call.value_size, call.eps);
     for (int head = 0; head < call.num_kv_heads; ++head) {
         float turned[kMaxHeadSize];
-        turn_head(key_heads.next(), cos, sin, call.key_size, turned);
+        rotate_head(key_heads.next(), cos, sin, call.key_size, turned);
         const float* value = value_heads.next();
         for (int i = 0; i < call.key_size; ++i) put(keys + (int64_t{head} * call.key_size + i) * size, turned[i]);
         for (int i = 0; i < call.value_size; ++i)
@@ -96,7 +96,7 @@ QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv,
 
 // Where a row's keys and values go is cold memory, a cache line for every number of a key: asked for before the row's
 // queries are turned. Attention reads the same lines soon after.
-QUIRE_INLINE void ask_for_row(const RopeCall& call, int64_t row) {
+QUIRE_INLINE void prefetch_kv_row(const RopeCall& call, int64_t row) {
     const int64_t bytes = call.kv_type == KVType::float32 ? 4 : call.kv_type == KVType::bfloat16 ? 2 : 1;
     const int64_t size = call.block_size, scale_rows = bytes == 1 ? 4 : 0;
     const char* keys = static_cast<const char*>(call.keys) + call.blocks[row] * call.key_block_stride * bytes;
@@ -164,7 +164,7 @@ void norm_row(const NormCall& call, int64_t row) {
     for (int64_t i = 0; i < call.size; ++i) out[i] = call.weight[i] * (residual[i] * factor);
 }
 
-void settle_row(const SettleCall& call, int64_t row) {
+void add_residual_row(const ResidualCall& call, int64_t row) {
     float* added = call.added + row * call.size;
     float* residual = call.residual + row * call.size;
     if (call.weight != nullptr) {
@@ -175,14 +175,14 @@ void settle_row(const SettleCall& call, int64_t row) {
 }
 
 void rope_row(const RopeCall& call, int64_t row) {
-    if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) ask_for_row(call, row);
+    if (call.blocks[row] != 0 && (row == 0 || call.blocks[row] != call.blocks[row - 1])) prefetch_kv_row(call, row);
     const float* qkv = call.qkv + row * call.qkv_stride;
     const float* cos = call.cos + row * call.angle_stride;
     const float* sin = call.sin + row * call.angle_stride;
     float* queries = call.queries + row * call.num_heads * call.key_size;
     NormedHeads heads(call.query_norm, qkv, call.key_size, call.eps);
     for (int64_t head = 0; head < call.num_heads; ++head)
-        turn_head(heads.next(), cos, sin, call.key_size, queries + head * call.key_size);
+        rotate_head(heads.next(), cos, sin, call.key_size, queries + head * call.key_size);
     if (call.query_scales != nullptr)
         for (int64_t i = 0; i < int64_t{call.num_heads} * call.key_size; ++i) queries[i] *= call.query_scales[row];
     if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it

@@ -37,14 +37,14 @@ struct Recurrent {
     const float* norm;       // [out_size] if gated first, else [norm_span]
     int64_t num_taps, num_channels;
     int64_t num_key_heads, num_heads, key_size, value_size;
-    int64_t is_tiled;  // value heads h, h + key heads, .. share key head h; else neighbours do
+    int64_t kv_heads_strided;  // value heads h, h + key heads, .. share key head h; else neighbours do
     // Where things begin: in a row of `in`, and the last three in a row of what is mixed.
-    int64_t mixed_at, gate_at, rate_at, step_at;
+    int64_t mixed_at, gate_offset, rate_at, dt_offset;
     int64_t query_at, key_at, value_at;
     int64_t in_size, out_size;
     int64_t norm_span, is_gated_first;
     int64_t history_at, state_at;  // in a slot: [tap - 1, channel], and the state
-    double least_step, most_step;
+    double min_dt, most_step;
 };
 
 // One layer and a chunk of rows. A run is a sequence's rows of this step, one behind the other; of those the chunk has

@@ -46,7 +46,7 @@ QUIRE_INLINE void mix_channels(const RecurrentCall& call, const RunRows& rows, f
     for (int64_t row = rows.first; row < rows.end; ++row) {
         const float* in = call.in + row * layer.in_size + at;
         F now = some(in + layer.mixed_at, count);
-        if constexpr (IsShort) now = now * some(in + layer.gate_at, count);
+        if constexpr (IsShort) now = now * some(in + layer.gate_offset, count);
         F sum = bias;
         for (int64_t tap = 0; tap < num_before; ++tap) sum = fused(taps[tap], before[tap], sum);
         sum = fused(taps[num_before], now, sum);
@@ -61,7 +61,7 @@ QUIRE_INLINE void mix_channels(const RecurrentCall& call, const RunRows& rows, f
 }
 
 // To length one, times a factor.
-QUIRE_INLINE void to_length(float* numbers, int64_t size, float length) {
+QUIRE_INLINE void l2_normalize(float* numbers, int64_t size, float length) {
     const float factor = length / __builtin_sqrtf(sum_of_squares(numbers, size) + 1e-6f);
     for (int64_t i = 0; i < size; ++i) numbers[i] *= factor;
 }
@@ -73,7 +73,7 @@ QUIRE_INLINE void scan_block(const RecurrentCall& call, const RunRows& rows, int
     const int64_t size = layer.key_size, first = block * kColumns, channels = layer.num_channels;
     const int64_t count = layer.value_size - first < kColumns ? layer.value_size - first : kColumns;
     const int64_t key_head =
-        layer.is_tiled ? head % layer.num_key_heads : head / (layer.num_heads / layer.num_key_heads);
+        layer.kv_heads_strided ? head % layer.num_key_heads : head / (layer.num_heads / layer.num_key_heads);
     for (int64_t row = rows.first; row < rows.end; ++row) {
         const float* mixed = call.mixed + row * channels;
         const float* key = mixed + layer.key_at + key_head * size;
@@ -123,7 +123,7 @@ QUIRE_INLINE void scan_block(const RecurrentCall& call, const RunRows& rows, int
 
 }  // namespace
 
-void mix_run(const RecurrentCall& call, int64_t run, int64_t first, int64_t end) {
+void conv1d(const RecurrentCall& call, int64_t run, int64_t first, int64_t end) {
     const RunRows rows = rows_of(call, run);
     float* history = call.slots + call.run_slots[run] * call.slot_size + call.layer->history_at;
     for (int64_t at = first; at < end; at += kLanes) {
@@ -134,7 +134,7 @@ void mix_run(const RecurrentCall& call, int64_t run, int64_t first, int64_t end)
     }
 }
 
-void prepare_row(const RecurrentCall& call, int64_t row) {
+void compute_decays(const RecurrentCall& call, int64_t row) {
     const Recurrent& layer = *call.layer;
     const float* in = call.in + row * layer.in_size;
     float* decays = call.rates + row * 2 * layer.num_heads;
@@ -143,13 +143,13 @@ void prepare_row(const RecurrentCall& call, int64_t row) {
         const float length = 1.0f / __builtin_sqrtf(static_cast<float>(layer.key_size));
         float* mixed = call.mixed + row * layer.num_channels;
         for (int64_t head = 0; head < layer.num_key_heads; ++head) {
-            to_length(mixed + layer.query_at + head * layer.key_size, layer.key_size, length);
-            to_length(mixed + layer.key_at + head * layer.key_size, layer.key_size, 1.0f);
+            l2_normalize(mixed + layer.query_at + head * layer.key_size, layer.key_size, length);
+            l2_normalize(mixed + layer.key_at + head * layer.key_size, layer.key_size, 1.0f);
         }
     }
     for (int64_t head = 0; head < layer.num_heads; ++head) {
-        double step = soft_plus(static_cast<double>(in[layer.step_at + head] + layer.step_bias[head]));
-        step = step < layer.least_step ? layer.least_step : step > layer.most_step ? layer.most_step : step;
+        double step = soft_plus(static_cast<double>(in[layer.dt_offset + head] + layer.step_bias[head]));
+        step = step < layer.min_dt ? layer.min_dt : step > layer.most_step ? layer.most_step : step;
         decays[head] = static_cast<float>(__builtin_exp(step * static_cast<double>(layer.log_decay[head])));
         const double rate = is_delta ? 1.0 / (1.0 + __builtin_exp(-static_cast<double>(in[layer.rate_at + head]))) : step;
         decays[layer.num_heads + head] = static_cast<float>(rate);
@@ -166,10 +166,10 @@ void scan_run(const RecurrentCall& call, int64_t run, int64_t head, int64_t bloc
         scan_block<false>(call, rows_of(call, run), head, block, state);
 }
 
-void close_row(const RecurrentCall& call, int64_t row) {
+void norm_and_gate_row(const RecurrentCall& call, int64_t row) {
     const Recurrent& layer = *call.layer;
     float* out = call.out + row * layer.out_size;
-    const float* gate = call.in + row * layer.in_size + layer.gate_at;
+    const float* gate = call.in + row * layer.in_size + layer.gate_offset;
     for (int64_t first = 0; first < layer.out_size; first += layer.norm_span) {
         float* part = out + first;
         if (layer.is_gated_first)
@@ -188,7 +188,7 @@ void close_row(const RecurrentCall& call, int64_t row) {
     }
 }
 
-void gate_row(const float* gates, float* answers, int64_t size) {
+void apply_output_gate(const float* gates, float* answers, int64_t size) {
     for (int64_t i = 0; i < size; i += kLanes)
         put_some(answers + i, some(answers + i, size - i) * sigmoid(some(gates + i, size - i)), size - i);
 }

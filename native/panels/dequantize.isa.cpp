@@ -68,14 +68,14 @@ QUIRE_INLINE U looked_up(U nibbles, const uint8_t* table) {
 // Vector k of a group's codes.
 template <int bits>
 QUIRE_INLINE U codes_of(const uint8_t* group, int k) {
-    if constexpr (bits == 8) return read<U>(group + k * kLine);
-    const U low = read<U>(group + k % 4 * kLine) >> (k / 4 * 4) & 0x0F0F0F0Fu;
+    if constexpr (bits == 8) return read<U>(group + k * kCacheLineBytes);
+    const U low = read<U>(group + k % 4 * kCacheLineBytes) >> (k / 4 * 4) & 0x0F0F0F0Fu;
     if constexpr (bits == 4) return low;
     if constexpr (bits == 5) {
-        const U high = read<U>(group + 4 * kLine);
+        const U high = read<U>(group + 4 * kCacheLineBytes);
         return low | ((k < 4 ? high << (4 - k) : high >> (k - 4)) & 0x10101010u);
     }
-    const U high = read<U>(group + (4 + k / 4) * kLine);
+    const U high = read<U>(group + (4 + k / 4) * kCacheLineBytes);
     return low | ((k % 4 < 2 ? high << (4 - k % 4 * 2) : high >> (k % 4 * 2 - 4)) & 0x30303030u);
 }
 
@@ -86,16 +86,16 @@ QUIRE_INLINE PanelShape known(const PanelShape& shape) {
 }
 
 template <Format format>
-QUIRE_INLINE const uint8_t* codes_at(const Span& span) {
+QUIRE_INLINE const uint8_t* codes_at(const GroupRange& span) {
     const PanelShape shape = known<format>(span.shape);
     return span.panel + shape.codes_at() + span.first * shape.group_bytes();
 }
 
 template <Format format>
-void decode_codes(const Span& span, GroupCodes* to) {
+void decode_codes(const GroupRange& span, GroupCodes* to) {
     constexpr FormatTraits traits = traits_of(format);
     const uint8_t* from = codes_at<format>(span);
-    for (int64_t at = 0; at < span.count; ++at, from += traits.code_bits * kGroup * kWidth / 8)
+    for (int64_t at = 0; at < span.count; ++at, from += traits.code_bits * kGroupInputs * kWidth / 8)
 #pragma GCC unroll 8
         for (int k = 0; k < 8; ++k) {
             U codes = codes_of<traits.code_bits>(from, k);
@@ -134,15 +134,15 @@ QUIRE_INLINE void decode_one(const PanelShape& shape, const uint8_t* panel, int6
         store(to.scales[0], halves(from));
         store(to.term, halves(from + 2 * kWidth));
     }
-    if constexpr (scales == Scales::given_zero) {
-        const int64_t at = group * kGroup / shape.group;
+    if constexpr (scales == Scales::external_zero_point) {
+        const int64_t at = group * kGroupInputs / shape.group;
         store(to.scales[0], read<F>(panel + at * 4 * kWidth));
         store(to.term, bytes(panel + (4 * known<format>(shape).num_scales() + at) * kWidth));
     }
 }
 
 template <Format format>
-void decode_scales(const Span& span, GroupScales* to) {
+void decode_scales(const GroupRange& span, GroupScales* to) {
     constexpr Scales scales = traits_of(format).scales;
     if constexpr (is_super(scales)) {
         for (int64_t at = 0; at < span.count;) {
@@ -201,7 +201,7 @@ QUIRE_INLINE void widen_nibbles(const uint8_t* codes, const GroupScales& scales,
         table[code] = traits.codes == Codes::linear ? code : (format == Format::mxfp4 ? kTableMxfp4 : kTableIq4)[code];
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
-        const U four = read<U>(codes + k % 4 * kLine);
+        const U four = read<U>(codes + k % 4 * kCacheLineBytes);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j) {
             const U places = four >> (8 * j + k / 4 * 4);
@@ -213,10 +213,10 @@ QUIRE_INLINE void widen_nibbles(const uint8_t* codes, const GroupScales& scales,
 #endif
 
 template <Format format>
-void widen_coded(const Span& inputs, float* to) {
-    for (int64_t at = 0; at < inputs.count / kGroup; ++at, to += kGroup * kWidth) {
+void widen_coded(const GroupRange& inputs, float* to) {
+    for (int64_t at = 0; at < inputs.count / kGroupInputs; ++at, to += kGroupInputs * kWidth) {
         GroupScales scales;
-        const Span one = {inputs.shape, inputs.panel, inputs.first / kGroup + at, 1};
+        const GroupRange one = {inputs.shape, inputs.panel, inputs.first / kGroupInputs + at, 1};
         decode_scales<format>(one, &scales);
 #if defined(__AVX512F__)
         if constexpr (traits_of(format).code_bits == 4) {
@@ -238,7 +238,7 @@ QUIRE_INLINE F eights(const uint8_t* from) {
 }
 
 template <Format format>
-void widen_dense(const Span& inputs, float* to) {
+void widen_dense(const GroupRange& inputs, float* to) {
     constexpr int64_t step = traits_of(format).file_bytes * kWidth;
     const uint8_t* from = inputs.panel + known<format>(inputs.shape).codes_at() + inputs.first * step;
     for (int64_t i = 0; i < inputs.count; ++i, from += step) {
@@ -252,7 +252,7 @@ void widen_dense(const Span& inputs, float* to) {
 }
 
 // Two inputs side by side: from an even one on.
-void widen_pairs(const Span& inputs, float* to) {
+void widen_pairs(const GroupRange& inputs, float* to) {
     const uint8_t* from = inputs.panel + known<Format::bf16>(inputs.shape).codes_at() + inputs.first * 2 * kWidth;
     for (int64_t i = 0; i < inputs.count; ++i) {
         const U pair = read<U>(from + i / 2 * 4 * kWidth);
@@ -261,7 +261,7 @@ void widen_pairs(const Span& inputs, float* to) {
 }
 
 template <Format format>
-constexpr Decoder make() {
+constexpr Dequantizer make() {
     if constexpr (is_coded(format))
         return {decode_codes<format>, decode_scales<format>, widen_coded<format>};
     else if constexpr (format == Format::bf16)
@@ -270,7 +270,7 @@ constexpr Decoder make() {
         return {nullptr, nullptr, widen_dense<format>};
 }
 
-constexpr Decoder kDecoders[] = {
+constexpr Dequantizer kDecoders[] = {
     make<Format::f32>(),    make<Format::f16>(),    make<Format::bf16>(),  make<Format::q8_0>(), make<Format::q4_0>(),
     make<Format::q4_1>(),   make<Format::q5_0>(),   make<Format::q5_1>(),  make<Format::q4_k>(), make<Format::q5_k>(),
     make<Format::q6_k>(),   make<Format::iq4_nl>(), make<Format::iq4_xs>(), make<Format::mxfp4>(),
@@ -279,6 +279,6 @@ constexpr Decoder kDecoders[] = {
 
 }  // namespace
 
-const Decoder& decoder_of(Format format) { return kDecoders[static_cast<int>(format)]; }
+const Dequantizer& decoder_of(Format format) { return kDecoders[static_cast<int>(format)]; }
 
 }  // namespace quire::QUIRE_ISA

@@ -19,19 +19,19 @@ struct alignas(64) GroupScales {
 };
 
 // Groups of a panel from `first` on; of super-blocks, whole ones or the first groups of one.
-struct Span {
+struct GroupRange {
     const PanelShape& shape;
     const uint8_t* panel;
     int64_t first, count;
 };
 
-struct Decoder {
-    void (*codes)(const Span& span, GroupCodes* to);    // null: dense
-    void (*scales)(const Span& span, GroupScales* to);  // null: dense
+struct Dequantizer {
+    void (*codes)(const GroupRange& span, GroupCodes* to);    // null: dense
+    void (*scales)(const GroupRange& span, GroupScales* to);  // null: dense
     // Inputs, not groups, as float32, [input][16]. Of a coded format, whole groups.
-    void (*widen)(const Span& inputs, float* to);
+    void (*widen)(const GroupRange& inputs, float* to);
 };
 
-const Decoder& decoder_of(Format format);
+const Dequantizer& decoder_of(Format format);
 
 }  // namespace quire::QUIRE_ISA

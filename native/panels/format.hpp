@@ -29,10 +29,10 @@ enum class Scales : int {
     half_minimum,  // per group: fp16 scale, fp16 minimum
     super_minimum, // per 256 inputs: fp16 scale, fp16 minimum, eight byte factors of each
     super_halves,  // per 256 inputs: fp16 scale, sixteen signed byte factors: one for 16 inputs
-    super_one,     // per 256 inputs: fp16 scale, eight signed byte factors
+    superblock_signed8,     // per 256 inputs: fp16 scale, eight signed byte factors
     power,         // per group: the exponent of a power of two
-    given,         // per `group` inputs, a number of the weight: float32 scale
-    given_zero,    // the same and, behind all of them, a byte that stands for zero
+    external,         // per `group` inputs, a number of the weight: float32 scale
+    external_zero_point,    // the same and, behind all of them, a byte that stands for zero
 };
 
 enum class Term : int { none, minimum, zero };
@@ -47,7 +47,7 @@ struct FormatTraits {
     Term term;
 };
 
-constexpr int kWidth = 16, kGroup = 32, kSuper = 256, kLine = 64;
+constexpr int kWidth = 16, kGroupInputs = 32, kSuper = 256, kCacheLineBytes = 64;
 
 constexpr FormatTraits kFormats[] = {
     {1, 4, 32, Codes::dense, 0, Scales::none, Term::none},
@@ -62,11 +62,11 @@ constexpr FormatTraits kFormats[] = {
     {256, 176, 5, Codes::linear, 0, Scales::super_minimum, Term::minimum},
     {256, 210, 6, Codes::linear, 32, Scales::super_halves, Term::none},
     {32, 18, 4, Codes::table, 128, Scales::half, Term::none},
-    {256, 136, 4, Codes::table, 128, Scales::super_one, Term::none},
+    {256, 136, 4, Codes::table, 128, Scales::superblock_signed8, Term::none},
     {32, 17, 4, Codes::table, 128, Scales::power, Term::none},
-    {1, 1, 4, Codes::linear, 0, Scales::given_zero, Term::zero},
-    {1, 1, 8, Codes::linear, 0, Scales::given_zero, Term::zero},
-    {1, 1, 8, Codes::dense, 0, Scales::given, Term::none},
+    {1, 1, 4, Codes::linear, 0, Scales::external_zero_point, Term::zero},
+    {1, 1, 8, Codes::linear, 0, Scales::external_zero_point, Term::zero},
+    {1, 1, 8, Codes::dense, 0, Scales::external, Term::none},
 };
 static_assert(sizeof kFormats / sizeof kFormats[0] == static_cast<int>(Format::count));
 
@@ -78,7 +78,7 @@ QUIRE_INLINE constexpr bool is_coded(Format format) { return traits_of(format).c
 constexpr uint8_t kTableIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t kTableMxfp4[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
-QUIRE_INLINE constexpr int64_t whole_lines(int64_t num_bytes) { return (num_bytes + kLine - 1) / kLine * kLine; }
+QUIRE_INLINE constexpr int64_t whole_lines(int64_t num_bytes) { return (num_bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
 
 // Bytes of the scales of one super-block, group or given group of a panel.
 QUIRE_INLINE constexpr int64_t scale_step(Scales scales) {
@@ -87,19 +87,19 @@ QUIRE_INLINE constexpr int64_t scale_step(Scales scales) {
         case Scales::half_minimum: return 4 * kWidth;
         case Scales::super_minimum: return 4 * kWidth + 16 * kWidth;
         case Scales::super_halves: return 2 * kWidth + 16 * kWidth;
-        case Scales::super_one: return 2 * kWidth + 8 * kWidth;
+        case Scales::superblock_signed8: return 2 * kWidth + 8 * kWidth;
         case Scales::power: return kWidth;
-        case Scales::given: return 4 * kWidth;
-        case Scales::given_zero: return 5 * kWidth;
+        case Scales::external: return 4 * kWidth;
+        case Scales::external_zero_point: return 5 * kWidth;
         default: return 0;
     }
 }
 
 QUIRE_INLINE constexpr bool is_super(Scales scales) {
-    return scales == Scales::super_minimum || scales == Scales::super_halves || scales == Scales::super_one;
+    return scales == Scales::super_minimum || scales == Scales::super_halves || scales == Scales::superblock_signed8;
 }
 
-QUIRE_INLINE constexpr bool is_given(Scales scales) { return scales == Scales::given || scales == Scales::given_zero; }
+QUIRE_INLINE constexpr bool is_external(Scales scales) { return scales == Scales::external || scales == Scales::external_zero_point; }
 
 // A weight of one format: `group` is the number of inputs that share a scale where the format leaves that open.
 struct PanelShape {
@@ -111,16 +111,16 @@ struct PanelShape {
 
     QUIRE_INLINE constexpr int64_t num_scales() const {
         const Scales scales = traits().scales;
-        const int64_t size = is_super(scales) ? kSuper : is_given(scales) ? group : kGroup;
+        const int64_t size = is_super(scales) ? kSuper : is_external(scales) ? group : kGroupInputs;
         return (num_in + size - 1) / size;
     }
 
     QUIRE_INLINE constexpr int64_t codes_at() const { return whole_lines(num_scales() * scale_step(traits().scales)); }
     // Codes of 32 inputs.
-    QUIRE_INLINE constexpr int64_t group_bytes() const { return traits().code_bits * kGroup * kWidth / 8; }
+    QUIRE_INLINE constexpr int64_t group_bytes() const { return traits().code_bits * kGroupInputs * kWidth / 8; }
     // An odd number of cache lines, so that neighbouring panels do not fall onto each other in the cache.
     QUIRE_INLINE constexpr int64_t panel_bytes() const {
-        return ((codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8)) / kLine | 1) * kLine;
+        return ((codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8)) / kCacheLineBytes | 1) * kCacheLineBytes;
     }
     QUIRE_INLINE constexpr int64_t packed_bytes() const { return num_panels() * panel_bytes(); }
 };

@@ -14,29 +14,29 @@ namespace quire::QUIRE_ISA {
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Where things are in a call's panels, reckoned once.
-struct Places {
+struct PanelLayout {
     const uint8_t* packed;
     int64_t num_panels, panel_bytes, codes_at, group_bytes;
 
-    explicit QUIRE_INLINE Places(const PanelCall& call)
+    explicit QUIRE_INLINE PanelLayout(const PanelCall& call)
         : packed(call.packed),
           num_panels(call.shape.num_panels()),
           panel_bytes(call.shape.panel_bytes()),
           codes_at(call.shape.codes_at()),
           group_bytes(call.shape.group_bytes()) {}
 
-    // Behind the last panel it is the last once more: what comes of it nobody reads.
+    // Behind the last panel it is the last once more: its results are not read.
     QUIRE_INLINE const uint8_t* panel(int64_t at) const { return packed + least(at, num_panels - 1) * panel_bytes; }
 
     // Of codes by groups, from a group on.
     QUIRE_INLINE const uint8_t* codes(int64_t at, int64_t input) const {
-        return panel(at) + codes_at + input * group_bytes / kGroup;
+        return panel(at) + codes_at + input * group_bytes / kGroupInputs;
     }
 
     // What a thread will read so many bytes after these codes: behind a panel's end, the panel after those that pass
     // together, scales first.
     QUIRE_INLINE const uint8_t* ahead(int64_t at, int64_t input, int64_t num_bytes, int64_t together) const {
-        const int64_t place = codes_at + input * group_bytes / kGroup + num_bytes;
+        const int64_t place = codes_at + input * group_bytes / kGroupInputs + num_bytes;
         return panel(at) + place + (place < panel_bytes ? 0 : (together - 1) * panel_bytes);
     }
 };

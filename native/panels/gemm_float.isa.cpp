@@ -8,11 +8,11 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-constexpr int kParts = kWidth / kLanes;  // vectors of a panel
+constexpr int kVectorsPerPanel = kWidth / kLanes;  // vectors of a panel
 constexpr int kPanels = kLanes == 16 ? 3 : 1;
-constexpr int kVectors = kPanels * kParts;
-constexpr int kMostRows = kRegisters > 16 ? (kLanes == 16 ? 9 : 6) : (kLanes == 8 ? 6 : 2);
-constexpr int64_t kGroupRows = 32 * kMostRows;
+constexpr int kVectors = kPanels * kVectorsPerPanel;
+constexpr int kTileRows = kRegisters > 16 ? (kLanes == 16 ? 9 : 6) : (kLanes == 8 ? 6 : 2);
+constexpr int64_t kRowsInL2 = 32 * kTileRows;
 constexpr int64_t kInputs = 1024;       // widened at a time where several parts of the rows pass: 192 KiB
 constexpr int64_t kFewInputs = 64;     // where one part does: 12 KiB
 constexpr int64_t kAheadBytes = 2048;  // of each panel
@@ -29,21 +29,21 @@ struct Weights {
 // Kinds of numbers: vector v of kVectors at input i.
 struct Floats {
     static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
-        const uint8_t* from = weights.numbers[v / kParts] + (i * kWidth + v % kParts * kLanes) * 4;
+        const uint8_t* from = weights.numbers[v / kVectorsPerPanel] + (i * kWidth + v % kVectorsPerPanel * kLanes) * 4;
         return load<kLanes>(reinterpret_cast<const float*>(from));
     }
 };
 
 struct Halves {
     static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
-        return load_halves<kLanes>(weights.numbers[v / kParts] + (i * kWidth + v % kParts * kLanes) * 2);
+        return load_halves<kLanes>(weights.numbers[v / kVectorsPerPanel] + (i * kWidth + v % kVectorsPerPanel * kLanes) * 2);
     }
 };
 
 struct Pairs {
     static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
         Lanes<kLanes>::U pair;
-        __builtin_memcpy(&pair, weights.numbers[v / kParts] + (i / 2 * kWidth + v % kParts * kLanes) * 4, sizeof pair);
+        __builtin_memcpy(&pair, weights.numbers[v / kVectorsPerPanel] + (i / 2 * kWidth + v % kVectorsPerPanel * kLanes) * 4, sizeof pair);
         return (F)(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u);
     }
 };
@@ -56,7 +56,7 @@ QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
         weight[v] = held(Kind::at(weights, i, v));
-        if constexpr (keeps) store(weights.wide[v / kParts] + i * kWidth + v % kParts * kLanes, weight[v]);
+        if constexpr (keeps) store(weights.wide[v / kVectorsPerPanel] + i * kWidth + v % kVectorsPerPanel * kLanes, weight[v]);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
@@ -68,7 +68,7 @@ QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows
 
 // R rows pass. Beside each two inputs' weights, one line of each of the first N panels is asked for.
 template <int R, int N, typename Kind, bool keeps>
-void lead(const Weights& weights, const float* rows, int64_t stride, float* sums) {
+void micro_kernel(const Weights& weights, const float* rows, int64_t stride, float* sums) {
     F sum[R][kVectors];
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r)
@@ -80,7 +80,7 @@ void lead(const Weights& weights, const float* rows, int64_t stride, float* sums
 #pragma GCC unroll 4
         for (int n = 0; n < N; ++n) {
             __builtin_prefetch(weights.ahead[n] + i * weights.ahead_step);
-            if (weights.ahead_step > kLine / 2) __builtin_prefetch(weights.ahead[n] + (i + 1) * weights.ahead_step);
+            if (weights.ahead_step > kCacheLineBytes / 2) __builtin_prefetch(weights.ahead[n] + (i + 1) * weights.ahead_step);
         }
         add_input<R, Kind, keeps>(weights, i + 1, rows, stride, sum);
     }
@@ -91,48 +91,48 @@ void lead(const Weights& weights, const float* rows, int64_t stride, float* sums
         for (int v = 0; v < kVectors; ++v) store(sums + (r * kVectors + v) * kLanes, sum[r][v]);
 }
 
-typedef void (*Lead)(const Weights&, const float*, int64_t, float*);
+typedef void (*MicroKernel)(const Weights&, const float*, int64_t, float*);
 
 template <int N, typename Kind, bool keeps>
-Lead lead_for(int64_t count) {
+MicroKernel micro_kernel_for(int64_t count) {
     switch (count) {
-        case 1: return lead<1, N, Kind, keeps>;
-        case 2: return lead<2, N, Kind, keeps>;
+        case 1: return micro_kernel<1, N, Kind, keeps>;
+        case 2: return micro_kernel<2, N, Kind, keeps>;
     }
-    if constexpr (kMostRows > 2) switch (count) {
-        case 3: return lead<3, N, Kind, keeps>;
-        case 4: return lead<4, N, Kind, keeps>;
-        case 5: return lead<5, N, Kind, keeps>;
-        case 6: return lead<6, N, Kind, keeps>;
+    if constexpr (kTileRows > 2) switch (count) {
+        case 3: return micro_kernel<3, N, Kind, keeps>;
+        case 4: return micro_kernel<4, N, Kind, keeps>;
+        case 5: return micro_kernel<5, N, Kind, keeps>;
+        case 6: return micro_kernel<6, N, Kind, keeps>;
     }
-    if constexpr (kMostRows > 6) switch (count) {
-        case 7: return lead<7, N, Kind, keeps>;
-        case 8: return lead<8, N, Kind, keeps>;
-        case 9: return lead<9, N, Kind, keeps>;
+    if constexpr (kTileRows > 6) switch (count) {
+        case 7: return micro_kernel<7, N, Kind, keeps>;
+        case 8: return micro_kernel<8, N, Kind, keeps>;
+        case 9: return micro_kernel<9, N, Kind, keeps>;
     }
     return nullptr;
 }
 
 // How the parts of a task read its weights. Float32 lies there. Sixteen bits are widened in registers: by every part
 // if there are two at most, else by the first, which keeps them for the others. All others are widened beforehand.
-enum class Reading { in_place, kept, widened };
+enum class WeightAccess { in_place, kept, widened };
 
-Reading reading_of(Format format, int64_t parts) {
-    if (format == Format::f32) return Reading::in_place;
-    if (format != Format::bf16 && format != Format::f16) return Reading::widened;
-    return parts <= 2 ? Reading::in_place : Reading::kept;
+WeightAccess reading_of(Format format, int64_t parts) {
+    if (format == Format::f32) return WeightAccess::in_place;
+    if (format != Format::bf16 && format != Format::f16) return WeightAccess::widened;
+    return parts <= 2 ? WeightAccess::in_place : WeightAccess::kept;
 }
 
 // For part `at` of `parts`. One or two parts ask for lines of every panel, of three and more the first three for one each.
-Lead lead_for(Format format, int64_t at, int64_t parts, int64_t count) {
-    const Reading reading = reading_of(format, parts);
-    const bool is_own = reading == Reading::in_place || (reading == Reading::kept && at == 0);
+MicroKernel micro_kernel_for(Format format, int64_t at, int64_t parts, int64_t count) {
+    const WeightAccess reading = reading_of(format, parts);
+    const bool is_own = reading == WeightAccess::in_place || (reading == WeightAccess::kept && at == 0);
     if (is_own && format == Format::bf16)
-        return parts <= 2 ? lead_for<kPanels, Pairs, false>(count) : lead_for<1, Pairs, true>(count);
+        return parts <= 2 ? micro_kernel_for<kPanels, Pairs, false>(count) : micro_kernel_for<1, Pairs, true>(count);
     if (is_own && format == Format::f16)
-        return parts <= 2 ? lead_for<kPanels, Halves, false>(count) : lead_for<1, Halves, true>(count);
-    if (parts <= 2) return lead_for<kPanels, Floats, false>(count);
-    return at < kPanels ? lead_for<1, Floats, false>(count) : lead_for<0, Floats, false>(count);
+        return parts <= 2 ? micro_kernel_for<kPanels, Halves, false>(count) : micro_kernel_for<1, Halves, true>(count);
+    if (parts <= 2) return micro_kernel_for<kPanels, Floats, false>(count);
+    return at < kPanels ? micro_kernel_for<1, Floats, false>(count) : micro_kernel_for<0, Floats, false>(count);
 }
 
 typedef float Wide[kInputs][kWidth];
@@ -140,16 +140,16 @@ typedef float Wide[kInputs][kWidth];
 // A task: some rows through kPanels panels.
 struct Task {
     const PanelCall& call;
-    const Places places;
+    const PanelLayout places;
     int64_t begin, end, panel;  // rows, and the first panel
 };
 
 // Inputs of a task that are decoded together.
-struct Stretch {
+struct InputRange {
     int64_t first, count;
 };
 
-QUIRE_INLINE void widen(const Task& task, const Stretch& stretch, Wide* wide) {
+QUIRE_INLINE void widen(const Task& task, const InputRange& stretch, Wide* wide) {
     for (int p = 0; p < kPanels; ++p)
         decoder_of(task.call.shape.format)
             .widen({task.call.shape, task.places.panel(task.panel + p), stretch.first, stretch.count}, wide[p][0]);
@@ -157,8 +157,8 @@ QUIRE_INLINE void widen(const Task& task, const Stretch& stretch, Wide* wide) {
 
 // What a part of the rows asks for on its way. One part alone: what is a little ahead of it. Of several only the first
 // would wait for memory; so they ask for what comes next, between them.
-QUIRE_INLINE void ask(const Task& task, const Stretch& stretch, int64_t at, int64_t parts, Weights& weights) {
-    const int64_t input_bytes = task.places.group_bytes / kGroup, end = stretch.first + stretch.count;
+QUIRE_INLINE void plan_prefetch(const Task& task, const InputRange& stretch, int64_t at, int64_t parts, Weights& weights) {
+    const int64_t input_bytes = task.places.group_bytes / kGroupInputs, end = stretch.first + stretch.count;
     const bool is_last = end == task.call.shape.num_in;
     const int64_t next_panel = task.panel + (is_last ? kPanels : 0), next_first = is_last ? 0 : end;
     weights.ahead_step = parts == 2 ? input_bytes / 2 : input_bytes;
@@ -172,38 +172,38 @@ QUIRE_INLINE void ask(const Task& task, const Stretch& stretch, int64_t at, int6
 
 // One part: as much as stays in the first-level cache while it passes. Several: equal pieces that stay in the second,
 // because where inputs are cut sums go through memory.
-QUIRE_INLINE int64_t inputs_at_once(int64_t num_in, Reading reading, int64_t parts) {
-    if (parts <= 2 && reading == Reading::in_place) return num_in;
+QUIRE_INLINE int64_t inputs_at_once(int64_t num_in, WeightAccess reading, int64_t parts) {
+    if (parts <= 2 && reading == WeightAccess::in_place) return num_in;
     if (parts == 1) return kFewInputs;
     const int64_t pieces = (num_in + kInputs - 1) / kInputs, each = (num_in + pieces - 1) / pieces;
-    return (each + kGroup - 1) / kGroup * kGroup;
+    return (each + kGroupInputs - 1) / kGroupInputs * kGroupInputs;
 }
 
 void run_task(const Task& task) {
     const PanelCall& call = task.call;
     const Format format = call.shape.format;
     const int64_t num_rows = task.end - task.begin;
-    const int64_t part = rows_of_part(num_rows, kMostRows), parts = (num_rows + part - 1) / part;
-    const Reading reading = reading_of(format, parts);
+    const int64_t part = rows_of_part(num_rows, kTileRows), parts = (num_rows + part - 1) / part;
+    const WeightAccess reading = reading_of(format, parts);
     const int64_t num_in = call.shape.num_in, at_once = inputs_at_once(num_in, reading, parts);
     alignas(64) Wide wide[kPanels];
-    alignas(64) float sums[kGroupRows * kVectors * kLanes];
+    alignas(64) float sums[kRowsInL2 * kVectors * kLanes];
     __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
     Weights weights;
     for (int64_t first = 0; first < num_in; first += at_once) {
-        const Stretch stretch = {first, least(at_once, num_in - first)};
-        if (reading == Reading::widened) widen(task, stretch, wide);
+        const InputRange stretch = {first, least(at_once, num_in - first)};
+        if (reading == WeightAccess::widened) widen(task, stretch, wide);
         weights.num_inputs = stretch.count;
         for (int64_t at = 0; at < parts; ++at) {
-            const bool is_own = reading == Reading::in_place || (reading == Reading::kept && at == 0);
+            const bool is_own = reading == WeightAccess::in_place || (reading == WeightAccess::kept && at == 0);
             for (int p = 0; p < kPanels; ++p) {
                 weights.wide[p] = wide[p][0];
                 weights.numbers[p] =
                     is_own ? task.places.codes(task.panel + p, first) : reinterpret_cast<uint8_t*>(wide[p]);
             }
-            ask(task, stretch, at, parts, weights);
+            plan_prefetch(task, stretch, at, parts, weights);
             const float* rows = call.rows + (task.begin + at * part) * call.row_stride + first;
-            lead_for(format, at, parts, least(part, num_rows - at * part))(weights, rows, call.row_stride,
+            micro_kernel_for(format, at, parts, least(part, num_rows - at * part))(weights, rows, call.row_stride,
                                                                            sums + at * part * kVectors * kLanes);
         }
     }
@@ -212,7 +212,7 @@ void run_task(const Task& task) {
 
 int64_t num_runs(const PanelCall& call) { return (call.shape.num_panels() + kPanels - 1) / kPanels; }
 
-int64_t num_row_groups(const PanelCall& call) { return (call.num_rows + kGroupRows - 1) / kGroupRows; }
+int64_t num_row_groups(const PanelCall& call) { return (call.num_rows + kRowsInL2 - 1) / kRowsInL2; }
 
 }  // namespace
 
@@ -220,12 +220,12 @@ int64_t panel_float_tasks(const PanelCall& call) { return num_runs(call) * num_r
 
 void panel_floats(const PanelCall& call, int64_t task) {
     const int64_t runs = num_runs(call), groups = num_row_groups(call), group = task / runs;
-    run_task({call, Places(call), call.num_rows * group / groups, call.num_rows * (group + 1) / groups,
+    run_task({call, PanelLayout(call), call.num_rows * group / groups, call.num_rows * (group + 1) / groups,
               task % runs * kPanels});
 }
 
 void panel_unpack(const UnpackCall& call, int64_t output) {
-    const Decoder& decoder = decoder_of(call.shape.format);
+    const Dequantizer& decoder = decoder_of(call.shape.format);
     const uint8_t* panel = call.packed + output / kWidth * call.shape.panel_bytes();
     alignas(64) Wide wide;
     for (int64_t first = 0; first < call.shape.num_in; first += kInputs) {

@@ -15,10 +15,10 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-constexpr int kParts = kWidth / kLanes;  // vectors of a panel
+constexpr int kVectorsPerPanel = kWidth / kLanes;  // vectors of a panel
 constexpr int kPanels = kLanes == 16 ? 2 : 1;
-constexpr int kVectors = kPanels * kParts;
-constexpr int64_t kGroupRows = 32 * kTogether;
+constexpr int kVectors = kPanels * kVectorsPerPanel;
+constexpr int64_t kRowsInL2 = 32 * kTileRows;
 constexpr int64_t kGroups = 8;          // decoded at a time
 constexpr int64_t kAheadBytes = 6144;  // of each panel
 
@@ -35,10 +35,10 @@ QUIRE_INLINE F fused_once(F a, F b, F c) {
     return c;
 }
 
-// dot * scale in one rounding, of a sum that began with kLiftBits.
+// dot * scale in one rounding, of a sum that began with kMagicRoundBits.
 QUIRE_INLINE F scaled(Sums sum, F scale, F lift) {
     if constexpr (kHasFused) return fused((F)sum, scale, lift);
-    return __builtin_convertvector(sum - kLiftBits, F) * scale;
+    return __builtin_convertvector(sum - kMagicRoundBits, F) * scale;
 }
 
 // What a part of the rows passes over.
@@ -51,7 +51,7 @@ struct Weights {
     // for its share.
     const uint8_t* ahead[kPanels];
     int64_t ahead_step;             // bytes for each group
-    int64_t ask_begin, ask_end;     // groups beside which that is done
+    int64_t prefetch_begin, prefetch_end;     // groups beside which that is done
 };
 
 // What a format asks of a kernel: two scales for a group, a term, codes in halves of bytes as they lie in the panel.
@@ -64,7 +64,7 @@ struct Kind {
 template <bool has_nibbles>
 QUIRE_INLINE Words codes_of(const uint8_t* group, int k, int at) {
     Words words;
-    __builtin_memcpy(&words, group + (has_nibbles ? k % 4 : k) * kLine + at, sizeof words);
+    __builtin_memcpy(&words, group + (has_nibbles ? k % 4 : k) * kCacheLineBytes + at, sizeof words);
     return has_nibbles ? words >> (k / 4 * 4) & 0x0F0F0F0Fu : words;
 }
 
@@ -77,49 +77,49 @@ QUIRE_INLINE void multiply(const Weights& weights, const RowGroup& rows, int64_t
         for (int v = 0; v < kVectors; ++v) sums[r][v] = rows.begins[half][r] - Sums{};
 #pragma GCC unroll 8
     for (int k = 4 * half; k < (Kind::has_halves ? 4 * half + 4 : 8); ++k) {
-        Four codes[kVectors];
+        DotOperand codes[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v)
-            codes[v] = four(codes_of<Kind::has_nibbles>(weights.codes[v / kParts] + g * weights.codes_step, k,
-                                                        v % kParts * kLanes * 4));
+            codes[v] = four(codes_of<Kind::has_nibbles>(weights.codes[v / kVectorsPerPanel] + g * weights.codes_step, k,
+                                                        v % kVectorsPerPanel * kLanes * 4));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v)
-                sums[r][v] = dot(sums[r][v], codes[v], rows.inputs[r] + k * kWords / 8);
+                sums[r][v] = dot(sums[r][v], codes[v], rows.inputs[r] + k * kWordsPerGroup / 8);
     }
 }
 
 // No format has less than four bits.
-QUIRE_INLINE void ask_ahead(const Weights& weights, int64_t g) {
+QUIRE_INLINE void prefetch_group(const Weights& weights, int64_t g) {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
         const uint8_t* ahead = weights.ahead[p] + g * weights.ahead_step;
 #pragma GCC unroll 4
-        for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kLine);
-        for (int64_t at = 4 * kLine; at < weights.ahead_step; at += kLine) __builtin_prefetch(ahead + at);
+        for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kCacheLineBytes);
+        for (int64_t at = 4 * kCacheLineBytes; at < weights.ahead_step; at += kCacheLineBytes) __builtin_prefetch(ahead + at);
     }
 }
 
 template <int R, typename Kind>
-void lead(const Weights& weights, const RowGroup* rows, float* to) {
+void micro_kernel(const Weights& weights, const RowGroup* rows, float* to) {
     F total[R][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) total[r][v] = load<kLanes>(to + (r * kVectors + v) * kLanes);
     for (int64_t g = 0; g < weights.count; ++g, ++rows) {
-        if (g >= weights.ask_begin && g < weights.ask_end) ask_ahead(weights, g);
+        if (g >= weights.prefetch_begin && g < weights.prefetch_end) prefetch_group(weights, g);
 #pragma GCC unroll 2
         for (int half = 0; half < (Kind::has_halves ? 2 : 1); ++half) {
             Sums sums[R][kVectors];
             multiply<R, Kind>(weights, *rows, g, half, sums);
 #pragma GCC unroll 4
             for (int v = 0; v < kVectors; ++v) {
-                const GroupScales& group = weights.scales[v / kParts * kGroups + g];
-                const F scale = load<kLanes>(group.scales[half] + v % kParts * kLanes), lift = scale * -kLift;
+                const GroupScales& group = weights.scales[v / kVectorsPerPanel * kGroups + g];
+                const F scale = load<kLanes>(group.scales[half] + v % kVectorsPerPanel * kLanes), lift = scale * -kMagicRound;
                 [[maybe_unused]] F term;
-                if constexpr (Kind::has_term) term = load<kLanes>(group.term + v % kParts * kLanes);
+                if constexpr (Kind::has_term) term = load<kLanes>(group.term + v % kVectorsPerPanel * kLanes);
 #pragma GCC unroll 8
                 for (int r = 0; r < R; ++r) {
                     total[r][v] = fused_once(scaled(sums[r][v], scale, lift),
@@ -136,40 +136,40 @@ void lead(const Weights& weights, const RowGroup* rows, float* to) {
         for (int v = 0; v < kVectors; ++v) store(to + (r * kVectors + v) * kLanes, total[r][v]);
 }
 
-typedef void (*Lead)(const Weights&, const RowGroup*, float*);
+typedef void (*MicroKernel)(const Weights&, const RowGroup*, float*);
 
 template <typename Kind>
-Lead lead_for(int64_t count) {
+MicroKernel micro_kernel_for(int64_t count) {
     switch (count) {
-        case 1: return lead<1, Kind>;
-        case 2: return lead<2, Kind>;
+        case 1: return micro_kernel<1, Kind>;
+        case 2: return micro_kernel<2, Kind>;
     }
-    if constexpr (kTogether > 2) switch (count) {
-        case 3: return lead<3, Kind>;
-        case 4: return lead<4, Kind>;
+    if constexpr (kTileRows > 2) switch (count) {
+        case 3: return micro_kernel<3, Kind>;
+        case 4: return micro_kernel<4, Kind>;
     }
-    if constexpr (kTogether > 4) switch (count) {
-        case 5: return lead<5, Kind>;
-        case 6: return lead<6, Kind>;
+    if constexpr (kTileRows > 4) switch (count) {
+        case 5: return micro_kernel<5, Kind>;
+        case 6: return micro_kernel<6, Kind>;
     }
     return nullptr;
 }
 
-Lead lead_for(const FormatTraits& traits, bool has_nibbles, int64_t count) {
+MicroKernel micro_kernel_for(const FormatTraits& traits, bool has_nibbles, int64_t count) {
     const bool has_term = traits.term != Term::none;
-    if (traits.scales == Scales::super_halves) return lead_for<Kind<true, false, false>>(count);
-    if (has_nibbles) return has_term ? lead_for<Kind<false, true, true>>(count) : lead_for<Kind<false, false, true>>(count);
-    return has_term ? lead_for<Kind<false, true, false>>(count) : lead_for<Kind<false, false, false>>(count);
+    if (traits.scales == Scales::super_halves) return micro_kernel_for<Kind<true, false, false>>(count);
+    if (has_nibbles) return has_term ? micro_kernel_for<Kind<false, true, true>>(count) : micro_kernel_for<Kind<false, false, true>>(count);
+    return has_term ? micro_kernel_for<Kind<false, true, false>>(count) : micro_kernel_for<Kind<false, false, false>>(count);
 }
 
 // Where kernels find codes: as they lie in the panel if those are bytes, or halves of bytes and few rows pass; else in
 // a buffer, taken apart once for all rows.
-enum class Source { bytes, nibbles, decoded };
+enum class CodeAccess { bytes, nibbles, decoded };
 
-Source source_of(const FormatTraits& traits, int64_t parts) {
-    if (traits.codes != Codes::linear) return Source::decoded;
-    if (traits.code_bits == 8) return Source::bytes;
-    return traits.code_bits == 4 && parts <= 2 ? Source::nibbles : Source::decoded;
+CodeAccess source_of(const FormatTraits& traits, int64_t parts) {
+    if (traits.codes != Codes::linear) return CodeAccess::decoded;
+    if (traits.code_bits == 8) return CodeAccess::bytes;
+    return traits.code_bits == 4 && parts <= 2 ? CodeAccess::nibbles : CodeAccess::decoded;
 }
 
 // Quantised rows: [part][group], each part of so many rows.
@@ -187,7 +187,7 @@ struct Decoded {
 // scale * (code - zero) is scale * code - minimum. Scales that are given may be too long.
 QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
     for (GroupScales* group = groups; group < groups + count; ++group)
-        for (int v = 0; v < kParts; ++v) {
+        for (int v = 0; v < kVectorsPerPanel; ++v) {
             float *scale = group->scales[0] + v * kLanes, *term = group->term + v * kLanes;
             const F cut = (F)((Words)load<kLanes>(scale) & ~3u);
             store(scale, cut);
@@ -198,23 +198,23 @@ QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
 // A task: some parts of the rows through kPanels panels.
 struct Task {
     const PanelCall& call;
-    const Places places;
+    const PanelLayout places;
     const Rows rows;
-    Source source;
+    CodeAccess source;
     int64_t begin, end, panel;  // parts, and the first panel
 };
 
 // Groups from `first` on.
 QUIRE_INLINE void prepare(const Task& task, int64_t first, Decoded& decoded, Weights& weights) {
-    const Decoder& decoder = decoder_of(task.call.shape.format);
+    const Dequantizer& decoder = decoder_of(task.call.shape.format);
     for (int p = 0; p < kPanels; ++p) {
-        const uint8_t* codes = task.places.codes(task.panel + p, first * kGroup);
-        const Span span = {task.call.shape, task.places.panel(task.panel + p), first, weights.count};
-        if (task.source == Source::decoded) decoder.codes(span, decoded.codes[p]);
+        const uint8_t* codes = task.places.codes(task.panel + p, first * kGroupInputs);
+        const GroupRange span = {task.call.shape, task.places.panel(task.panel + p), first, weights.count};
+        if (task.source == CodeAccess::decoded) decoder.codes(span, decoded.codes[p]);
         decoder.scales(span, decoded.scales[p]);
-        if (is_given(task.call.shape.traits().scales)) make_minima(decoded.scales[p], weights.count);
-        weights.codes[p] = task.source == Source::decoded ? decoded.codes[p][0].bytes[0] : codes;
-        weights.ahead[p] = task.places.ahead(task.panel + p, first * kGroup, kAheadBytes, kPanels);
+        if (is_external(task.call.shape.traits().scales)) make_minima(decoded.scales[p], weights.count);
+        weights.codes[p] = task.source == CodeAccess::decoded ? decoded.codes[p][0].bytes[0] : codes;
+        weights.ahead[p] = task.places.ahead(task.panel + p, first * kGroupInputs, kAheadBytes, kPanels);
     }
 }
 
@@ -224,21 +224,21 @@ void run_task(const Task& task) {
     const int64_t parts = task.end - task.begin, share = (kGroups + parts - 1) / parts;
     const int64_t first_row = task.begin * rows.part;
     const int64_t num_rows = least(task.end * rows.part, task.call.num_rows) - first_row;
-    const Lead whole = lead_for(traits, task.source == Source::nibbles, rows.part);
-    const Lead last = lead_for(traits, task.source == Source::nibbles, num_rows - (parts - 1) * rows.part);
+    const MicroKernel whole = micro_kernel_for(traits, task.source == CodeAccess::nibbles, rows.part);
+    const MicroKernel last = micro_kernel_for(traits, task.source == CodeAccess::nibbles, num_rows - (parts - 1) * rows.part);
     Decoded decoded;
-    alignas(64) float sums[kGroupRows * kVectors * kLanes];
+    alignas(64) float sums[kRowsInL2 * kVectors * kLanes];
     __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
     Weights weights;
     weights.scales = decoded.scales[0];
     weights.ahead_step = task.places.group_bytes;
-    weights.codes_step = task.source == Source::decoded ? int64_t{sizeof(GroupCodes)} : weights.ahead_step;
+    weights.codes_step = task.source == CodeAccess::decoded ? int64_t{sizeof(GroupCodes)} : weights.ahead_step;
     for (int64_t first = 0; first < rows.num_groups; first += kGroups) {
         weights.count = least(kGroups, rows.num_groups - first);
         prepare(task, first, decoded, weights);
         for (int64_t at = 0; at < parts; ++at) {
-            weights.ask_begin = at * share;
-            weights.ask_end = weights.ask_begin + share;
+            weights.prefetch_begin = at * share;
+            weights.prefetch_end = weights.prefetch_begin + share;
             (at + 1 < parts ? whole : last)(weights, rows.groups + (task.begin + at) * rows.num_groups + first,
                                             sums + at * rows.part * kVectors * kLanes);
         }
@@ -247,16 +247,16 @@ void run_task(const Task& task) {
 }
 
 Rows rows_of(const PanelCall& call) {
-    return {reinterpret_cast<const RowGroup*>(call.scratch), rows_of_part(call.num_rows, kTogether),
-            call.shape.num_in / kGroup};
+    return {reinterpret_cast<const RowGroup*>(call.scratch), rows_of_part(call.num_rows, kTileRows),
+            call.shape.num_in / kGroupInputs};
 }
 
 // Tasks of a call: every set of the rows' parts goes through every run of panels.
-struct Sets {
+struct TaskGrid {
     int64_t num_parts, count, num_runs;
 
-    explicit Sets(const PanelCall& call) {
-        const int64_t part = rows_of_part(call.num_rows, kTogether), most = kGroupRows / kTogether;
+    explicit TaskGrid(const PanelCall& call) {
+        const int64_t part = rows_of_part(call.num_rows, kTileRows), most = kRowsInL2 / kTileRows;
         num_parts = (call.num_rows + part - 1) / part;
         count = (num_parts + most - 1) / most;
         num_runs = (call.shape.num_panels() + kPanels - 1) / kPanels;
@@ -265,33 +265,33 @@ struct Sets {
 
 }  // namespace
 
-int64_t panel_scratch_bytes(Arithmetic arithmetic, int64_t num_rows, int64_t num_in) {
-    if (arithmetic == Arithmetic::floating) return 0;
-    const int64_t part = rows_of_part(num_rows, kTogether), parts = (num_rows + part - 1) / part;
-    return parts * (num_in / kGroup) * static_cast<int64_t>(sizeof(RowGroup));
+int64_t panel_scratch_bytes(ComputeType arithmetic, int64_t num_rows, int64_t num_in) {
+    if (arithmetic == ComputeType::floating) return 0;
+    const int64_t part = rows_of_part(num_rows, kTileRows), parts = (num_rows + part - 1) / part;
+    return parts * (num_in / kGroupInputs) * static_cast<int64_t>(sizeof(RowGroup));
 }
 
 void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end) {
     const FormatTraits& traits = call.shape.traits();
-    const Beginning beginning = {traits.offset, traits.scales == Scales::super_halves};
+    const AccumulatorInit beginning = {traits.offset, traits.scales == Scales::super_halves};
     const Rows rows = rows_of(call);
     RowGroup* to = reinterpret_cast<RowGroup*>(call.scratch) + row / rows.part * rows.num_groups;
-    for (int64_t group = first / kGroup; group < end / kGroup; ++group)
-        quantise_group(call.rows + row * call.row_stride + group * kGroup, beginning, to[group],
+    for (int64_t group = first / kGroupInputs; group < end / kGroupInputs; ++group)
+        quantise_group(call.rows + row * call.row_stride + group * kGroupInputs, beginning, to[group],
                        static_cast<int>(row % rows.part));
 }
 
 int64_t panel_integer_tasks(const PanelCall& call) {
-    const Sets sets(call);
+    const TaskGrid sets(call);
     return sets.num_runs * sets.count;
 }
 
 void panel_integers(const PanelCall& call, int64_t task) {
-    const Sets sets(call);
+    const TaskGrid sets(call);
     const int64_t set = task / sets.num_runs;
     const int64_t begin = sets.num_parts * set / sets.count, end = sets.num_parts * (set + 1) / sets.count;
-    const Source source = source_of(call.shape.traits(), end - begin);
-    run_task({call, Places(call), rows_of(call), source, begin, end, task % sets.num_runs * kPanels});
+    const CodeAccess source = source_of(call.shape.traits(), end - begin);
+    run_task({call, PanelLayout(call), rows_of(call), source, begin, end, task % sets.num_runs * kPanels});
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -57,8 +57,8 @@ void read_q5_k(const uint8_t* from, Block& block) {
     read_six_bits(from + 4, block);
     for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 48 + 32 * quarter, block.codes + 64 * quarter);
     for (int group = 0; group < 8; ++group)
-        for (int i = 0; i < kGroup; ++i)
-            block.codes[group * kGroup + i] |= static_cast<uint8_t>((from[16 + i] >> group & 1) << 4);
+        for (int i = 0; i < kGroupInputs; ++i)
+            block.codes[group * kGroupInputs + i] |= static_cast<uint8_t>((from[16 + i] >> group & 1) << 4);
 }
 
 void read_q6_k(const uint8_t* from, Block& block) {
@@ -78,14 +78,14 @@ void read_iq4_xs(const uint8_t* from, Block& block) {
     for (int group = 0; group < 8; ++group) {
         const int low = from[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(from + 2) >> 2 * group & 3;
         block.factors[group] = static_cast<uint8_t>((low | high << 4) - 32);
-        read_nibbles(from + 8 + 16 * group, block.codes + kGroup * group);
+        read_nibbles(from + 8 + 16 * group, block.codes + kGroupInputs * group);
     }
 }
 
 void read_block(Format format, const uint8_t* from, Block& block) {
     switch (format) {
         case Format::q8_0:
-            for (int i = 0; i < kGroup; ++i) block.codes[i] = from[2 + i] ^ 0x80;
+            for (int i = 0; i < kGroupInputs; ++i) block.codes[i] = from[2 + i] ^ 0x80;
             break;
         case Format::q4_0:
         case Format::iq4_nl: read_nibbles(from + 2, block.codes); break;
@@ -114,7 +114,7 @@ template <int bits>
 void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
     uint32_t words[8];
     std::memcpy(words, codes, sizeof words);
-    const auto put = [&](int line, uint32_t word) { std::memcpy(group + line * kLine + lane * 4, &word, 4); };
+    const auto put = [&](int line, uint32_t word) { std::memcpy(group + line * kCacheLineBytes + lane * 4, &word, 4); };
     if constexpr (bits == 8) {
         for (int k = 0; k < 8; ++k) put(k, words[k]);
         return;
@@ -153,7 +153,7 @@ void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
 template <Format format>
 void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes) {
     constexpr FormatTraits traits = traits_of(format);
-    constexpr int num_groups = traits.file_inputs / kGroup;
+    constexpr int num_groups = traits.file_inputs / kGroupInputs;
     const int64_t group_bytes = shape.group_bytes();
     uint8_t* codes = panel + shape.codes_at();
     Block block = {};
@@ -163,7 +163,7 @@ void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes
             put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
             for (int group = 0; group < num_groups; ++group)
                 put_codes<traits.code_bits>(codes + (at * num_groups + group) * group_bytes, lane,
-                                            block.codes + group * kGroup);
+                                            block.codes + group * kGroupInputs);
         }
 }
 
@@ -207,12 +207,12 @@ void pack_dense(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int
     }
 }
 
-void pack_given(const PanelShape& shape, const GivenScales& given, int64_t output, uint8_t* panel, int lane) {
+void pack_external(const PanelShape& shape, const ExternalScales& external, int64_t output, uint8_t* panel, int lane) {
     const int64_t num_scales = shape.num_scales();
     for (int64_t at = 0; at < num_scales; ++at) {
-        std::memcpy(panel + (at * kWidth + lane) * 4, given.scales + output * num_scales + at, 4);
-        if (shape.traits().scales == Scales::given_zero)
-            panel[(4 * num_scales + at) * kWidth + lane] = given.zeros[output * num_scales + at];
+        std::memcpy(panel + (at * kWidth + lane) * 4, external.scales + output * num_scales + at, 4);
+        if (shape.traits().scales == Scales::external_zero_point)
+            panel[(4 * num_scales + at) * kWidth + lane] = external.zeros[output * num_scales + at];
     }
 }
 
@@ -220,11 +220,11 @@ void pack_given(const PanelShape& shape, const GivenScales& given, int64_t outpu
 void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lane) {
     const PanelShape& shape = call.shape;
     const uint8_t* row = call.rows + output * call.row_bytes;
-    if (is_given(shape.traits().scales)) pack_given(shape, call.given, output, panel, lane);
+    if (is_external(shape.traits().scales)) pack_external(shape, call.external, output, panel, lane);
     if (!is_coded(shape.format)) return pack_dense(shape, row, panel, lane);
     const auto put = shape.traits().code_bits == 4 ? put_codes<4> : put_codes<8>;
-    for (int64_t group = 0; group < shape.num_in / kGroup; ++group)
-        put(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroup);
+    for (int64_t group = 0; group < shape.num_in / kGroupInputs; ++group)
+        put(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroupInputs);
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lan
 void pack_panels(const PanelPackCall& call) {
     const PanelShape& shape = call.shape;
     const PackBlocks pack_blocks = pack_blocks_of(shape.format);
-    // Whoever is there takes the next panels: a thread whose core is lent to somebody else holds up the rest of few.
+    // Each thread takes the next panels when it is free: one whose core runs another program delays few of them.
 #pragma omp parallel for schedule(dynamic, 4) num_threads(call.num_threads)
     for (int64_t at = 0; at < shape.num_panels(); ++at) {
         uint8_t* panel = call.panels + at * shape.panel_bytes();

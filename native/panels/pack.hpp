@@ -6,7 +6,7 @@
 namespace quire {
 
 // What comes beside the codes of a format whose scales are given: [output][scale].
-struct GivenScales {
+struct ExternalScales {
     const float* scales;
     const uint8_t* zeros;
 };
@@ -15,7 +15,7 @@ struct PanelPackCall {
     PanelShape shape;     // of what is packed now; a weight of several is packed by several calls
     const uint8_t* rows;  // [output], as the file has them
     int64_t row_bytes;    // from one output to the next
-    GivenScales given;
+    ExternalScales external;
     uint8_t* panels;      // beginning a cache line
     int num_threads;
 };

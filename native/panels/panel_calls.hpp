@@ -8,7 +8,7 @@ namespace quire {
 // How rows meet weights. Float: weights are widened to float32, and a sum is one chain in the order of the inputs.
 // Integer: a row's inputs are rounded to eight bits by groups of 32, sums of a group are exact, and groups are added in
 // float32 in their order; every build gives the same bits.
-enum class Arithmetic : int { floating = 0, integer = 1 };
+enum class ComputeType : int { floating = 0, integer = 1 };
 
 struct PanelCall {
     PanelShape shape;
@@ -34,8 +34,8 @@ struct PanelProducts {
     void (*floating)(const PanelCall&, int64_t task);
     int64_t (*integer_tasks)(const PanelCall&);
     void (*integer)(const PanelCall&, int64_t task);
-    int64_t (*scratch_bytes)(Arithmetic arithmetic, int64_t num_rows, int64_t num_in);
-    void (*make_ready)(const PanelCall&, int64_t row, int64_t first, int64_t end);
+    int64_t (*scratch_bytes)(ComputeType arithmetic, int64_t num_rows, int64_t num_in);
+    void (*convert_input_row)(const PanelCall&, int64_t row, int64_t first, int64_t end);
     void (*unpack)(const UnpackCall&, int64_t output);
 };
 

@@ -21,7 +21,7 @@ constexpr int kInputs = 32;             // inputs of a tile
 constexpr int kWidth = 2 * kSide;       // outputs of a panel
 constexpr int kTile = kSide * kInputs;  // numbers of a tile
 constexpr int64_t kAheadBytes = 8192;
-constexpr int64_t kGroupRows = 256;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t kRowsInL2 = 256;  // rows that stay in the second-level cache while panels pass
 constexpr int64_t kRun = 3;          // panels that rows meet one after the other, while the rows are in the first level
 
 int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
@@ -62,7 +62,7 @@ void pack(const PackCall& call) {
                 }
 }
 
-void rows(const RowsCall& call) {
+void rows(const GatherCall& call) {
     const int64_t chunks = up(call.num_in, kInputs) / kInputs;
     for (int64_t row = 0; row < call.num_rows; ++row)
         for (int64_t i = 0; i < call.num_in; ++i) {
@@ -88,9 +88,9 @@ void round_row(const ProductCall& call, int64_t row, int64_t first, int64_t end)
     for (; i < (end == call.num_in ? stride : end); ++i) to[i] = 0;
 }
 
-int64_t num_ready_rows(const ProductCall& call) { return up(call.num_rows, kSide); }
+int64_t num_converted_rows(const ProductCall& call) { return up(call.num_rows, kSide); }
 
-struct alignas(64) TileShapes {
+struct alignas(64) AmxTileConfig {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
@@ -123,7 +123,7 @@ void put(const ProductCall& call, int64_t row, int64_t first) {
 
 // One or two tiles of rows through a panel. Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows.
 template <int T>
-void lead(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
+void micro_kernel(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
     const int64_t stride = stride_of(call.num_in), chunks = up(call.num_in, kInputs) / kInputs;
     const bf16* rows = reinterpret_cast<const bf16*>(call.scratch) + row * stride;
     const bf16* weights = static_cast<const bf16*>(call.packed) + panel * chunks * 2 * kTile;
@@ -159,24 +159,24 @@ int64_t run_of(const ProductCall& call) { return up(call.num_rows, kSide) > 2 * 
 int64_t num_runs(const ProductCall& call) { return (num_panels(call) + run_of(call) - 1) / run_of(call); }
 
 int64_t num_tasks(const ProductCall& call) {
-    return num_runs(call) * ((call.num_rows + kGroupRows - 1) / kGroupRows);
+    return num_runs(call) * ((call.num_rows + kRowsInL2 - 1) / kRowsInL2);
 }
 
 void multiply(const ProductCall& call, int64_t task) {
     const int64_t panels = num_panels(call), padded = up(call.num_rows, kSide);
     const int64_t run = run_of(call), runs = num_runs(call);
-    const int64_t begin = task / runs * kGroupRows, first = task % runs * run;
-    const int64_t end = begin + kGroupRows < padded ? begin + kGroupRows : padded;
+    const int64_t begin = task / runs * kRowsInL2, first = task % runs * run;
+    const int64_t end = begin + kRowsInL2 < padded ? begin + kRowsInL2 : padded;
     const int64_t last = first + run < panels ? first + run : panels;
     // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
-    static constexpr TileShapes shapes;
+    static constexpr AmxTileConfig shapes;
     _tile_loadconfig(&shapes);
     for (int64_t row = begin; row < end; row += 2 * kSide)
         for (int64_t panel = first; panel < last; ++panel)
             if (row + kSide < end)
-                lead<2>(call, row, panel, row == begin);
+                micro_kernel<2>(call, row, panel, row == begin);
             else
-                lead<1>(call, row, panel, row == begin);
+                micro_kernel<1>(call, row, panel, row == begin);
     _tile_release();
 }
 
@@ -184,13 +184,13 @@ void multiply(const ProductCall& call, int64_t task) {
 
 // The system gives tile registers to those who ask.
 bool allow() {
-    constexpr long kAskForPermission = 0x1023, kTileData = 18;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-           __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, kAskForPermission, kTileData) == 0;
+           __builtin_cpu_supports("avx512bf16") && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 extern const Products products_bfloat16;
-const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack,     num_ready_rows,
+const Products products_bfloat16 = {packed_bytes, scratch_bytes, pack,     num_converted_rows,
                                      round_row,    num_tasks,     multiply, rows};
 
 }  // namespace quire::amx

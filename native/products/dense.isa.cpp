@@ -14,11 +14,11 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-// Sums of kMostRows rows fill the registers but for one panel's vectors and one number.
+// Sums of kTileRows rows fill the registers but for one panel's vectors and one number.
 constexpr int kVectors = kRegisters > 16 ? 3 : 2;
-constexpr int kMostRows = kRegisters > 16 ? 9 : 6;
+constexpr int kTileRows = kRegisters > 16 ? 9 : 6;
 constexpr int kWidth = kVectors * kLanes;
-constexpr int64_t kGroupRows = 32 * kMostRows;  // rows that stay in the second-level cache while panels pass
+constexpr int64_t kRowsInL2 = 32 * kTileRows;  // rows that stay in the second-level cache while panels pass
 constexpr int64_t kAheadBytes = 8192;           // where memory has answered by the time the sums get there
 
 int64_t num_panels(int64_t num_out) { return (num_out + kWidth - 1) / kWidth; }
@@ -42,7 +42,7 @@ void pack(const PackCall& call) {
 
 // R rows through a panel. Beside each input's weights, N vectors of what will be needed next are asked for.
 template <int R, int N, typename T>
-void lead(const ProductCall& call, int64_t row, int64_t panel, const T* ahead) {
+void micro_kernel(const ProductCall& call, int64_t row, int64_t panel, const T* ahead) {
     const T* weights = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in;
     const float* rows = call.rows + row * call.row_stride;
     F sums[R][kVectors] = {};
@@ -79,19 +79,19 @@ void lead(const ProductCall& call, int64_t row, int64_t panel, const T* ahead) {
 }
 
 template <int N, typename T>
-void lead_some(const ProductCall& call, int64_t row, int64_t count, int64_t panel, const T* ahead) {
+void dispatch_rows(const ProductCall& call, int64_t row, int64_t count, int64_t panel, const T* ahead) {
     switch (count) {
-        case 1: return lead<1, N>(call, row, panel, ahead);
-        case 2: return lead<2, N>(call, row, panel, ahead);
-        case 3: return lead<3, N>(call, row, panel, ahead);
-        case 4: return lead<4, N>(call, row, panel, ahead);
-        case 5: return lead<5, N>(call, row, panel, ahead);
-        case 6: return lead<6, N>(call, row, panel, ahead);
+        case 1: return micro_kernel<1, N>(call, row, panel, ahead);
+        case 2: return micro_kernel<2, N>(call, row, panel, ahead);
+        case 3: return micro_kernel<3, N>(call, row, panel, ahead);
+        case 4: return micro_kernel<4, N>(call, row, panel, ahead);
+        case 5: return micro_kernel<5, N>(call, row, panel, ahead);
+        case 6: return micro_kernel<6, N>(call, row, panel, ahead);
     }
-    if constexpr (kMostRows > 6) switch (count) {
-        case 7: return lead<7, N>(call, row, panel, ahead);
-        case 8: return lead<8, N>(call, row, panel, ahead);
-        case 9: return lead<9, N>(call, row, panel, ahead);
+    if constexpr (kTileRows > 6) switch (count) {
+        case 7: return micro_kernel<7, N>(call, row, panel, ahead);
+        case 8: return micro_kernel<8, N>(call, row, panel, ahead);
+        case 9: return micro_kernel<9, N>(call, row, panel, ahead);
     }
 }
 
@@ -100,8 +100,8 @@ void lead_some(const ProductCall& call, int64_t row, int64_t count, int64_t pane
 // Of several parts only the first waits for memory. So while they compute, they ask for the next panel between them;
 // one part alone asks for what is a little ahead of it.
 template <typename T>
-void lead_group(const ProductCall& call, int64_t begin, int64_t end, int64_t panel) {
-    const int64_t parts = (end - begin + kMostRows - 1) / kMostRows, panel_size = kWidth * call.num_in;
+void multiply_row_block(const ProductCall& call, int64_t begin, int64_t end, int64_t panel) {
+    const int64_t parts = (end - begin + kTileRows - 1) / kTileRows, panel_size = kWidth * call.num_in;
     const T* weights = static_cast<const T*>(call.packed) + panel * panel_size;
     const int64_t each = (kVectors + parts - 1) / parts;
     for (int64_t part = 0, row = begin; part < parts; ++part) {
@@ -110,23 +110,23 @@ void lead_group(const ProductCall& call, int64_t begin, int64_t end, int64_t pan
                                     : weights + panel_size + part * each * kLanes * call.num_in;
         const int64_t left = kVectors - part * each;
         switch (left < each ? left : each) {
-            case 3: lead_some<3>(call, row, next - row, panel, ahead); break;
-            case 2: lead_some<2>(call, row, next - row, panel, ahead); break;
-            case 1: lead_some<1>(call, row, next - row, panel, ahead); break;
-            default: lead_some<0>(call, row, next - row, panel, ahead);
+            case 3: dispatch_rows<3>(call, row, next - row, panel, ahead); break;
+            case 2: dispatch_rows<2>(call, row, next - row, panel, ahead); break;
+            case 1: dispatch_rows<1>(call, row, next - row, panel, ahead); break;
+            default: dispatch_rows<0>(call, row, next - row, panel, ahead);
         }
         row = next;
     }
 }
 
-int64_t num_groups(const ProductCall& call) { return (call.num_rows + kGroupRows - 1) / kGroupRows; }
+int64_t num_groups(const ProductCall& call) { return (call.num_rows + kRowsInL2 - 1) / kRowsInL2; }
 
 int64_t num_tasks(const ProductCall& call) { return num_panels(call.num_out) * num_groups(call); }
 
 template <typename T>
 void multiply(const ProductCall& call, int64_t task) {
     const int64_t panels = num_panels(call.num_out), groups = num_groups(call), group = task / panels;
-    lead_group<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
+    multiply_row_block<T>(call, call.num_rows * group / groups, call.num_rows * (group + 1) / groups, task % panels);
 }
 
 float widened(float number) { return number; }
@@ -139,7 +139,7 @@ float widened(bf16 number) {
 }
 
 template <typename T>
-void rows(const RowsCall& call) {
+void rows(const GatherCall& call) {
     for (int64_t row = 0; row < call.num_rows; ++row) {
         const int64_t panel = call.indices[row] / kWidth, lane = call.indices[row] % kWidth;
         const T* from = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in + lane;

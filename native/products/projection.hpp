@@ -1,4 +1,4 @@
-// Products of a step: some rows times a weight, whoever packed it, and several such products with the same rows. What is
+// Products of a step: some rows times a weight in any packing, and several such products with the same rows. What is
 // multiplied is numbered tasks, so that products of many experts are one queue.
 #pragma once
 
@@ -15,7 +15,7 @@ class Product {
     Product() = default;
 
     Product(const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch)
-        : is_panels_(linear.packing == kPanels), is_integer_(linear.arithmetic == int64_t(Arithmetic::integer)),
+        : is_panels_(linear.packing == kPanels), is_integer_(linear.arithmetic == int64_t(ComputeType::integer)),
           panels_(chosen_kernels().panels),
           products_(is_panels_ ? nullptr : &chosen_products(static_cast<WeightType>(linear.packing))),
           panel_call_{{static_cast<Format>(linear.format), linear.num_out, linear.num_in, linear.group},
@@ -26,21 +26,21 @@ class Product {
 
     int64_t scratch_bytes() const {
         if (!is_panels_) return products_->scratch_bytes(call_.num_rows, call_.num_in);
-        const Arithmetic arithmetic = is_integer_ ? Arithmetic::integer : Arithmetic::floating;
+        const ComputeType arithmetic = is_integer_ ? ComputeType::integer : ComputeType::floating;
         return panels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
     }
 
     // Rows that must be made ready, those behind the last among them.
-    int64_t num_ready_rows() const {
+    int64_t num_converted_rows() const {
         if (is_panels_) return is_integer_ ? call_.num_rows : 0;
-        return products_->num_ready_rows(call_);
+        return products_->num_converted_rows(call_);
     }
 
-    void make_ready(int64_t row, int64_t first, int64_t end) const {
+    void convert_input_row(int64_t row, int64_t first, int64_t end) const {
         if (is_panels_)
-            panels_->make_ready(panel_call_, row, first, end);
+            panels_->convert_input_row(panel_call_, row, first, end);
         else
-            products_->make_ready(call_, row, first, end);
+            products_->convert_input_row(call_, row, first, end);
     }
 
     int64_t num_tasks() const {
@@ -62,11 +62,11 @@ class Product {
 };
 
 // Products with the same rows; their outputs stand side by side in rows of `width`.
-class Group {
+class ProjectionSet {
   public:
-    Group() = default;
+    ProjectionSet() = default;
 
-    Group(const Linear* linears, int count, const float* rows, float* out, int64_t width, int64_t num_rows,
+    ProjectionSet(const Linear* linears, int count, const float* rows, float* out, int64_t width, int64_t num_rows,
           char* scratch) {
         for (const Linear* linear = linears; linear < linears + count; ++linear) {
             if (linear->num_out == 0) continue;
@@ -74,18 +74,18 @@ class Group {
             products_[count_] = {*linear, rows, out, width, num_rows, own};
             out += linear->num_out;
             scratch_bytes_ += whole_lines(products_[count_].scratch_bytes());
-            num_ready_rows_ = std::max(num_ready_rows_, products_[count_].num_ready_rows());
+            num_ready_rows_ = std::max(num_ready_rows_, products_[count_].num_converted_rows());
             num_tasks_ += products_[count_++].num_tasks();
         }
     }
 
     int64_t scratch_bytes() const { return scratch_bytes_; }
-    int64_t num_ready_rows() const { return num_ready_rows_; }
+    int64_t num_converted_rows() const { return num_ready_rows_; }
     int64_t num_tasks() const { return num_tasks_; }
 
-    void make_ready(int64_t row, int64_t first, int64_t end) const {
+    void convert_input_row(int64_t row, int64_t first, int64_t end) const {
         for (int at = 0; at < count_; ++at)
-            if (row < products_[at].num_ready_rows()) products_[at].make_ready(row, first, end);
+            if (row < products_[at].num_converted_rows()) products_[at].convert_input_row(row, first, end);
     }
 
     void multiply(int64_t task) const {

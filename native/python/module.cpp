@@ -26,7 +26,7 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-struct Freed {
+struct FreeDeleter {
     void operator()(char* memory) const { std::free(memory); }
 };
 
@@ -38,8 +38,8 @@ void attention(Address queries, int64_t query_stride, Address out, int64_t out_s
     quire::AttentionCall call = {
         at<const float>(queries), query_stride, at<float>(out), out_stride, at<const void>(keys), key_block_stride,
         at<const void>(values), value_block_stride, static_cast<quire::KVType>(kv_type), num_heads, num_kv_heads,
-        key_size, value_size, block_size, at<const int32_t>(tables), at<const quire::Member>(members),
-        at<const quire::Tile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads,
+        key_size, value_size, block_size, at<const int32_t>(tables), at<const quire::TileRow>(members),
+        at<const quire::QueryTile>(tiles), num_tiles, num_rows, num_padded_rows, window, scale, softcap, num_threads,
         at<const float>(sinks)};
     const quire::AttentionMemory memory(call);
     quire::attention(quire::chosen_kernels(), call);
@@ -47,10 +47,10 @@ void attention(Address queries, int64_t query_stride, Address out, int64_t out_s
 
 int64_t make_tiles(Address first_rows, Address num_rows, Address first_positions, Address table_offsets,
                    int64_t num_items, Address tables, int block_size, int group, Address members, Address tiles) {
-    const quire::Items items = {at<const int32_t>(first_rows), at<const int32_t>(num_rows),
+    const quire::WorkItems items = {at<const int32_t>(first_rows), at<const int32_t>(num_rows),
                                 at<const int32_t>(first_positions), at<const int32_t>(table_offsets), num_items,
                                 at<const int32_t>(tables)};
-    return quire::make_tiles(items, block_size, group, at<quire::Member>(members), at<quire::Tile>(tiles));
+    return quire::make_tiles(items, block_size, group, at<quire::TileRow>(members), at<quire::QueryTile>(tiles));
 }
 
 void add_rms_norm(Address added, Address residual, Address weight, Address out, int64_t num_rows, int64_t size,
@@ -111,13 +111,13 @@ void exp_totals(Address logits, int64_t stride, Address peaks, Address totals, i
         {at<const float>(logits), stride, at<double>(peaks), at<double>(totals), num_rows, size, num_threads});
 }
 
-void compute_step(Address call) { quire::compute_step(*at<const quire::DecoderCall>(call)); }
+void compute_step(Address call) { quire::compute_step(*at<const quire::ForwardCall>(call)); }
 
 int64_t layer_bytes() { return sizeof(quire::Layer); }
 
 int64_t rope_rule_bytes() { return sizeof(quire::RopeRule); }
 
-int64_t decoder_call_bytes() { return sizeof(quire::DecoderCall); }
+int64_t decoder_call_bytes() { return sizeof(quire::ForwardCall); }
 
 double read_sum(Address data, int64_t num_bytes, int num_threads) {
     return quire::chosen_kernels().read_sum(at<const void>(data), num_bytes, num_threads);
@@ -136,7 +136,7 @@ void product(int type, Address packed, Address bias, int64_t num_in, int64_t num
              int64_t row_stride, Address out, int64_t out_stride, int64_t num_rows) {
     const quire::Products& products = quire::chosen_products(static_cast<quire::WeightType>(type));
     const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(num_rows, num_in));
-    std::unique_ptr<char, Freed> scratch;
+    std::unique_ptr<char, FreeDeleter> scratch;
     if (num_bytes > 0) {
         scratch.reset(static_cast<char*>(std::aligned_alloc(64, (num_bytes + 63) / 64 * 64)));
         if (!scratch) throw std::bad_alloc();
@@ -169,7 +169,7 @@ void pack_panels(int format, int64_t num_out, int64_t num_in, int64_t group, Add
 
 // Rows as integers live from one product to the next of the same thread: no page is asked for twice.
 char* scratch_of(size_t num_bytes) {
-    static thread_local std::unique_ptr<char, Freed> held;
+    static thread_local std::unique_ptr<char, FreeDeleter> held;
     static thread_local size_t held_bytes = 0;
     if (num_bytes > held_bytes) {
         held_bytes = 0;
@@ -184,7 +184,7 @@ void panel_product(int format, int64_t num_out, int64_t num_in, int64_t group, A
                    int arithmetic, int num_threads, Address rows, int64_t row_stride, Address out, int64_t out_stride,
                    int64_t num_rows) {
     const quire::PanelProducts& products = *quire::chosen_kernels().panels;
-    const auto kind = static_cast<quire::Arithmetic>(arithmetic);
+    const auto kind = static_cast<quire::ComputeType>(arithmetic);
     const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(kind, num_rows, num_in));
     const quire::PanelCall call = {shape_of(format, num_out, num_in, group), at<const uint8_t>(packed),
                                    at<const float>(rows), row_stride, at<const float>(bias), at<float>(out), out_stride,
@@ -214,7 +214,7 @@ NB_MODULE(_native, module) {
     module.def("gate_mul", &gate_mul, unlocked);
     module.def("argmax", &argmax, unlocked);
     module.def("exp", &exp_of, unlocked);
-    module.def("has_tiles", &quire::has_tiles, "Whether products with bf16 weights are made in tile registers.");
+    module.def("has_amx", &quire::has_amx, "Whether products with bf16 weights are made in tile registers.");
     module.def("packed_bytes", &packed_bytes);
     module.def("pack", &pack, unlocked);
     module.def("product", &product, unlocked);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
-constexpr int64_t kPart = 1024;
+constexpr int64_t kSumChunk = 1024;
 constexpr double kAlmostAll = 0.999;
 constexpr int64_t kShortPart = 64;  // so short that one part's sum, which waits for itself, runs beside the next one's work
 constexpr int kBucketShift = 46;    // a bucket is one exponent and the first 6 bits of the mantissa
@@ -43,7 +43,7 @@ struct Scratch {
 };
 
 struct Row {
-    RowNumbers numbers;
+    LogitRow numbers;
     int64_t size;
     double temperature, min_p, top_p, number;
     int64_t top_k;
@@ -51,7 +51,7 @@ struct Row {
     bool has_top_k() const { return top_k > 0 && top_k < size; }
 };
 
-RowNumbers part_of(const RowNumbers& row, int64_t first, int64_t end) {
+LogitRow part_of(const LogitRow& row, int64_t first, int64_t end) {
     return {row.narrow ? row.narrow + first : nullptr, row.wide ? row.wide + first : nullptr, end - first};
 }
 
@@ -61,7 +61,7 @@ bool find_peak(const Row& row, double& peak) {
     return peak < kInfinity && peak > -kInfinity;
 }
 
-// Weights of all tokens, the likeliest one's is 1; returns what they sum to.
+// Weights of all tokens, the argmax_tokens one's is 1; returns what they sum to.
 double weigh(const Row& row, double peak, Scratch& scratch) {
     double* heated = row.has_top_k() ? scratch.heated.get() : nullptr;
     double* weights = scratch.weights.get();
@@ -69,7 +69,7 @@ double weigh(const Row& row, double peak, Scratch& scratch) {
     for (int64_t first = 0; first < row.size; first += kShortPart) {
         const int64_t end = std::min(first + kShortPart, row.size);
         double* part = heated ? heated + first : nullptr;
-        chosen_kernels().heated_exp(
+        chosen_kernels().exp_scaled(
             {part_of(row.numbers, first, end), peak, row.temperature, part, weights + first});
         for (int64_t at = first; at < end; ++at) total += weights[at];
     }
@@ -183,9 +183,9 @@ int64_t draw_row(const Row& row, Scratch& scratch) {
 }
 
 double exp_total(const float* logits, int64_t size, double peak) {
-    double below[kPart], total = 0.0;
-    for (int64_t first = 0; first < size; first += kPart) {
-        const int64_t count = std::min(kPart, size - first);
+    double below[kSumChunk], total = 0.0;
+    for (int64_t first = 0; first < size; first += kSumChunk) {
+        const int64_t count = std::min(kSumChunk, size - first);
         for (int64_t at = 0; at < count; ++at) below[at] = static_cast<double>(logits[first + at]) - peak;
         chosen_kernels().exp_double(below, below, count);
         for (int64_t at = 0; at < count; ++at) total += below[at];

@@ -14,7 +14,7 @@ constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it leaves t
 constexpr uint64_t kRoundBits = 0x4338000000000000;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;  // n times the first is exact
-constexpr double kLeast = -746.0;  // below it e^x is 0 in any rounding
+constexpr double kUnderflow = -746.0;  // below it e^x is 0 in any rounding
 constexpr int64_t kLanes = 16;
 constexpr int kDegree = 13;        // of the Taylor series: what is left out is below half a unit in the last place
 constexpr double kInverseFactorials[kDegree + 1] = {
@@ -39,11 +39,11 @@ inline double exp_of(double x) {
     // In two halves: the smallest results have an exponent that no normal number has.
     const uint64_t whole = bits - kRoundBits + 2048, half = whole >> 1;
     const double y = p * power_of_two(half - 1024) * power_of_two(whole - half - 1024);
-    return x < kLeast ? 0.0 : y;
+    return x < kUnderflow ? 0.0 : y;
 }
 
 template <typename Number>
-void heat(const Number* __restrict in, const HeatCall& call) {
+void heat(const Number* __restrict in, const SoftmaxCall& call) {
     double* __restrict heated = call.heated;
     double* __restrict out = call.out;
     const double peak = call.peak, temperature = call.temperature;
@@ -86,14 +86,14 @@ void exp_double(const double* in, double* out, int64_t size) {
     for (int64_t at = 0; at < size; ++at) out[at] = exp_of(in[at]);
 }
 
-void heated_exp(const HeatCall& call) {
+void exp_scaled(const SoftmaxCall& call) {
     call.in.wide ? heat(call.in.wide, call) : heat(call.in.narrow, call);
 }
 
-double largest(const RowNumbers& in) { return in.wide ? largest_of(in.wide, in.size) : largest_of(in.narrow, in.size); }
+double largest(const LogitRow& in) { return in.wide ? largest_of(in.wide, in.size) : largest_of(in.narrow, in.size); }
 
 // Without a branch for each: which of them are picked follows no pattern. In most rows whole blocks have none.
-int64_t pick(const PickCall& call) {
+int64_t pick(const FilterCall& call) {
     int64_t count = 0, first = 0;
     for (; first + kLanes <= call.size; first += kLanes) {
         int64_t num_found = 0;

@@ -19,13 +19,13 @@ constexpr int64_t kChannels = 512;  // of a recurrent layer that are one task
 std::atomic<uint64_t*> counted_layers{nullptr};  // of the process: it is looked at from outside, step by step
 
 // What came of a layer and is not in the residual yet.
-struct Unsettled {
+struct PendingResidual {
     const float* after_norm = nullptr;
     float scale = 1.0f;
 };
 
 // One thread's way through a step. A phase begins when the tasks of the one before are done; rows are made ready for a
-// product by whoever makes them, where that is one row at a time.
+// product, by the thread that converts them, where that is one row at a time.
 class Step {
   public:
     Step(const StepState& state, TeamThread& thread)
@@ -33,28 +33,28 @@ class Step {
 
     void run() {
         begin();
-        Unsettled before;
+        PendingResidual before;
         for (int64_t at = 0; at < call_.num_layers; ++at) {
             const Layer& layer = call_.layers[at];
             const bool is_recurrent = layer.recurrent.kind != RecurrentKind::none;
             for_chunks(call_.num_rows, [&](Rows rows) {
-                const Group qkv = state_.qkv(layer, rows);
+                const ProjectionSet qkv = state_.qkv(layer, rows);
                 norm(layer.input_norm, at == 0 ? nullptr : &before, rows, qkv);
                 timed(kQkv, [&] { multiply(qkv); });
-                is_recurrent ? recur(layer, rows) : ask(at, rows);
+                is_recurrent ? recur(layer, rows) : rope_and_write_kv(at, rows);
             });
             if (!is_recurrent) attend(at);
             const bool is_last = at + 1 == call_.num_layers;
-            if (is_last) draw_together(layer);
+            if (is_last) compact_needed_rows(layer);
             for_chunks(is_last ? call_.num_needed : call_.num_rows, [&](Rows rows) { answer(at, rows); });
             const bool is_mixed_in = call_.per_layer_size > 0;
             before = {is_mixed_in ? layer.per_layer.after_norm : layer.after_norm, static_cast<float>(layer.scale)};
             if (thread_.number() == 0) count_layer();
         }
         finish(before);
-        spread_out();
-        for_chunks(call_.num_wanted, [&](Rows rows) { tell(rows); });
-        const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.likeliest, call_.is_sound, call_.num_sampled,
+        scatter_needed_rows();
+        for_chunks(call_.num_wanted, [&](Rows rows) { compute_logits(rows); });
+        const ArgmaxCall argmax = {call_.logits, call_.head.num_out, call_.argmax_tokens, call_.are_logits_finite, call_.num_sampled,
                                    call_.head.num_out};
         timed(kArgmax, [&] {
             thread_.share(call_.num_sampled, [&](int64_t row) { kernels_.argmax_row(argmax, row); });
@@ -84,11 +84,11 @@ class Step {
         if (call_.per_layer_size == 0) return;
         timed(kPerLayer, [&] {
             for_chunks(call_.num_rows, [&](Rows rows) {
-                const Group projection = state_.per_layer_projection(rows);
-                make_ready(projection, call_.hidden_size);
+                const ProjectionSet projection = state_.per_layer_projection(rows);
+                convert_input_row(projection, call_.hidden_size);
                 multiply(projection);
             });
-            thread_.share(call_.num_rows, [&](int64_t row) { mix_per_layer(row); });
+            thread_.share(call_.num_rows, [&](int64_t row) { combine_per_layer_inputs(row); });
         });
     }
 
@@ -104,7 +104,7 @@ class Step {
     }
 
     // A layer's row: what the projection found of the embedded row, normed, and the token's own, both in equal shares.
-    void mix_per_layer(int64_t row) const {
+    void combine_per_layer_inputs(int64_t row) const {
         const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
         float* projected = call_.per_layer + row * width;
         const std::unique_ptr<float[]> own(new float[width]);
@@ -137,16 +137,17 @@ class Step {
         }
     }
 
-    // Nobody asks what the last layer makes of most rows of a prompt: all they leave behind are keys and values. Rows
-    // that are needed move to the front, in order, which never overwrites one that is still to move:
+    // The last layer's output is needed only for rows whose logits or hidden state were requested. The others have
+    // written their KV and are finished. Needed rows move to the front, in order, which never overwrites a row that is
+    // still to move:
     //
     //     rows     0 1 2 3 4 5 6 7         needed   2 5 7
-    //     front    2 5 7                   and back where they were, in `spread_out`
+    //     front    2 5 7                   and back where they were, in `scatter_needed_rows`
     //
     // The others are done. What a row attended to shows whether what it wrote can be used.
-    void draw_together(const Layer& last) {
+    void compact_needed_rows(const Layer& last) {
         if (is_every_needed()) return;
-        const int64_t size = state_.answer_size(last);
+        const int64_t size = state_.attention_out_size(last);
         timed(kNorm, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
                 call_.is_finite[row] = is_finite(call_.answers + row * size, size);
@@ -160,7 +161,7 @@ class Step {
         });
     }
 
-    void spread_out() {
+    void scatter_needed_rows() {
         if (is_every_needed()) return;
         timed(kNorm, [&] {
             thread_.share(1, [&](int64_t) {
@@ -177,11 +178,11 @@ class Step {
     }
 
     // The last norm, and whether a row's numbers are any.
-    void finish(const Unsettled& before) {
+    void finish(const PendingResidual& before) {
         const NormCall last = norm_call(call_.norm, {0, call_.num_needed});
         timed(kNorm, [&] {
             thread_.share(call_.num_needed, [&](int64_t at) {
-                settle_and_norm(last, before, at);
+                add_residual_and_norm(last, before, at);
                 const int64_t row = is_every_needed() ? at : call_.needed[at];
                 call_.is_finite[row] = is_finite(call_.hidden + at * call_.hidden_size, call_.hidden_size);
             });
@@ -189,18 +190,18 @@ class Step {
     }
 
     // The logits of rows that are wanted.
-    void tell(Rows rows) {
-        const Group head = state_.head(rows);
+    void compute_logits(Rows rows) {
+        const ProjectionSet head = state_.head(rows);
         const LogitCall logits = {call_.logits + rows.first * call_.head.num_out, call_.head.num_out,
                                   static_cast<float>(call_.logit_scale), static_cast<float>(call_.logit_cap)};
         timed(kHead, [&] {
-            thread_.share(std::max(rows.count, head.num_ready_rows()), [&](int64_t row) {
+            thread_.share(std::max(rows.count, head.num_converted_rows()), [&](int64_t row) {
                 if (row < rows.count) pick(rows.first + row);
-                head.make_ready(row, 0, call_.hidden_size);
+                head.convert_input_row(row, 0, call_.hidden_size);
             });
             multiply(head);
             if (logits.scale == 1.0f && logits.cap == 0.0f) return;
-            thread_.share_parts(rows.count, logits.size, [&](int64_t row, int64_t first, int64_t end) {
+            thread_.for_each_chunk(rows.count, logits.size, [&](int64_t row, int64_t first, int64_t end) {
                 kernels_.logit_part(logits, row, first, end);
             });
         });
@@ -212,7 +213,7 @@ class Step {
     }
 
     // Queries, keys and values are there; the latter two go into the store.
-    void ask(int64_t at, Rows rows) {
+    void rope_and_write_kv(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
         const int64_t angles = rows.first * call_.angles_size + call_.ropes[layer.rope].first;
@@ -248,10 +249,10 @@ class Step {
         timed(kMix, [&] {
             thread_.share((end - first) * parts, [&](int64_t task) {
                 const int64_t at = task % parts * kChannels;
-                kernels_.mix_run(call, first + task / parts, at, std::min(at + kChannels, recurrent.num_channels));
+                kernels_.conv1d(call, first + task / parts, at, std::min(at + kChannels, recurrent.num_channels));
             });
             if (recurrent.kind == RecurrentKind::convolution) return;
-            thread_.share(rows.count, [&](int64_t row) { kernels_.prepare_row(call, row); });
+            thread_.share(rows.count, [&](int64_t row) { kernels_.compute_decays(call, row); });
         });
         if (recurrent.kind == RecurrentKind::convolution) return;
         timed(kScan, [&] {
@@ -259,7 +260,7 @@ class Step {
             thread_.share((end - first) * each, [&](int64_t task) {
                 kernels_.scan_run(call, first + task / each, task % each / blocks, task % blocks);
             });
-            thread_.share(rows.count, [&](int64_t row) { kernels_.close_row(call, row); });
+            thread_.share(rows.count, [&](int64_t row) { kernels_.norm_and_gate_row(call, row); });
         });
     }
 
@@ -281,7 +282,7 @@ class Step {
             if (!layer.has_gate) return;
             const int64_t size = state_.query_size(layer);
             thread_.share(call_.num_rows, [&](int64_t row) {
-                kernels_.gate_row(call_.gates + row * size, call_.answers + row * size, size);
+                kernels_.apply_output_gate(call_.gates + row * size, call_.answers + row * size, size);
             });
         });
     }
@@ -289,30 +290,30 @@ class Step {
     // What attention found, the gated part, experts, and what else is mixed in.
     void answer(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
-        const Group out = state_.out(layer, rows);
+        const ProjectionSet out = state_.out(layer, rows);
         timed(kOut, [&] {
-            make_ready(out, state_.answer_size(layer));
+            convert_input_row(out, state_.attention_out_size(layer));
             multiply(out);
         });
-        const Unsettled attended = {layer.attention_norm, 1.0f};
+        const PendingResidual attended = {layer.attention_norm, 1.0f};
         const bool has_dense = layer.intermediate_size > 0;
-        norm(layer.mlp_norm, &attended, rows, has_dense ? state_.gate_up(layer, rows) : Group());
-        if (has_dense) pass_gate(layer, rows);
-        if (layer.mixture.num_experts > 0) ask_experts(at, rows);
-        if (call_.per_layer_size > 0) mix_in(at, rows);
+        norm(layer.mlp_norm, &attended, rows, has_dense ? state_.gate_up(layer, rows) : ProjectionSet());
+        if (has_dense) run_mlp(layer, rows);
+        if (layer.mixture.num_experts > 0) run_experts(at, rows);
+        if (call_.per_layer_size > 0) add_per_layer_embedding(at, rows);
     }
 
-    void pass_gate(const Layer& layer, Rows rows) {
-        const Group gate_up = state_.gate_up(layer, rows), down = state_.down(layer, rows);
+    void run_mlp(const Layer& layer, Rows rows) {
+        const ProjectionSet gate_up = state_.gate_up(layer, rows), down = state_.down(layer, rows);
         timed(kGateUp, [&] { multiply(gate_up); });
         const int64_t size = layer.intermediate_size;
         gate({call_.gate_up, call_.gate_up + size, 2 * size, 2 * size, call_.gated, rows.count, size, kind()}, down);
         timed(kDown, [&] { multiply(down); });
     }
 
-    void ask_experts(int64_t at, Rows rows) {
+    void run_experts(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
-        const Mixture& mixture = layer.mixture;
+        const MoE& mixture = layer.mixture;
         const ExpertBuffers& buffers = state_.mixture.buffers;
         const Routing routing = state_.routing(at, rows);
         const int64_t hidden = call_.hidden_size;
@@ -323,11 +324,11 @@ class Step {
             thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
                 const float* row = from + routing.pair_rows[pair] * hidden;
                 std::copy(row, row + hidden, buffers.rows + pair * hidden);
-                const Hit& hit = routing.hits[routing.pair_hits[pair]];
-                ready_pair(expert_gate_up(mixture, buffers, hit, hidden), pair - hit.first, hit.count, hidden);
+                const ExpertBatch& hit = routing.hits[routing.pair_hits[pair]];
+                convert_expert_input(expert_gate_up(mixture, buffers, hit, hidden), pair - hit.first, hit.count, hidden);
             });
             thread_.share(routing.counts->num_tasks[0], [&](int64_t task) {
-                const Hit& hit = hit_of(routing, 0, task);
+                const ExpertBatch& hit = batch_of_task(routing, 0, task);
                 expert_gate_up(mixture, buffers, hit, hidden).multiply(task - hit.first_task[0]);
             });
             const int64_t size = mixture.intermediate_size;
@@ -335,32 +336,32 @@ class Step {
                                    kind()};
             thread_.share(rows.count * mixture.num_used, [&](int64_t pair) {
                 kernels_.gate_part(gate, pair, 0, size);
-                const Hit& hit = routing.hits[routing.pair_hits[pair]];
-                ready_pair(expert_down(mixture, buffers, hit, hidden), pair - hit.first, hit.count, size);
+                const ExpertBatch& hit = routing.hits[routing.pair_hits[pair]];
+                convert_expert_input(expert_down(mixture, buffers, hit, hidden), pair - hit.first, hit.count, size);
             });
             thread_.share(routing.counts->num_tasks[1], [&](int64_t task) {
-                const Hit& hit = hit_of(routing, 1, task);
+                const ExpertBatch& hit = batch_of_task(routing, 1, task);
                 expert_down(mixture, buffers, hit, hidden).multiply(task - hit.first_task[1]);
             });
             thread_.share(rows.count, [&](int64_t row) { gather(layer, rows, routing, row); });
         });
     }
 
-    // Rows behind an expert's last are made ready too, by whoever makes the last.
-    static void ready_pair(const Group& group, int64_t row, int64_t count, int64_t size) {
-        const int64_t end = row + 1 == count ? std::max(count, group.num_ready_rows()) : row + 1;
-        for (; row < end; ++row) group.make_ready(row, 0, size);
+    // Rows behind an expert's last are converted too, by the thread that converts the last.
+    static void convert_expert_input(const ProjectionSet& group, int64_t row, int64_t count, int64_t size) {
+        const int64_t end = row + 1 == count ? std::max(count, group.num_converted_rows()) : row + 1;
+        for (; row < end; ++row) group.convert_input_row(row, 0, size);
     }
 
     // Who goes to which expert.
-    void route(const Mixture& mixture, Rows rows, const Routing& routing) {
-        const Group router = state_.router(mixture, rows);
-        thread_.share(std::max(rows.count, router.num_ready_rows()), [&](int64_t row) {
+    void route(const MoE& mixture, Rows rows, const Routing& routing) {
+        const ProjectionSet router = state_.router(mixture, rows);
+        thread_.share(std::max(rows.count, router.num_converted_rows()), [&](int64_t row) {
             if (row < rows.count) {
                 own_norm(mixture.router_norm, rows, state_.mixture.router_rows, row);
                 own_norm(mixture.input_norm, rows, state_.mixture.expert_rows, row);
             }
-            router.make_ready(row, 0, call_.hidden_size);
+            router.convert_input_row(row, 0, call_.hidden_size);
         });
         multiply(router);
         thread_.share(rows.count, [&](int64_t row) {
@@ -377,7 +378,7 @@ class Step {
 
     // A row's experts in their order, and the dense part where there is one.
     void gather(const Layer& layer, Rows rows, const Routing& routing, int64_t row) const {
-        const Mixture& mixture = layer.mixture;
+        const MoE& mixture = layer.mixture;
         const int64_t size = call_.hidden_size, first = row * mixture.num_used;
         float* added = call_.added + (rows.first + row) * size;
         float* mixed = layer.intermediate_size > 0 ? state_.mixture.mixed + row * size : added;
@@ -388,87 +389,87 @@ class Step {
         if (layer.intermediate_size == 0) return;
         if (mixture.dense_norm != nullptr)
             kernels_.norm_row({nullptr, added, mixture.dense_norm, added, 1, size, eps()}, 0);
-        if (mixture.dense_gate != nullptr) {
+        if (mixture.shared_expert_gate != nullptr) {
             const float* hidden = call_.hidden + (rows.first + row) * size;
-            const float share = static_cast<float>(sigmoid_of(product_of(hidden, mixture.dense_gate, size)));
+            const float share = static_cast<float>(sigmoid_of(product_of(hidden, mixture.shared_expert_gate, size)));
             for (int64_t i = 0; i < size; ++i) added[i] *= share;
         }
         for (int64_t i = 0; i < size; ++i) added[i] += mixed[i];
     }
 
     // Of the embedding for each layer: the residual, with all that came of the layer, opens a gate for this layer's.
-    void mix_in(int64_t at, Rows rows) {
+    void add_per_layer_embedding(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
-        const Group gate_of = state_.per_layer_gate(layer.per_layer, rows);
-        const Group project = state_.per_layer_project(layer.per_layer, rows);
+        const ProjectionSet gate_of = state_.per_layer_gate(layer.per_layer, rows);
+        const ProjectionSet project = state_.per_layer_project(layer.per_layer, rows);
         const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
-        const SettleCall settle = settle_call({layer.after_norm, 1.0f}, rows);
+        const ResidualCall settle = settle_call({layer.after_norm, 1.0f}, rows);
         timed(kPerLayer, [&] {
-            thread_.share(std::max(rows.count, gate_of.num_ready_rows()), [&](int64_t row) {
-                if (row < rows.count) kernels_.settle_row(settle, row);
-                gate_of.make_ready(row, 0, call_.hidden_size);
+            thread_.share(std::max(rows.count, gate_of.num_converted_rows()), [&](int64_t row) {
+                if (row < rows.count) kernels_.add_residual_row(settle, row);
+                gate_of.convert_input_row(row, 0, call_.hidden_size);
             });
             multiply(gate_of);
-            const bool is_drawn = at + 1 == call_.num_layers && !is_every_needed();
-            thread_.share(std::max(rows.count, project.num_ready_rows()), [&](int64_t row) {
-                const int64_t of = is_drawn && row < rows.count ? call_.needed[rows.first + row] : rows.first + row;
+            const bool is_compacted = at + 1 == call_.num_layers && !is_every_needed();
+            thread_.share(std::max(rows.count, project.num_converted_rows()), [&](int64_t row) {
+                const int64_t of = is_compacted && row < rows.count ? call_.needed[rows.first + row] : rows.first + row;
                 const float* own = call_.per_layer + of * width + layer.number * size;
                 if (row < rows.count)
                     kernels_.gate_part({call_.gate_up + row * size, own, 0, 0, call_.gated + row * size, 1, size, kind()},
                                        0, 0, size);
-                project.make_ready(row, 0, size);
+                project.convert_input_row(row, 0, size);
             });
             multiply(project);
         });
     }
 
     // What was found before comes to the residual first, unless it is null.
-    void norm(const float* weight, const Unsettled* before, Rows rows, const Group& next) {
+    void norm(const float* weight, const PendingResidual* before, Rows rows, const ProjectionSet& next) {
         const NormCall norm = norm_call(weight, rows);
         timed(kNorm, [&] {
-            thread_.share(std::max(rows.count, next.num_ready_rows()), [&](int64_t row) {
+            thread_.share(std::max(rows.count, next.num_converted_rows()), [&](int64_t row) {
                 if (row < rows.count) {
                     if (before == nullptr)
                         kernels_.norm_row({nullptr, norm.residual, weight, norm.out, norm.num_rows, norm.size, eps()}, row);
                     else
-                        settle_and_norm(norm, *before, row);
+                        add_residual_and_norm(norm, *before, row);
                 }
-                next.make_ready(row, 0, call_.hidden_size);
+                next.convert_input_row(row, 0, call_.hidden_size);
             });
         });
     }
 
-    void settle_and_norm(const NormCall& norm, const Unsettled& before, int64_t row) const {
+    void add_residual_and_norm(const NormCall& norm, const PendingResidual& before, int64_t row) const {
         if (before.after_norm == nullptr && before.scale == 1.0f && call_.added_scale == 1.0)
             return kernels_.norm_row(norm, row);
-        kernels_.settle_row({const_cast<float*>(norm.added), norm.residual, before.after_norm, norm.size, eps(),
+        kernels_.add_residual_row({const_cast<float*>(norm.added), norm.residual, before.after_norm, norm.size, eps(),
                              static_cast<float>(call_.added_scale), before.scale}, row);
         kernels_.norm_row({nullptr, norm.residual, norm.weight, norm.out, norm.num_rows, norm.size, eps()}, row);
     }
 
-    SettleCall settle_call(const Unsettled& found, Rows rows) const {
+    ResidualCall settle_call(const PendingResidual& found, Rows rows) const {
         const int64_t first = rows.first * call_.hidden_size;
         return {call_.added + first, call_.residual + first, found.after_norm, call_.hidden_size, eps(),
                 static_cast<float>(call_.added_scale), found.scale};
     }
 
-    void gate(const GateCall& gate, const Group& next) {
+    void gate(const GateCall& gate, const ProjectionSet& next) {
         timed(kGated, [&] {
-            const int64_t num_rows = std::max(gate.num_rows, next.num_ready_rows());
-            thread_.share_parts(num_rows, gate.size, [&](int64_t row, int64_t first, int64_t end) {
+            const int64_t num_rows = std::max(gate.num_rows, next.num_converted_rows());
+            thread_.for_each_chunk(num_rows, gate.size, [&](int64_t row, int64_t first, int64_t end) {
                 if (row < gate.num_rows) kernels_.gate_part(gate, row, first, end);
-                next.make_ready(row, first, end);
+                next.convert_input_row(row, first, end);
             });
         });
     }
 
-    void make_ready(const Group& group, int64_t size) {
-        if (group.num_ready_rows() == 0) return;
-        thread_.share_parts(group.num_ready_rows(), size,
-                            [&](int64_t row, int64_t first, int64_t end) { group.make_ready(row, first, end); });
+    void convert_input_row(const ProjectionSet& group, int64_t size) {
+        if (group.num_converted_rows() == 0) return;
+        thread_.for_each_chunk(group.num_converted_rows(), size,
+                            [&](int64_t row, int64_t first, int64_t end) { group.convert_input_row(row, first, end); });
     }
 
-    void multiply(const Group& group) {
+    void multiply(const ProjectionSet& group) {
         thread_.share(group.num_tasks(), [&](int64_t task) { group.multiply(task); });
     }
 
@@ -507,7 +508,7 @@ class Step {
     Gate kind() const { return static_cast<Gate>(call_.gate); }
 
     const StepState& state_;
-    const DecoderCall& call_;
+    const ForwardCall& call_;
     const Kernels& kernels_;
     TeamThread& thread_;
     AttentionCall attention_;
@@ -516,12 +517,12 @@ class Step {
 void check(const int64_t* indices, int64_t count, int64_t size, const char* what) {
     for (int64_t at = 0; at < count; ++at)
         if (indices[at] < 0 || indices[at] >= size)
-            throw std::out_of_range(std::string(what) + " must be between 0 and " + std::to_string(size - 1) + ", " +
-                                    std::to_string(indices[at]) + " given");
+            throw std::out_of_range("expected " + std::string(what) + " from 0 to " + std::to_string(size - 1) +
+                                    ", got " + std::to_string(indices[at]));
 }
 
 // Upwards, and each once: rows are moved by that.
-void check_needed(const DecoderCall& call) {
+void check_needed(const ForwardCall& call) {
     if (call.num_needed == call.num_rows) return;
     check(call.needed, call.num_needed, call.num_rows, "needed rows");
     for (int64_t at = 1; at < call.num_needed; ++at)
@@ -533,12 +534,12 @@ void check_needed(const DecoderCall& call) {
 
 }  // namespace
 
-void compute_step(const DecoderCall& call) {
+void compute_step(const ForwardCall& call) {
     check(call.tokens, call.num_rows, call.embedding.num_out, "tokens");
     check(call.wanted, call.num_wanted, call.num_rows, "wanted rows");
     check_needed(call);
     const StepState state(call);
-    in_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
+    run_team(state.num_threads(), [&](TeamThread& thread) { Step(state, thread).run(); });
 }
 
 void count_layers(uint64_t* counter) { counted_layers.store(counter, std::memory_order_relaxed); }

@@ -18,19 +18,19 @@
 namespace quire {
 
 // Who packed a weight: dense.isa.cpp, amx.cpp (as WeightType has them), or pack.cpp.
-enum Packing : int64_t { kFloat32 = 0, kTiles = 1, kPanels = 2 };
+enum Packing : int64_t { kFloat32 = 0, kAmx = 1, kPanels = 2 };
 
 // A weight that was packed, and its bias.
 struct Linear {
     int64_t packing;
-    int64_t format, arithmetic, group;  // of panels: Format, Arithmetic, and inputs that share a given scale
+    int64_t format, arithmetic, group;  // of panels: Format, ComputeType, and inputs that share a given scale
     const void* packed;
     const float* bias;  // [out], or null
     int64_t num_in, num_out;
 };
 
 // Experts, of which each row uses a few.
-struct Mixture {
+struct MoE {
     Linear router;
     const float* router_norm;    // of the residual, for the router; null: it is given what the dense part is given
     const float* input_norm;     // the same for experts
@@ -40,11 +40,11 @@ struct Mixture {
     const Linear* gate_up;       // [expert, 2]; all experts are packed alike
     const Linear* down;          // [expert]
     int64_t num_experts, num_used, intermediate_size;  // no experts: there is no mixture
-    int64_t is_shared_by_all;    // whether weights are shares of all experts, or of those used
+    int64_t softmax_over_all;    // whether weights are shares of all experts, or of those used
     int64_t is_sigmoid;          // whether a score counts by its sigmoid, not by its exponential
-    const float* choice_bias;    // [expert], added to what experts are chosen by, not to what they count; or null
-    const float* dense_gate;     // [hidden]: its product with a row opens the dense part, by its sigmoid; or null
-    double least_total, scale;   // added to the sum that shares are of; what all weights are multiplied with
+    const float* selection_bias;    // [expert], added to what experts are chosen by, not to what they count; or null
+    const float* shared_expert_gate;     // [hidden]: its product with a row opens the dense part, by its sigmoid; or null
+    double denominator_eps, scale;   // added to the sum that shares are of; what all weights are multiplied with
 };
 
 // Rows of another embedding that a layer mixes in.
@@ -58,7 +58,7 @@ struct Layer {
     const float *query_norm, *key_norm, *value_norm;                   // each or null
     const float* sinks;  // [head], or null
     Linear qkv[4], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
-    Mixture mixture;
+    MoE mixture;
     PerLayer per_layer;
     Recurrent recurrent;  // instead of attention, unless its kind is none
     int64_t window;  // -1: none
@@ -86,7 +86,7 @@ struct RopeRule {
     int64_t first;  // of its cosines and sines in a row of them
 };
 
-struct DecoderCall {
+struct ForwardCall {
     Linear embedding, head;  // perhaps the same
     Linear per_layer_embedding, per_layer_projection;  // none: zeros
     const float* per_layer_norm;  // [per_layer_size]
@@ -112,9 +112,9 @@ struct DecoderCall {
     const int64_t* blocks;
     const int64_t* slots;
     const int32_t* tables;
-    const Member* members;
-    const Tile* tiles;
-    const int64_t* wanted;  // rows whose logits are wanted; the likeliest token too of the first `num_sampled`
+    const TileRow* members;
+    const QueryTile* tiles;
+    const int64_t* wanted;  // rows whose logits are wanted; the argmax_tokens token too of the first `num_sampled`
     const int64_t* needed;  // rows whose last hidden states are needed, upwards: those wanted, and perhaps others
     const int64_t* run_rows;   // [run + 1]: rows of one sequence are a run
     const int64_t* run_slots;  // [run]: where its recurrent state is
@@ -122,8 +122,8 @@ struct DecoderCall {
     // What is computed:
     float* hidden;       // [row, hidden]: the last hidden states of rows that are needed
     float* logits;       // [wanted, vocabulary]
-    int64_t* likeliest;  // [sampled], as argmax has it
-    uint8_t* is_sound;   // [sampled]: whether all logits of the row are finite
+    int64_t* argmax_tokens;  // [sampled], as argmax has it
+    uint8_t* are_logits_finite;   // [sampled]: whether all logits of the row are finite
     uint8_t* is_finite;  // [row]: whether the last hidden state is; of a row that is not needed, what it attended to
     // What is between:
     float* residual;      // [row, hidden]
@@ -151,7 +151,7 @@ enum Part {
 };
 
 // Throws std::out_of_range, and does nothing, if there is no such token or row.
-void compute_step(const DecoderCall& call);
+void compute_step(const ForwardCall& call);
 
 // From now on each layer of a step that is done adds one to this number, which another process may read; null: to none.
 void count_layers(uint64_t* counter);

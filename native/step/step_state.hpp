@@ -11,10 +11,10 @@
 
 namespace quire {
 
-struct Freed {
+struct FreeDeleter {
     void operator()(char* memory) const { std::free(memory); }
 };
-typedef std::unique_ptr<char, Freed> Memory;
+typedef std::unique_ptr<char, FreeDeleter> Memory;
 
 inline Memory taken(int64_t num_bytes) {
     if (num_bytes == 0) return nullptr;
@@ -37,10 +37,10 @@ struct MixtureMemory {
     float *router_rows = nullptr, *scores = nullptr, *expert_rows = nullptr, *mixed = nullptr;
     ExpertBuffers buffers = {};
 
-    MixtureMemory(const DecoderCall& call, int64_t num_rows) {
+    MixtureMemory(const ForwardCall& call, int64_t num_rows) {
         int64_t pairs = 0, wide = 0, experts = 0, scratch_bytes = 0;
         for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer) {
-            const Mixture& mixture = layer->mixture;
+            const MoE& mixture = layer->mixture;
             if (mixture.num_experts == 0) continue;
             pairs = std::max(pairs, num_rows * mixture.num_used);
             wide = std::max(wide, num_rows * mixture.num_used * mixture.intermediate_size);
@@ -67,15 +67,15 @@ struct MixtureMemory {
 
 // What threads share of a step.
 struct StepState {
-    const DecoderCall& call;
+    const ForwardCall& call;
     AttentionCall attention;
     AttentionMemory attention_memory;
     Memory scratch, routings;
     MixtureMemory mixture;
 
-    explicit StepState(const DecoderCall& given)
-        : call(given), attention(attention_call(given)), attention_memory(attention),
-          mixture(given, std::min(given.chunk_rows, given.num_rows)) {
+    explicit StepState(const ForwardCall& forward)
+        : call(forward), attention(attention_call(forward)), attention_memory(attention),
+          mixture(forward, std::min(forward.chunk_rows, forward.num_rows)) {
         scratch = taken(most_scratch());
         routings = taken(call.num_layers * layer_routing_bytes());
     }
@@ -83,7 +83,7 @@ struct StepState {
     int64_t query_size(const Layer& layer) const { return call.num_heads * layer.head_size; }
 
     // Of what attention or a recurrent layer found.
-    int64_t answer_size(const Layer& layer) const {
+    int64_t attention_out_size(const Layer& layer) const {
         return layer.recurrent.kind == RecurrentKind::none ? query_size(layer) : layer.recurrent.out_size;
     }
 
@@ -92,53 +92,53 @@ struct StepState {
         return (1 + layer.has_gate) * query_size(layer) + layer.has_kv * (1 + layer.has_values) * layer.num_kv_heads * layer.head_size;
     }
 
-    Group qkv(const Layer& layer, Rows rows) const {
+    ProjectionSet qkv(const Layer& layer, Rows rows) const {
         return {layer.qkv, 4, hidden(rows), call.qkv, qkv_size(layer), rows.count, scratch.get()};
     }
 
-    Group out(const Layer& layer, Rows rows) const {
-        return {&layer.out, 1, call.answers + rows.first * answer_size(layer), added(rows), call.hidden_size, rows.count,
+    ProjectionSet out(const Layer& layer, Rows rows) const {
+        return {&layer.out, 1, call.answers + rows.first * attention_out_size(layer), added(rows), call.hidden_size, rows.count,
                 scratch.get()};
     }
 
-    Group gate_up(const Layer& layer, Rows rows) const {
+    ProjectionSet gate_up(const Layer& layer, Rows rows) const {
         return {layer.gate_up, 2, hidden(rows), call.gate_up, 2 * layer.intermediate_size, rows.count, scratch.get()};
     }
 
-    Group down(const Layer& layer, Rows rows) const {
+    ProjectionSet down(const Layer& layer, Rows rows) const {
         return {&layer.down, 1, call.gated, added(rows), call.hidden_size, rows.count, scratch.get()};
     }
 
-    Group router(const Mixture& of, Rows rows) const {
+    ProjectionSet router(const MoE& of, Rows rows) const {
         const float* from = of.router_norm == nullptr ? hidden(rows) : mixture.router_rows;
         return {&of.router, 1, from, mixture.scores, of.num_experts, rows.count, scratch.get()};
     }
 
-    Group per_layer_gate(const PerLayer& of, Rows rows) const {
+    ProjectionSet per_layer_gate(const PerLayer& of, Rows rows) const {
         return {&of.gate, 1, call.residual + rows.first * call.hidden_size, call.gate_up, call.per_layer_size,
                 rows.count, scratch.get()};
     }
 
-    Group per_layer_project(const PerLayer& of, Rows rows) const {
+    ProjectionSet per_layer_project(const PerLayer& of, Rows rows) const {
         return {&of.project, 1, call.gated, added(rows), call.hidden_size, rows.count, scratch.get()};
     }
 
     // Of embedded rows, all layers' at once.
-    Group per_layer_projection(Rows rows) const {
+    ProjectionSet per_layer_projection(Rows rows) const {
         const int64_t width = call.num_all_layers * call.per_layer_size;
         return {&call.per_layer_projection, 1, call.residual + rows.first * call.hidden_size,
                 call.per_layer + rows.first * width, width, rows.count, scratch.get()};
     }
 
     // Rows of what is wanted.
-    Group head(Rows rows) const {
+    ProjectionSet head(Rows rows) const {
         return {&call.head, 1, call.picked + rows.first * call.hidden_size,
                 call.logits + rows.first * call.head.num_out, call.head.num_out, rows.count, scratch.get()};
     }
 
-    // Each layer and chunk has one of its own, so that nobody writes where somebody late still reads.
+    // Each layer and chunk has one of its own, so that no thread writes where a late one still reads.
     Routing routing(int64_t layer, Rows rows) const {
-        const Mixture& of = call.layers[layer].mixture;
+        const MoE& of = call.layers[layer].mixture;
         const int64_t at = layer * layer_routing_bytes() + rows.first / call.chunk_rows * chunk_routing_bytes();
         return {routings.get() + at, of, rows.count};
     }
@@ -179,7 +179,7 @@ struct StepState {
         int64_t most = head({0, std::min(call.chunk_rows, call.num_wanted)}).scratch_bytes();
         if (call.per_layer_size > 0) most = std::max(most, per_layer_projection(rows).scratch_bytes());
         for (const Layer* layer = call.layers; layer < call.layers + call.num_layers; ++layer)
-            for (const Group& group :
+            for (const ProjectionSet& group :
                  {qkv(*layer, rows), out(*layer, rows), gate_up(*layer, rows), down(*layer, rows),
                   router(layer->mixture, rows), per_layer_gate(layer->per_layer, rows),
                   per_layer_project(layer->per_layer, rows)})
@@ -188,7 +188,7 @@ struct StepState {
     }
 
     // Of no layer yet: as large as that of any. Memory is for the largest group of heads and the largest head.
-    static AttentionCall attention_call(const DecoderCall& call) {
+    static AttentionCall attention_call(const ForwardCall& call) {
         return {call.queries, 0, call.answers, 0, nullptr, 0, nullptr, 0, static_cast<KVType>(call.kv_type),
                 int(call.num_heads), int(call.num_heads / call.most_group), int(call.most_head_size),
                 int(call.most_head_size), int(call.block_size), call.tables, call.members, call.tiles, call.num_tiles,

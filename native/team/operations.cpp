@@ -14,11 +14,11 @@ constexpr int64_t kWorthNumbers = 65536, kWorthMultiplications = 1 << 19;
 
 void attention(const Kernels& kernels, const AttentionCall& call) {
     const bool is_large = call.num_pieces * call.num_kv_heads > 1;
-    in_team(is_large ? call.num_threads : 1, [&](TeamThread& thread) { kernels.attention(call, thread); });
+    run_team(is_large ? call.num_threads : 1, [&](TeamThread& thread) { kernels.attention(call, thread); });
 }
 
 void add_rms_norm(const Kernels& kernels, const NormCall& call, int num_threads) {
-    in_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
+    run_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
         thread.share(call.num_rows, [&](int64_t row) { kernels.norm_row(call, row); });
     });
 }
@@ -26,44 +26,44 @@ void add_rms_norm(const Kernels& kernels, const NormCall& call, int num_threads)
 void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads) {
     // A key's number costs a cache miss: threads are worth waking for far fewer rows than arithmetic alone would need.
     const int64_t misses = call.num_rows * call.num_kv_heads * call.key_size;
-    in_team(misses >= kWorthNumbers / 8 ? num_threads : 1, [&](TeamThread& thread) {
+    run_team(misses >= kWorthNumbers / 8 ? num_threads : 1, [&](TeamThread& thread) {
         thread.share(call.num_rows, [&](int64_t row) { kernels.rope_row(call, row); });
     });
 }
 
 void gate_mul(const Kernels& kernels, const GateCall& call, int num_threads) {
-    in_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
-        thread.share_parts(call.num_rows, call.size,
+    run_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
+        thread.for_each_chunk(call.num_rows, call.size,
                     [&](int64_t row, int64_t first, int64_t end) { kernels.gate_part(call, row, first, end); });
     });
 }
 
 void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads) {
-    in_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
+    run_team(call.num_rows * call.size >= kWorthNumbers ? num_threads : 1, [&](TeamThread& thread) {
         thread.share(call.num_rows, [&](int64_t row) { kernels.argmax_row(call, row); });
     });
 }
 
 void product(const Products& products, const ProductCall& call, int num_threads) {
     const bool is_large = call.num_rows * call.num_in * call.num_out >= kWorthMultiplications;
-    const int64_t num_ready = products.num_ready_rows(call);
-    in_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
+    const int64_t num_ready = products.num_converted_rows(call);
+    run_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
         if (num_ready > 0)
-            thread.share_parts(num_ready, call.num_in, [&](int64_t row, int64_t first, int64_t end) {
-                products.make_ready(call, row, first, end);
+            thread.for_each_chunk(num_ready, call.num_in, [&](int64_t row, int64_t first, int64_t end) {
+                products.convert_input_row(call, row, first, end);
             });
         thread.share(products.num_tasks(call), [&](int64_t task) { products.multiply(call, task); });
     });
 }
 
-void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads) {
+void panel_product(const Kernels& kernels, ComputeType arithmetic, const PanelCall& call, int num_threads) {
     const bool is_large = call.num_rows * call.shape.num_in * call.shape.num_out >= kWorthMultiplications;
-    in_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
+    run_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
         const PanelProducts& panels = *kernels.panels;
-        if (arithmetic == Arithmetic::floating)
+        if (arithmetic == ComputeType::floating)
             return thread.share(panels.floating_tasks(call), [&](int64_t task) { panels.floating(call, task); });
-        thread.share_parts(call.num_rows, call.shape.num_in, [&](int64_t row, int64_t first, int64_t end) {
-            panels.make_ready(call, row, first, end);
+        thread.for_each_chunk(call.num_rows, call.shape.num_in, [&](int64_t row, int64_t first, int64_t end) {
+            panels.convert_input_row(call, row, first, end);
         });
         thread.share(panels.integer_tasks(call), [&](int64_t task) { panels.integer(call, task); });
     });
@@ -71,7 +71,7 @@ void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCal
 
 void panel_unpack(const Kernels& kernels, const UnpackCall& first, const Outputs& outputs, int num_threads) {
     const bool is_large = outputs.count * first.shape.num_in >= kWorthNumbers;
-    in_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
+    run_team(is_large ? num_threads : 1, [&](TeamThread& thread) {
         thread.share(outputs.count, [&](int64_t at) {
             kernels.panels->unpack({first.shape, first.packed, first.out + at * outputs.stride}, outputs.indices[at]);
         });

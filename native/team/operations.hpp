@@ -11,7 +11,7 @@ void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads);
 void gate_mul(const Kernels& kernels, const GateCall& call, int num_threads);
 void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads);
 void product(const Products& products, const ProductCall& call, int num_threads);
-void panel_product(const Kernels& kernels, Arithmetic arithmetic, const PanelCall& call, int num_threads);
+void panel_product(const Kernels& kernels, ComputeType arithmetic, const PanelCall& call, int num_threads);
 
 // Which outputs are unpacked, and how far apart.
 struct Outputs {

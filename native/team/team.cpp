@@ -11,8 +11,8 @@
 namespace quire {
 namespace {
 
-constexpr double kLeastPatience_s = kPatience_s / 64;
-constexpr int kLooks = 16;  // between looks at the clock
+constexpr double kLeastPatience_s = kSpinLimit_s / 64;
+constexpr int kSpinsPerClockRead = 16;  // between looks at the clock
 
 void rest() {
 #if defined(__x86_64__)
@@ -26,7 +26,7 @@ bool watch(const Team& team, uint32_t phase, int64_t count, double patience_s) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point end = Clock::now() + std::chrono::nanoseconds(static_cast<int64_t>(patience_s * 1e9));
     do {
-        for (int look = 0; look < kLooks; ++look, rest())
+        for (int look = 0; look < kSpinsPerClockRead; ++look, rest())
             if (team.done.has(phase, count)) return true;
     } while (Clock::now() < end);
     return false;
@@ -36,19 +36,19 @@ bool watch(const Team& team, uint32_t phase, int64_t count, double patience_s) {
 
 void wait_until_done(Team& team, uint32_t phase, int64_t count, double& patience_s) {
     if (watch(team, phase, count, patience_s)) {
-        patience_s = kPatience_s;
+        patience_s = kSpinLimit_s;
         return;
     }
     patience_s = patience_s / 2 > kLeastPatience_s ? patience_s / 2 : kLeastPatience_s;
     // Who says "asleep" looks once more; who is done looks for sleepers: one of the two sees the other.
-    std::atomic_ref<uint32_t> asleep(team.num_asleep), calls(team.num_calls);
+    std::atomic_ref<uint32_t> asleep(team.num_asleep), calls(team.wake_epoch);
     asleep.fetch_add(1);
-    for (uint32_t heard = calls.load(); !team.done.has(phase, count); heard = calls.load()) calls.wait(heard);
+    for (uint32_t epoch = calls.load(); !team.done.has(phase, count); epoch = calls.load()) calls.wait(epoch);
     asleep.fetch_sub(1);
 }
 
-void call_sleepers(Team& team) {
-    std::atomic_ref<uint32_t> calls(team.num_calls);
+void wake_waiters(Team& team) {
+    std::atomic_ref<uint32_t> calls(team.wake_epoch);
     calls.fetch_add(1);
     calls.notify_all();
 }

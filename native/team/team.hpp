@@ -2,7 +2,7 @@
 //
 // Each thread has a run of neighbouring tasks of its own and takes from it, in order; one that is done helps the
 // others. So a thread meets memory in its order. A phase is over when its tasks are done, not when all threads are
-// there: one that is held up (its core is lent to somebody else) and holds no task keeps nobody waiting, and finds
+// there: one that is held up (its core runs another program) and holds no task delays no other thread, and finds
 // nothing left to do in the phases it missed.
 //
 //     phase        1                   2                3                4
@@ -10,7 +10,7 @@
 //     thread 1     take take           held up .....................     (2, 3: none left)  take ...
 //
 // Counters carry the number of their phase. One of an older phase counts as zero, one of a newer says that this phase is
-// over; so nobody sets a counter back, and nobody takes a task twice, however late a thread comes.
+// over; so no thread resets a counter, and no task is taken twice, however late a thread comes.
 #pragma once
 
 #include <omp.h>
@@ -19,11 +19,11 @@
 
 namespace quire {
 
-constexpr int kMostRuns = 64;   // of tasks: threads beyond them only help
+constexpr int kMaxTaskRanges = 64;   // of tasks: threads beyond them only help
 constexpr int kMostQueues = 4;  // of one phase
 
 // A phase's number above, what was counted in it below.
-struct alignas(64) Counter {
+struct alignas(64) TaskCursor {
     uint64_t word = 0;
 
     // The next number below `limit`, if the phase has one left.
@@ -58,10 +58,10 @@ struct alignas(64) Counter {
 
 // What the threads of a team share.
 struct Team {
-    Counter taken[kMostQueues][kMostRuns];
-    Counter done;
+    TaskCursor taken[kMostQueues][kMaxTaskRanges];
+    TaskCursor done;
     alignas(64) uint32_t num_asleep = 0;
-    uint32_t num_calls = 0;  // to those asleep
+    uint32_t wake_epoch = 0;  // to those asleep
 };
 
 // Returns when `count` tasks of the phase are done: watches for a short while, then sleeps. A thread that had to sleep
@@ -69,25 +69,25 @@ struct Team {
 void wait_until_done(Team& team, uint32_t phase, int64_t count, double& patience_s);
 
 // Wakes those asleep.
-void call_sleepers(Team& team);
+void wake_waiters(Team& team);
 
-constexpr double kPatience_s = 100e-6;
+constexpr double kSpinLimit_s = 100e-6;
 
 // Numbered tasks as one thread takes them, and how many it took.
 class Tasks {
   public:
-    QUIRE_INLINE Tasks(Counter* taken, uint32_t phase, int64_t num_tasks, int thread, int num_runs, int64_t& num_mine)
+    QUIRE_INLINE Tasks(TaskCursor* taken, uint32_t phase, int64_t num_tasks, int thread, int num_runs, int64_t& num_mine)
         : taken_(taken), phase_(phase), num_tasks_(num_tasks), thread_(thread), num_runs_(num_runs),
-          num_mine_(num_mine) {
+          num_done_here_(num_mine) {
         enter();
     }
 
     // The next task for this thread, if there is one left. Who takes it must have done it before the phase's end.
     QUIRE_INLINE bool take(int64_t& task) {
-        for (; helped_ < num_runs_; ++helped_, enter()) {
+        for (; ranges_visited_ < num_runs_; ++ranges_visited_, enter()) {
             if (!run_->take(phase_, end_ - begin_, task)) continue;
             task += begin_;
-            ++num_mine_;
+            ++num_done_here_;
             return true;
         }
         return false;
@@ -95,17 +95,17 @@ class Tasks {
 
   private:
     QUIRE_INLINE void enter() {
-        const int at = (thread_ + helped_) % num_runs_;
+        const int at = (thread_ + ranges_visited_) % num_runs_;
         run_ = taken_ + at;
         begin_ = num_tasks_ * at / num_runs_;
         end_ = num_tasks_ * (at + 1) / num_runs_;
     }
 
-    Counter *taken_, *run_;
+    TaskCursor *taken_, *run_;
     uint32_t phase_;
     int64_t num_tasks_, begin_, end_;
-    int thread_, num_runs_, helped_ = 0;
-    int64_t& num_mine_;
+    int thread_, num_runs_, ranges_visited_ = 0;
+    int64_t& num_done_here_;
 };
 
 // One thread of a team. All of them ask for the same tasks and wait at the same places; what they do outside of tasks,
@@ -119,7 +119,7 @@ class TeamThread {
 
     // Up to kMostQueues times between waits.
     QUIRE_INLINE Tasks tasks(int64_t num_tasks) {
-        return tasks_in(num_tasks, num_threads_ < kMostRuns ? num_threads_ : kMostRuns);
+        return tasks_in(num_tasks, num_threads_ < kMaxTaskRanges ? num_threads_ : kMaxTaskRanges);
     }
 
     // The same in one run for all, as it comes.
@@ -127,19 +127,19 @@ class TeamThread {
 
     // Until all tasks are done that were asked for since the last time.
     QUIRE_INLINE void wait() {
-        if (num_threads_ > 1 && num_asked_ > 0) {
-            if (num_mine_ > 0) team_.done.add(phase_, num_mine_);
-            if (!team_.done.has(phase_, num_asked_))
-                wait_until_done(team_, phase_, num_asked_, patience_s_);
+        if (num_threads_ > 1 && num_issued_ > 0) {
+            if (num_done_here_ > 0) team_.done.add(phase_, num_done_here_);
+            if (!team_.done.has(phase_, num_issued_))
+                wait_until_done(team_, phase_, num_issued_, patience_s_);
             else if (__atomic_load_n(&team_.num_asleep, __ATOMIC_SEQ_CST) > 0)
-                call_sleepers(team_);
+                wake_waiters(team_);
         }
         ++phase_;
-        num_asked_ = num_mine_ = 0;
+        num_issued_ = num_done_here_ = 0;
         num_queues_ = 0;
     }
 
-    // Every task is done by one of the threads, and nobody goes on before all are done.
+    // Every task is done by one of the threads, and no thread goes on before all are done.
     template <typename Do>
     QUIRE_INLINE void share(int64_t num_tasks, Do each) {
         Tasks tasks = this->tasks(num_tasks);
@@ -147,32 +147,32 @@ class TeamThread {
         wait();
     }
 
-    // The same for rows of numbers, kPart of them at a time.
+    // The same for rows of numbers, kElementsPerTask of them at a time.
     template <typename Do>
-    QUIRE_INLINE void share_parts(int64_t num_rows, int64_t size, Do each) {
-        const int64_t parts = (size + kPart - 1) / kPart;
+    QUIRE_INLINE void for_each_chunk(int64_t num_rows, int64_t size, Do each) {
+        const int64_t parts = (size + kElementsPerTask - 1) / kElementsPerTask;
         share(num_rows * parts, [&](int64_t task) {
-            const int64_t first = task % parts * kPart, end = first + kPart;
+            const int64_t first = task % parts * kElementsPerTask, end = first + kElementsPerTask;
             each(task / parts, first, end < size ? end : size);
         });
     }
 
   private:
     QUIRE_INLINE Tasks tasks_in(int64_t num_tasks, int num_runs) {
-        num_asked_ += num_tasks;
-        return {team_.taken[num_queues_++], phase_, num_tasks, number_ % num_runs, num_runs, num_mine_};
+        num_issued_ += num_tasks;
+        return {team_.taken[num_queues_++], phase_, num_tasks, number_ % num_runs, num_runs, num_done_here_};
     }
 
     Team& team_;
     int number_, num_threads_, num_queues_ = 0;
     uint32_t phase_ = 1;
-    int64_t num_asked_ = 0, num_mine_ = 0;
-    double patience_s_ = kPatience_s;
+    int64_t num_issued_ = 0, num_done_here_ = 0;
+    double patience_s_ = kSpinLimit_s;
 };
 
 // Work that all threads of a new team do.
 template <typename Do>
-void in_team(int num_threads, Do work) {
+void run_team(int num_threads, Do work) {
     Team team;
 #pragma omp parallel num_threads(num_threads) if (num_threads > 1)
     {

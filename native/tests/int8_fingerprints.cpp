@@ -54,8 +54,8 @@ struct Case {
 
     Case(Format format, Dice dice) : shape{format, dice.pick(1, 70), 0, 32 * dice.pick(1, 4)} {
         const quire::FormatTraits& traits = shape.traits();
-        const bool is_open = quire::is_given(traits.scales);
-        shape.num_in = (is_open ? quire::kGroup : traits.file_inputs) * dice.pick(1, 4);
+        const bool is_open = quire::is_external(traits.scales);
+        shape.num_in = (is_open ? quire::kGroupInputs : traits.file_inputs) * dice.pick(1, 4);
         const int64_t row_bytes = shape.num_in / traits.file_inputs * traits.file_bytes;
         std::vector<uint8_t> bytes(static_cast<size_t>(row_bytes * shape.num_out));
         const int mask = is_open ? (1 << traits.code_bits) - 1 : 0xDB;  // in fp16 no exponent of all ones
@@ -80,8 +80,8 @@ struct Case {
     uint64_t digest(const quire::Kernels& kernels) const {
         std::vector<float> out(static_cast<size_t>(num_rows * shape.num_out));
         const Memory scratch =
-            lines(kernels.panels->scratch_bytes(quire::Arithmetic::integer, num_rows, shape.num_in) + quire::kLine);
-        quire::panel_product(kernels, quire::Arithmetic::integer,
+            lines(kernels.panels->scratch_bytes(quire::ComputeType::integer, num_rows, shape.num_in) + quire::kCacheLineBytes);
+        quire::panel_product(kernels, quire::ComputeType::integer,
                              {shape, reinterpret_cast<const uint8_t*>(panels.get()), rows.data(), shape.num_in, nullptr,
                               out.data(), shape.num_out, num_rows, scratch.get()}, 1);
         uint64_t hash = 14695981039346656037u;

@@ -55,7 +55,7 @@ int width_of(KVType type) { return type == KVType::float32 ? 4 : type == KVType:
 // Of codes, scales of all slots lie behind them, and take the place of so many numbers of each slot.
 int scale_rows(KVType type) { return type == KVType::int8 ? 4 : 0; }
 
-// Items, and a store in which only their slots are written. Bytes, so that one shape serves all types.
+// WorkItems, and a store in which only their slots are written. Bytes, so that one shape serves all types.
 struct Step {
     int longest = pick(0, 3) ? 150 : 2300;  // several segments now and then
     int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
@@ -129,16 +129,16 @@ struct Free {
     void operator()(char* memory) const { std::free(memory); }
 };
 
-// Items [first, first + count) of a step in one call.
+// WorkItems [first, first + count) of a step in one call.
 std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const std::vector<float>& queries,
                           size_t first, size_t count, int window, float softcap, const float* sinks) {
-    const quire::Items items = {step.first_rows.data() + first, step.num_rows.data() + first,
+    const quire::WorkItems items = {step.first_rows.data() + first, step.num_rows.data() + first,
                                 step.first_positions.data() + first, step.offsets.data() + first,
                                 static_cast<int64_t>(count), step.tables.data()};
     int rows = 0;
     for (size_t item = first; item < first + count; ++item) rows += step.num_rows[item];
-    std::vector<quire::Member> members(static_cast<size_t>(rows));
-    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    std::vector<quire::TileRow> members(static_cast<size_t>(rows));
+    std::vector<quire::QueryTile> tiles(static_cast<size_t>(rows));
     const int64_t num_tiles = quire::make_tiles(items, step.block_size, step.group, members.data(), tiles.data());
     const int num_heads = step.num_kv_heads * step.group;
     std::vector<float> out(static_cast<size_t>(step.total * num_heads * step.value_size), 0.0f);
@@ -236,7 +236,7 @@ void test_rows(const quire::Kernels& kernels) {
         quire::gate_mul(kernels, {gate, gate + size, 2 * size, 2 * size, out.data(), rows, size, kind}, 2);
         expect(all_finite(out), "gate", kernels.isa);
     }
-    kernels.settle_row({out.data(), residual.data(), weight.data(), size, 1e-5f, 0.5f, 2.0f}, rows - 1);
+    kernels.add_residual_row({out.data(), residual.data(), weight.data(), size, 1e-5f, 0.5f, 2.0f}, rows - 1);
     kernels.logit_part({out.data(), size, 0.5f, 3.0f}, rows - 1, 0, size);
     expect(all_finite(out) && all_finite(residual), "settled rows", kernels.isa);
     const int32_t parts[] = {rows - 1, 0};
@@ -344,13 +344,13 @@ struct PackedPanels {
 
     static quire::PanelShape any_shape(quire::Format format) {
         const quire::FormatTraits& traits = quire::traits_of(format);
-        const bool is_open = traits.scales == quire::Scales::given || traits.scales == quire::Scales::none;
-        return {format, pick(1, 100), is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroup) * pick(1, 4),
+        const bool is_open = traits.scales == quire::Scales::external || traits.scales == quire::Scales::none;
+        return {format, pick(1, 100), is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroupInputs) * pick(1, 4),
                 is_open ? pick(1, 100) : 32 * pick(1, 4)};
     }
 
     // `is_small`: so that a few layers stay finite.
-    explicit PackedPanels(const quire::PanelShape& given, bool is_small = false) : shape(given) {
+    explicit PackedPanels(const quire::PanelShape& panel_shape, bool is_small = false) : shape(panel_shape) {
         const quire::FormatTraits& traits = shape.traits();
         const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
         std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
@@ -390,17 +390,17 @@ struct SomeRecurrent {
         const int64_t keys = layer.num_key_heads * layer.key_size, heads = layer.num_heads;
         const int64_t out = layer.out_size = is_short ? hidden : heads * layer.value_size;
         const int64_t channels = layer.num_channels = is_short ? hidden : 2 * keys + out;
-        layer.is_tiled = pick(0, 1), layer.is_gated_first = is_space;
+        layer.kv_heads_strided = pick(0, 1), layer.is_gated_first = is_space;
         layer.norm_span = is_space ? out / layer.num_key_heads : layer.value_size;
         if (is_short)
             layer.mixed_at = 2 * channels, layer.rate_at = channels, layer.in_size = 3 * channels;
         else if (is_space)
-            layer.mixed_at = out, layer.step_at = out + channels, layer.in_size = out + channels + heads,
+            layer.mixed_at = out, layer.dt_offset = out + channels, layer.in_size = out + channels + heads,
             layer.key_at = out, layer.query_at = out + keys;
         else
-            layer.gate_at = channels, layer.rate_at = channels + out, layer.step_at = channels + out + heads,
+            layer.gate_offset = channels, layer.rate_at = channels + out, layer.dt_offset = channels + out + heads,
             layer.in_size = channels + out + 2 * heads, layer.key_at = keys, layer.value_at = 2 * keys;
-        layer.least_step = is_space ? 0.01 : 0.0, layer.most_step = is_space ? 2.0 : INFINITY;
+        layer.min_dt = is_space ? 0.01 : 0.0, layer.most_step = is_space ? 2.0 : INFINITY;
         layer.state_at = (layer.num_taps - 1) * channels;
         slot_size = layer.state_at + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
         const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
@@ -434,18 +434,18 @@ struct Recurred {
             for (int64_t run = 0; run < num_runs; ++run) {
                 if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
                 const int64_t between = pick(0, int(layer.num_channels));
-                kernels.mix_run(call, run, between, layer.num_channels);
-                kernels.mix_run(call, run, 0, between);
+                kernels.conv1d(call, run, between, layer.num_channels);
+                kernels.conv1d(call, run, 0, between);
             }
             if (layer.kind == quire::RecurrentKind::convolution) continue;
-            for (int64_t row = 0; row < count; ++row) kernels.prepare_row(call, row);
+            for (int64_t row = 0; row < count; ++row) kernels.compute_decays(call, row);
             const int64_t blocks = num_state_blocks(layer);
             for (int64_t run = 0; run < num_runs; ++run) {
                 if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
                 for (int64_t task = layer.num_heads * blocks - 1; task >= 0; --task)
                     kernels.scan_run(call, run, task / blocks, task % blocks);
             }
-            for (int64_t row = 0; row < count; ++row) kernels.close_row(call, row);
+            for (int64_t row = 0; row < count; ++row) kernels.norm_and_gate_row(call, row);
         }
     }
 };
@@ -461,7 +461,7 @@ void test_recurrent(const quire::Kernels& kernels) {
     const std::vector<float> in = numbers<float>(static_cast<size_t>(run_rows.back() * in_size));
     Recurred whole, chunks;
     whole.slots.assign(static_cast<size_t>((num_runs + 1) * some.slot_size), 0.0f);
-    std::fill_n(whole.slots.begin(), some.slot_size, NAN);  // slot 0 is nobody's
+    std::fill_n(whole.slots.begin(), some.slot_size, NAN);  // slot 0 belongs to no sequence
     chunks.slots = whole.slots;
     const std::vector<float> before = whole.slots;
     whole.run(kernels, some, in, run_rows, run_slots, run_rows.back());
@@ -494,7 +494,7 @@ void test_recurrent(const quire::Kernels& kernels) {
         expect(is_same(alone.slots, before), "another's slot", kernels.isa);
     }
     std::vector<float> answers = numbers<float>(static_cast<size_t>(in_size)), gates = answers;
-    kernels.gate_row(gates.data(), answers.data(), in_size);
+    kernels.apply_output_gate(gates.data(), answers.data(), in_size);
     for (size_t at = 0; at < answers.size(); ++at)
         expect(std::abs(answers[at] - gates[at] / (1.0f + std::exp(-gates[at]))) < 1e-5f, "gated answers", kernels.isa);
 }
@@ -502,14 +502,14 @@ void test_recurrent(const quire::Kernels& kernels) {
 // A row's experts by plain sorting: who is chosen, and what each counts.
 void test_choices() {
     const int64_t count = pick(1, 12), used = pick(1, int(count)), rows = pick(1, 3);
-    quire::Mixture mixture = {};
+    quire::MoE mixture = {};
     std::vector<float> scores = numbers<float>(static_cast<size_t>(rows * count)), bias = numbers<float>(size_t(count));
     if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // equals now and then
     const std::vector<float> scales = numbers<float>(static_cast<size_t>(count));
     mixture.num_experts = count, mixture.num_used = used, mixture.is_sigmoid = pick(0, 1);
-    mixture.choice_bias = pick(0, 2) == 0 ? nullptr : bias.data();
+    mixture.selection_bias = pick(0, 2) == 0 ? nullptr : bias.data();
     mixture.expert_scales = pick(0, 1) ? nullptr : scales.data();
-    mixture.is_shared_by_all = pick(0, 1), mixture.least_total = pick(0, 1) ? 0.0 : 1e-6, mixture.scale = pick(1, 3);
+    mixture.softmax_over_all = pick(0, 1), mixture.denominator_eps = pick(0, 1) ? 0.0 : 1e-6, mixture.scale = pick(1, 3);
     const size_t num_bytes = static_cast<size_t>(quire::Routing::num_bytes(mixture, rows));
     std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
     const quire::Routing routing(memory.get(), mixture, rows);
@@ -520,15 +520,15 @@ void test_choices() {
             return mixture.is_sigmoid ? 1.0 / (1.0 + std::exp(-double{own[expert]})) : std::exp(double{own[expert]});
         };
         const auto wanted = [&](int32_t expert) {
-            if (mixture.choice_bias == nullptr) return own[expert];
+            if (mixture.selection_bias == nullptr) return own[expert];
             return (mixture.is_sigmoid ? static_cast<float>(counts(expert)) : own[expert]) + bias[size_t(expert)];
         };
         std::vector<int32_t> order(static_cast<size_t>(count));
         for (int32_t at = 0; at < count; ++at) order[size_t(at)] = at;
         std::stable_sort(order.begin(), order.end(),
                          [&](int32_t one, int32_t other) { return wanted(one) > wanted(other); });
-        double total = mixture.least_total;
-        for (int64_t at = 0; at < (mixture.is_shared_by_all ? count : used); ++at) total += counts(order[size_t(at)]);
+        double total = mixture.denominator_eps;
+        for (int64_t at = 0; at < (mixture.softmax_over_all ? count : used); ++at) total += counts(order[size_t(at)]);
         std::sort(order.begin(), order.begin() + used);
         for (int64_t at = 0; at < used; ++at) {
             const int32_t expert = order[size_t(at)];
@@ -579,7 +579,7 @@ struct SomeLayer {
     quire::Layer layer = {};
 
     // Of these sizes; `is_shared`: the second layer's keys and values are those of the first.
-    SomeLayer(quire::Packing type, const quire::DecoderCall& call, int64_t kv_heads, int64_t head, int64_t wide,
+    SomeLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head, int64_t wide,
               const float* ones, bool is_shared, int64_t number) {
         const bool shares = is_shared && number == 1;
         const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
@@ -635,7 +635,7 @@ struct SomeLayer {
 // Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
 void test_decoder() {
     const auto type = static_cast<quire::Packing>(pick(0, 2));
-    quire::DecoderCall call = {};
+    quire::ForwardCall call = {};
     const int64_t heads = call.num_heads = 4, rows = pick(1, 16), block = 16;
     const int64_t hidden = call.hidden_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
@@ -695,8 +695,8 @@ void test_decoder() {
     std::vector<float> states(static_cast<size_t>(3 * slot_size));
     std::fill_n(states.begin(), slot_size, NAN);
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
-    std::vector<quire::Member> members(static_cast<size_t>(rows));
-    std::vector<quire::Tile> tiles(static_cast<size_t>(rows));
+    std::vector<quire::TileRow> members(static_cast<size_t>(rows));
+    std::vector<quire::QueryTile> tiles(static_cast<size_t>(rows));
     const int64_t most_group = shares ? 2 : 4;
     const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block), int(most_group),
                                                 members.data(), tiles.data());
@@ -704,8 +704,8 @@ void test_decoder() {
     std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
     std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), picked = floats(num_wanted * hidden);
     std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
-    std::vector<int64_t> likeliest(static_cast<size_t>(num_sampled), -1);
-    std::vector<uint8_t> is_sound(static_cast<size_t>(num_sampled));
+    std::vector<int64_t> argmax_tokens(static_cast<size_t>(num_sampled), -1);
+    std::vector<uint8_t> are_logits_finite(static_cast<size_t>(num_sampled));
     std::vector<float> queries = floats(rows * query), answers(size_t(rows * most_out)), qkv = floats(chunk * most_in);
     std::vector<float> gates = floats(rows * query), mixed = floats(chunk * most_channels);
     std::vector<float> rates = floats(chunk * 2 * most_heads);
@@ -730,8 +730,8 @@ void test_decoder() {
     call.states = states.data(), call.slot_size = slot_size, call.run_rows = run_rows.data();
     call.run_slots = run_slots.data(), call.num_runs = static_cast<int64_t>(run_rows.size()) - 1;
     call.gates = gates.data(), call.mixed = mixed.data(), call.rates = rates.data();
-    call.hidden = out.data(), call.logits = logits.data(), call.likeliest = likeliest.data();
-    call.is_sound = is_sound.data(), call.is_finite = is_finite.data();
+    call.hidden = out.data(), call.logits = logits.data(), call.argmax_tokens = argmax_tokens.data();
+    call.are_logits_finite = are_logits_finite.data(), call.is_finite = is_finite.data();
     call.residual = residual.data(), call.added = added.data(), call.queries = queries.data();
     call.answers = answers.data(), call.cos = cos.data(), call.sin = sin.data(), call.picked = picked.data();
     call.query_scales = query_scales.data(), call.per_layer = per_layers.data();
@@ -742,8 +742,8 @@ void test_decoder() {
     expect(all_finite(out) && all_finite(logits), "decoder", "every build");
     for (int64_t at = 0; at < num_sampled; ++at) {
         const float* row = logits.data() + at * vocabulary;
-        const bool is_first = std::max_element(row, row + vocabulary) - row == likeliest[static_cast<size_t>(at)];
-        expect(is_first && is_sound[static_cast<size_t>(at)] == 1, "the likeliest token", "every build");
+        const bool is_first = std::max_element(row, row + vocabulary) - row == argmax_tokens[static_cast<size_t>(at)];
+        expect(is_first && are_logits_finite[static_cast<size_t>(at)] == 1, "the argmax_tokens token", "every build");
     }
     tokens[0] = vocabulary;
     bool is_refused = false;
@@ -752,11 +752,11 @@ void test_decoder() {
     } catch (const std::out_of_range&) {
         is_refused = true;
     }
-    expect(is_refused, "a token that nobody has", "every build");
+    expect(is_refused, "a token beyond the vocabulary", "every build");
 }
 
 std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPanels& weight, const std::vector<float>& rows,
-                                   int first, int count, quire::Arithmetic arithmetic) {
+                                   int first, int count, quire::ComputeType arithmetic) {
     const quire::PanelShape& shape = weight.shape;
     std::vector<float> out(static_cast<size_t>(count * shape.num_out));
     const int64_t num_bytes = kernels.panels->scratch_bytes(arithmetic, count, shape.num_in);
@@ -774,14 +774,14 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
     const int num_rows = pick(1, pick(0, 3) ? 20 : 250);
     const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows * weight.shape.num_in));
     const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
-    for (const auto arithmetic : {quire::Arithmetic::floating, quire::Arithmetic::integer}) {
-        if (arithmetic == quire::Arithmetic::integer && !quire::is_coded(format)) continue;
+    for (const auto arithmetic : {quire::ComputeType::floating, quire::ComputeType::integer}) {
+        if (arithmetic == quire::ComputeType::integer && !quire::is_coded(format)) continue;
         const std::vector<float> all = multiply_panels(kernels, weight, rows, 0, num_rows, arithmetic);
         const std::vector<float> some = multiply_panels(kernels, weight, rows, first, count, arithmetic);
         expect(all_finite(all), "a product of panels", kernels.isa);
         expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], some.data(), some.size() * 4) == 0,
                "a product of panels in company", kernels.isa);
-        if (arithmetic == quire::Arithmetic::integer) {
+        if (arithmetic == quire::ComputeType::integer) {
             const quire::Kernels& plain = *quire::kernels_named("portable");
             const std::vector<float> portable = multiply_panels(plain, weight, rows, 0, num_rows, arithmetic);
             expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "integers", kernels.isa);
@@ -818,7 +818,7 @@ int main() {
         }
         std::printf("%s: clean\n", kernels->isa);
     }
-    if (quire::has_tiles()) {
+    if (quire::has_amx()) {
         for (int round = 0; round < 15; ++round)
             test_products(quire::chosen_products(quire::WeightType::bfloat16), "amx", kRounded16);
         std::printf("amx: clean\n");

@@ -88,7 +88,7 @@ void run(std::mt19937& dice, int num_threads, int num_phases) {
             expect(count == 1, "a task is done once", static_cast<int64_t>(phase));
 }
 
-// A thread that comes when all is over takes nothing and waits for nobody.
+// A thread that comes when all is over takes no task and waits for no thread.
 void run_alone_then_late() {
     quire::Team team;
     int64_t num_tasks = 0;
@@ -108,6 +108,6 @@ int main() {
     std::mt19937 dice(20);
     run_alone_then_late();
     for (int round = 0; round < 60; ++round) run(dice, 1 + static_cast<int>(dice() % 6), 60);
-    run(dice, quire::kMostRuns + 6, 20);
+    run(dice, quire::kMaxTaskRanges + 6, 20);
     std::puts("teams hold");
 }

@@ -1,4 +1,4 @@
-"""A packed weight as the rest of the backend knows it, whoever packs it for the format it is in.
+"""A packed weight as the rest of the backend sees it, whatever packs it for the format it is in.
 
 F32                        kernels.products, in float32
 BF16 by `--dtype bfloat16` the same, in tile registers, where there are any
@@ -51,9 +51,9 @@ class Linear(HeldRows, Protocol):
 class Packer:
     """Makes weights of sources, in the arithmetic they have and the settings want."""
 
-    def __init__(self, arithmetic: str, has_tiles: bool) -> None:
+    def __init__(self, arithmetic: str, has_amx: bool) -> None:
         self._arithmetic = arithmetic
-        self._has_tiles = has_tiles
+        self._has_tiles = has_amx
         self._arena = Arena()
 
     def groups(self, sources: Sequence[Source]) -> list[list[Source]]:
@@ -85,7 +85,7 @@ class Packer:
         if any(source.format != sources[0].format for source in sources):
             names = sorted({source.format.name for source in sources})
             raise CheckpointError(
-                f"the experts of a layer must have one format, they have {', '.join(names)}; take the model in another"
+                f"expected the experts of a layer in one format, got {', '.join(names)}; choose the model in another"
             )
         is_whole = can_join([*sources, sources[0]])  # the last one too has whole panels, as if another came behind it
         if self._plain_type(sources[0]) is None and is_whole:

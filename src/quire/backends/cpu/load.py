@@ -15,9 +15,9 @@ from quire.backends.host.kv_shape import model_tokens
 from quire.backends.host.step_times import measured_cost
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.extension import available
-from quire.backends.kernels.products import WEIGHT_TYPES, has_tiles, probe
+from quire.backends.kernels.products import WEIGHT_TYPES, has_amx, probe
 from quire.backends.kernels.threads import use_threads
-from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, as_checkpoint_error, capacity_of
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import kept_whole, read_shape, why_not_decoder
@@ -32,9 +32,9 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     """None if this backend can run the model as it is asked for; else the reason, which names the rule."""
     config = checkpoint.config
     if settings.device != "cpu":
-        return f"the CPU backend runs on the device cpu, {settings.device} is asked for"
+        return f"the CPU backend needs device cpu, got {settings.device}"
     if checkpoint.is_for_mlx:
-        return "the CPU backend does not read weights as mlx-lm writes them"
+        return "the CPU backend does not read weights in mlx-lm format"
     if (reason := why_not_decoder(config)) is not None:
         return f"the CPU backend does not run this model: {reason}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):
@@ -44,7 +44,7 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     sizes = {layer.head_size for layer in read_shape(config).layers}
     if not sizes.issubset(HEAD_SIZES) or settings.block_size not in BLOCK_SIZES:
         return (
-            "the CPU backend takes heads of 32 to 512 in steps of 8 and blocks of 16, 32 or 64, this is "
+            "the CPU backend needs heads of 32 to 512 in steps of 8 and blocks of 16, 32 or 64, got "
             f"{', '.join(map(str, sorted(sizes)))} and {settings.block_size}"
         )
     return probe("bfloat16" if _takes_tiles(settings) else "float32")
@@ -55,7 +55,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
     _check_arithmetic(checkpoint, settings)
     use_threads(settings.num_threads)
     budget_bytes = memory_plan.budget(settings)
-    with told_in_words(checkpoint.name):
+    with as_checkpoint_error(checkpoint.name):
         model = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory_plan.peak_bytes()
         plan = _decide(model, checkpoint, settings, budget_bytes)
@@ -77,27 +77,27 @@ def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan
         yield windows
     if plan.max_running < settings.max_running:
         yield (
-            f"{plan.max_running} sequences run at once, not {settings.max_running}: {plan.num_slots} state slots fit "
-            "in the memory, and each sequence needs two, one to run and one to keep; give more memory for more"
+            f"max_running is {plan.max_running} instead of {settings.max_running}: {plan.num_slots} state slots fit "
+            "into the memory, and each sequence needs two, one to run and one to keep; raise the memory budget for more"
         )
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
-    """Whoever asks for int8 by name is told if there is nothing to do in it."""
+    """Raises if int8 was set by name and no weight can be converted."""
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     formats = {format_of(tensor, settings.dtype) for tensor in matrices}
     if settings.arithmetic == "int8" and not any(Arithmetic.INTEGER in made.arithmetics for made in formats):
         names = ", ".join(sorted(made.name for made in formats))
         raise ConfigError(
-            f"arithmetic int8 needs weights of 4 to 8 bits, this model's are {names}; set arithmetic to auto, or take "
-            "the model in another format",
+            f"arithmetic int8 needs weights of 4 to 8 bits, this model's are {names}; set arithmetic to auto, or "
+            "choose the model in another format",
             ("arithmetic",),
         )
 
 
 def _takes_tiles(settings: ModelSettings) -> bool:
     """Tiles round rows too: only those who asked for bfloat16 get that."""
-    return settings.dtype == "bfloat16" and available().is_available and has_tiles()
+    return settings.dtype == "bfloat16" and available().is_available and has_amx()
 
 
 def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead) -> Decoder:
@@ -117,7 +117,7 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
     memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, 0, logit_bytes)
     packer = Packer(settings.arithmetic, _takes_tiles(settings))
     model = Decoder(shape, reader, packer, settings.kv_dtype == "int8")
-    on_read(total, total)  # heads of files and tensors that nobody needs are passed over, not missing
+    on_read(total, total)  # heads of files and unused tensors are passed over, not missing
     return model
 
 

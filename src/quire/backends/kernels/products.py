@@ -31,7 +31,7 @@ class PackedProduct:
         self, pieces: Iterable[Floats], shape: tuple[int, int], bias: Floats | None, dtype: str, arena: Arena
     ) -> None:
         if dtype not in WEIGHT_TYPES:
-            raise TypeError(f"weights are held in {' or '.join(WEIGHT_TYPES)}, not in {dtype}")
+            raise TypeError(f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}")
         self._shape = shape
         self._type = WEIGHT_TYPES[dtype]
         self._packed = arena.take(kernels().packed_bytes(self._type, *shape))
@@ -61,14 +61,14 @@ class PackedProduct:
         address, stride = rows_of(rows, np.float32, self._shape[1])
         out_address, out_stride = rows_of(out, np.float32, self._shape[0])
         if len(out) != len(rows):
-            raise ValueError(f"{len(rows)} rows are multiplied into {len(out)}")
+            raise ValueError(f"expected {len(rows)} output rows, got {len(out)}")
         self._call(*self._arguments, num_threads(), address, stride, out_address, out_stride, len(rows))
 
     def rows(self, indices: NDArray[np.int64]) -> Floats:
         """Rows of the weight as numbers, as its type holds them."""
         out = np.empty((len(indices), self._shape[1]), np.float32)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._shape[0]:
-            raise ValueError(f"rows are numbered from 0 to {self._shape[0] - 1}, {indices.max()} given")
+            raise ValueError(f"expected row numbers from 0 to {self._shape[0] - 1}, got {indices.max()}")
         address = address_of(indices, np.int64, (len(indices),))
         kernels().packed_rows(self._type, self._arguments[1], *self._shape, address, len(indices), out.ctypes.data)
         return out
@@ -84,12 +84,12 @@ class PackedProduct:
             kernels().pack(self._type, address, len(piece), num_in, self._packed.ctypes.data + offset, num_threads())
             first += len(piece)
         if first != num_out:
-            raise ValueError(f"a weight of {num_out} rows was given {first}")
+            raise ValueError(f"expected {num_out} rows of a weight, got {first}")
 
 
-def has_tiles() -> bool:
+def has_amx() -> bool:
     """Whether products with bfloat16 weights are made in tile registers here."""
-    has: bool = kernels().has_tiles()
+    has: bool = kernels().has_amx()
     return has
 
 
