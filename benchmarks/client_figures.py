@@ -5,7 +5,7 @@ from typing import Any
 
 CLIENT = "client_"
 REUSE = "turn2_reuse_"
-HEADER = ("client", "asks by", "what it had to do", "did it", "found in the cache, of what could be")
+HEADER = ("client", "API", "task", "done", "cached, of what could be")
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:

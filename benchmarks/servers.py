@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.record import ROOT, say
 from quire.bench.http_client import Client, ModelCard, ServerAddress
-from quire.bench.runs import Bench, RunListener, Wishes
+from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.worker.child.faults import FAULTS, SLOW, TESTING
 
 HOST = "127.0.0.1"
@@ -29,7 +29,7 @@ class Command:
     words: Sequence[str]
     ready_s: float = 120.0
     environment: Mapping[str, str] = field(default_factory=dict)
-    wishes: Wishes = field(default_factory=Wishes)
+    wishes: BenchOptions = field(default_factory=BenchOptions)
     """How to ask it."""
 
 

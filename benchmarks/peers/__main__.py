@@ -33,7 +33,7 @@ from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
 from quire.bench.measures import measured
 from quire.bench.pace import Pace
-from quire.bench.runs import Bench, RunListener, Wishes
+from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.checkpoints import cache_folder
 from quire.workload.visits import Span
@@ -148,7 +148,7 @@ def transformers(ratios: Ratios, rounds: int) -> None:
     # It takes text only, refuses fields it does not know, and ends where the model ends unless that token is unsaid.
     never_ends = json.dumps({"do_sample": False, "eos_token_id": -1, "pad_token_id": 0})
     extra = {"stream_options": None, "generation_config": never_ends}
-    wishes = Wishes(model=model, ignores_eos=False, extra=extra)
+    wishes = BenchOptions(model=model, ignores_eos=False, extra=extra)
     command = Command(
         (
             *(str(_python("transformers").with_name("transformers")), "serve", model, "--continuous-batching"),
@@ -164,7 +164,7 @@ def transformers(ratios: Ratios, rounds: int) -> None:
     with started(quire_command(smollm2_directory())) as ours, started(command) as theirs:
 
         def load(side: Running, seed: str) -> dict[str, Any]:
-            return _distinct(side, seed, setup, wishes if side is theirs else Wishes())
+            return _distinct(side, seed, setup, wishes if side is theirs else BenchOptions())
 
         for number in range(rounds):
             say(f"transformers, round {number + 1} of {rounds}")
@@ -181,10 +181,10 @@ def _turn(number: int, load: Callable[[Running, str], Any], ours: Running, their
     return told[ours.pid], told[theirs.pid]
 
 
-def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: Wishes | None = None) -> dict[str, Any]:
+def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: BenchOptions | None = None) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, wishes or Wishes(), RunListener())
+            bench = await Bench.opened(client, wishes or BenchOptions(), RunListener())
             await asyncio.sleep(SETTLE_S)
             _, run = await bench.run(setup, seed, "")
             return _checked(measured(run), len(run.outcomes) * (setup.output_tokens or 0))
@@ -205,7 +205,7 @@ def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]
 
     async def main() -> dict[str, dict[str, Any]]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, Wishes(), RunListener())
+            bench = await Bench.opened(client, BenchOptions(), RunListener())
             visits, maker = setup.visits(seed), bench.maker(setup, seed)
             told = {}
             for kind, some in (("cold", visits[:clients]), ("warm", visits[clients:])):

@@ -98,12 +98,12 @@ def thinking_model(folder: Path, template: str) -> Path:
 async def _asked(server: Server, count: int, random: Random) -> "Seen":
     seen, gate = Seen(), asyncio.Semaphore(NUM_OPEN)
 
-    async def one(asking: "Asking", at: int) -> None:
+    async def one(asking: "Requester", at: int) -> None:
         async with gate:
             await asking.ask(at, seen)
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1200)) as session:
-        asking = Asking(session, server.url, random)
+        asking = Requester(session, server.url, random)
         await asking.look_up()
         await asyncio.gather(*(one(asking, at) for at in range(count)))
     return seen
@@ -147,7 +147,7 @@ def thought_length(ids: Sequence[int], family: Family) -> int | None:
 
 
 @dataclass
-class Asking:
+class Requester:
     """Requests with budgets."""
 
     session: aiohttp.ClientSession

@@ -18,7 +18,7 @@ from proofs.steps.asked import SUBJECTS, TEMPERATURES
 from proofs.steps.schemas import FIFTY, bounded_schema
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import Completion
-from quire.client.request.conversation import asked_in_python
+from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings
 
@@ -101,7 +101,7 @@ def answered(path: Path, asks: Sequence[ToolAsk], tool_format: str) -> list[Comp
     )
     with LLM(str(path), settings) as llm:
         asked = [
-            asked_in_python(
+            chat_inputs(
                 llm.text,
                 [{"role": "user", "content": ask.message}],
                 ask.params,

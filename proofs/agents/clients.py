@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.record import say
-from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentDesk
+from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentRuns
 from proofs.agents.clients_run.libraries import LIBRARIES, Library, ask_library
 from proofs.agents.clients_run.packages import GROUPS, NotInstalledError, PackageGroup, installed
 from proofs.agents.clients_run.runs import Ground
@@ -16,7 +16,7 @@ from proofs.agents.clients_run.scripted_server import MODEL, running
 from proofs.framework.proof import Proof, section
 
 NUM_CLIENTS = 18
-BY_TOOL = "its task by a tool and a last word"
+BY_TOOL = "called a tool and finished"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class ClientRow:
 def rows() -> Iterator[ClientRow]:
     """In the order of the table."""
     for agent in ALL_AGENTS:
-        package, task = GROUPS[agent.group].package, BY_TOOL if agent.has_tools else "its task without tools"
+        package, task = GROUPS[agent.group].package, BY_TOOL if agent.has_tools else "finished without tools"
         yield ClientRow(agent.title, agent.group, package, agent.apis, task, _of_agent(agent))
     for library in LIBRARIES:
-        task = BY_TOOL if library.has_last_word else "its task by a forced tool"
+        task = BY_TOOL if library.has_last_word else "called a forced tool"
         yield ClientRow(library.title, library.group, library.package, library.apis, task, _of_library(library))
 
 
 def _of_agent(agent: Agent) -> Callable[[PackageGroup, Ground], str | None]:
     def try_out(group: PackageGroup, ground: Ground) -> str | None:
-        desk = AgentDesk.opened(agent, group, ground)
+        desk = AgentRuns.opened(agent, group, ground)
         task, content = desk.write_task("hello.txt")
         return desk.problem(desk.ask(agent.asked(task)), "hello.txt", content)
 

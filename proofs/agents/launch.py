@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.record import ROOT, say
-from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentDesk
+from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentRuns
 from proofs.agents.clients_run.packages import NotInstalledError, installed
 from proofs.agents.clients_run.runs import NOWHERE, Ground, Invocation, run_client
 from proofs.agents.clients_run.scripted_server import MODEL, running
@@ -169,7 +169,7 @@ def _launch(agent: Agent, name: str, ground: Ground, launches: Launches) -> None
         say(f"    {error}")
         return
     _furnish(ground)
-    desk = AgentDesk(agent, ground, Invocation(()))
+    desk = AgentRuns(agent, ground, Invocation(()))
     task, content = desk.write_task("hello.txt")
     before = {one: contents(one) for one in (ground.home, ground.work, ground.folder / "tmp")}
     mark = f"launch-{name}-{content}"

@@ -17,7 +17,7 @@ from proofs.api.load import WORDS, Server, serve_words, started, stream_bytes, u
 from proofs.framework.proof import Proof, section
 from quire.client.engines.async_engine import AsyncEngine
 from quire.client.engines.opening import open_model
-from quire.client.request.conversation import asked_in_python
+from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
 
 NUM_STREAMS = 16
@@ -83,7 +83,7 @@ def _order(at: int) -> Sequence[str]:
 
 async def _in_process(engine: AsyncEngine, asked: Sequence[Messages], num_tokens: int) -> list[int]:
     async def one(messages: Messages) -> int:
-        ids, params = asked_in_python(engine.text, messages, SamplingParams(max_tokens=num_tokens, temperature=0.0))
+        ids, params = chat_inputs(engine.text, messages, SamplingParams(max_tokens=num_tokens, temperature=0.0))
         num_said = 0
         async for piece in engine.stream(ids, params):
             num_said += len(piece.token_ids)

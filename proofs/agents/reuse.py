@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import Any
 
 from benchmarks.record import say
-from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentDesk
+from proofs.agents.clients_run.agents import ALL_AGENTS, Agent, AgentRuns
 from proofs.agents.clients_run.packages import NotInstalledError, PackageGroup, installed
 from proofs.agents.clients_run.runs import Ground
 from proofs.agents.clients_run.scripted_server import MODEL, ScriptedServer, running
@@ -71,7 +71,7 @@ class Conversations:
 
 def converse(server: ScriptedServer, agent: Agent, group: PackageGroup, ground: Ground) -> Conversations:
     """Two files, a third one in the same conversation, and a fourth one in another."""
-    desk = AgentDesk.opened(agent, group, ground)
+    desk = AgentRuns.opened(agent, group, ground)
     assert agent.asked_again is not None
     problems, num_before = list[str](), len(server.requests())
     first, content = desk.write_task("first.txt")

@@ -37,7 +37,7 @@ def kept(proof: Proof) -> None:
     alice, bob = add_key(keys, "alice"), add_key(keys, "bob")
     words = serve_words("--tool-format", "hermes", "--store", str(proof.folder / "kept.db"), "--keys-file", str(keys))
     talks = [Talk.begun(at, Random(proof.random.getrandbits(64))) for at in range(count)]
-    strangers = Strangers()
+    strangers = OpenAIServers()
     for turns in (range(NUM_TURNS // 2), range(NUM_TURNS // 2, NUM_TURNS)):
         with started(proof.folder, *words, module="quire serve") as server:
             asyncio.run(_all(server, talks, turns, alice))
@@ -59,7 +59,7 @@ async def _all(server: Server, talks: Sequence["Talk"], turns: range, key: str) 
     async def one(session: aiohttp.ClientSession, talk: Talk) -> None:
         for turn in turns:
             async with gate:
-                await talk.turn(Asking(session, server.url), turn)
+                await talk.turn(Requester(session, server.url), turn)
 
     async with _session(key) as session:
         await asyncio.gather(*(one(session, talk) for talk in talks))
@@ -70,7 +70,7 @@ def _session(key: str) -> aiohttp.ClientSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class Requester:
     """Of one server, in one name."""
 
     session: aiohttp.ClientSession
@@ -149,7 +149,7 @@ class Talk:
         own |= {"tools": [{"name": "find", "description": "Finds.", "input_schema": PLACE}]} if has_tools else {}
         return cls(number, random, dialect, always, own)
 
-    async def turn(self, asking: Asking, turn: int) -> None:
+    async def turn(self, asking: Requester, turn: int) -> None:
         """The next one, asked both ways."""
         history, previous, new = self._next(turn)
         how = self._how()
@@ -209,7 +209,7 @@ class Talk:
 
 
 @dataclass
-class Strangers:
+class OpenAIServers:
     """Another tenant, who has somehow got hold of an id."""
 
     num_tried: int = 0

@@ -30,7 +30,7 @@ def ttft(proof: Proof) -> None:
     num_tokens, rounds = proof.sized(quick=4_000, full=16_000), proof.sized(quick=1, full=3)
     words = (str(coder_file()), "--served-model-name", "coder", "--memory", "8GiB", "--max-model-len", "20480")
     with started(proof.folder, *words, module="quire serve") as server:
-        asking = Asking(server)
+        asking = Requester(server)
         asking.turn(_body(proof.random, "Say hello.", 500, asking))  # what is found out once is no turn's
         told = [asking.conversation(_body(proof.random, "", num_tokens, asking)) for _ in range(rounds)]
     for first, second in told:
@@ -67,7 +67,7 @@ class Turn:
         return f"{self.first_s:.2f} s for {self.num_prompt_tokens} tokens, {self.num_cached_tokens} cached: {kinds}"
 
 
-class Asking:
+class Requester:
     """A client of one server, on one connection."""
 
     def __init__(self, server: Server) -> None:
@@ -109,7 +109,7 @@ class Asking:
 HEADERS = {"content-type": "application/json"}
 
 
-def _body(random: Random, question: str, num_tokens: int, asking: Asking) -> dict[str, Any]:
+def _body(random: Random, question: str, num_tokens: int, asking: Requester) -> dict[str, Any]:
     """A prompt of about so many tokens: tools first, and a system text that fills the rest."""
     named = f"agent{random.getrandbits(48):x}"  # in the first tool, at the very beginning of the prompt
     tools = [_tool(random, f"{named}_{at}") for at in range(NUM_TOOLS if num_tokens > 2_000 else 1)]

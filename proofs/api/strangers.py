@@ -16,7 +16,7 @@ from benchmarks.record import say
 from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
 from quire.api.access.keys import add_key, revoke_key
-from quire.api.http.errors import TELLING as PATHS
+from quire.api.http.errors import INTERNAL_DETAILS as PATHS
 from quire.api.http.limits import MAX_BODY_BYTES, MAX_DETOKENIZE_TOKENS, MAX_HEAD_BYTES, MAX_HEADERS, MAX_ID_CHARS
 
 JSON = {"content-type": "application/json"}

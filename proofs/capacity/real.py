@@ -28,7 +28,7 @@ from quire.bench.engine import EngineBench, EngineLoad
 from quire.bench.http_client import Client
 from quire.bench.measures import measured
 from quire.bench.pace import Pace
-from quire.bench.runs import Bench, RunListener, Wishes
+from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
@@ -221,7 +221,7 @@ async def _asked(running: Running, setting: Setting, trace: Trace, speedup: floa
     classes = {one.name: one.priority for one in trace_requests(trace, rules)}
     visits = [replace(visit, priority=classes[visit.name]) for visit in trace.visits(speedup)]
     async with Client(running.server) as client:
-        bench = await Bench.opened(client, Wishes(sends_priority=True), RunListener())
+        bench = await Bench.opened(client, BenchOptions(sends_priority=True), RunListener())
         maker = bench.maker(LoadSetup(prompts="tokens"), token_hex(4))
         pace = Pace(None, tuple(visit.arrival_s or 0.0 for visit in visits))
         told = measured(await bench.run_visits(maker, visits, pace))

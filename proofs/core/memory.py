@@ -21,7 +21,7 @@ from quire.core.divergence import Divergence, MissReason
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants
 from tests.support.core.random_driver import RandomDriver
@@ -398,7 +398,7 @@ def miss_for_want_of_a_state(space: Namespace, prompt: list[int], random: Random
     table, num_full = memory.open(space), len(prompt) // space.block_size
     kept = random.randrange(num_full) * space.block_size
     if kept:
-        memory.reserve(table, prompt, kept, keep=Keep.LASTING)
+        memory.reserve(table, prompt, kept, keep=StateCheckpoint.PINNED)
         memory.commit(table, kept)
     memory.reserve(table, prompt, len(prompt) - kept)
     memory.commit(table, len(prompt) - kept)

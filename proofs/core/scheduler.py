@@ -321,7 +321,7 @@ def share_among(tenants: list[str], queue: QueueConfig) -> int:
     """How many requests one of them may have waiting once all have asked."""
     shares = Shares(queue.bounds)
     for tenant in tenants:
-        shares.ask(tenant, HIGH.value, 0.0)
+        shares.request_place(tenant, HIGH.value, 0.0)
     return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
 
 

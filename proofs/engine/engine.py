@@ -234,7 +234,7 @@ def _is_good(command: str, done: "subprocess.CompletedProcess[str]") -> bool:
         return "Paris" in done.stdout
     if command.startswith("quire chat"):
         answer = done.stdout.replace(">", "").strip()
-        return "prompt tokens cached" in done.stderr and "1 answers" in done.stderr and len(answer) > 10
+        return "prompt tokens cached" in done.stderr and "1 responses" in done.stderr and len(answer) > 10
     return True
 
 

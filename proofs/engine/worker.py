@@ -98,7 +98,7 @@ def question(random: Random, max_tokens: int, *, may_branch: bool = False) -> As
 async def answer(engine_client: EngineClient, ask: Ask) -> None:
     """Stream it, count its tokens, keep what came; what goes wrong is kept too."""
     try:
-        asked = engine_client.ask(await engine_client.prompt_ids(ask.prompt), ask.params, **ask.how)
+        asked = engine_client.submit_ids(await engine_client.prompt_ids(ask.prompt), ask.params, **ask.how)
         try:
             async for piece in asked:
                 ask.num_tokens += len(piece.token_ids)

@@ -37,7 +37,7 @@ from quire.client.request.params import SamplingParams
 from quire.client.request.requests import make_request
 from quire.core.events import Token
 from quire.errors import QuireError
-from quire.fleet.openai.stream import MAX_LINE_BYTES, StrangerStream
+from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
 from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import Spelling, canonical
 from quire.text.chat.changing_text import fold
@@ -504,7 +504,7 @@ def _member(chunks: Sequence[bytes]) -> Work:
     """What a member of another project streams, up to its first lie."""
 
     def read() -> None:
-        stream = StrangerStream((1, 2, 3), 49_152, None, 1 << 22)
+        stream = OpenAIStream((1, 2, 3), 49_152, None, 1 << 22)
         with suppress(QuireError):
             for chunk in chunks:
                 stream.feed(chunk)

@@ -109,7 +109,7 @@ class Heard:
     def misspelt(self) -> str:
         """Why a parameter was refused, in any API's shape; empty if none was for its name."""
         message = str(self.json["error"]["message"]) if self.status == 400 else ""
-        return message if message.startswith("expected a parameter that is known, got ") else ""
+        return message if message.startswith("expected a known parameter, got ") else ""
 
 
 # -- parameters --------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.support.models.tiny_models import Tiny, write_gguf
 PATIENCE_S = 240.0
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
 NAMES = ("tiny", "second", "third")
-READY = ("listening on http://", "try: curl ", "talk to it in a browser: ")
+READY = ("listening on http://", "try: curl ", "chat in a browser: ")
 WIDTHS = (80, 110)
 LONGEST_WAIT_S = 1.5
 """Until Ctrl-C, from when there is a worker."""
@@ -147,7 +147,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "run": READY,
     "three models": READY,
     "interrupted": (),
-    "chat": ("say something; ", "> Tell me about lighthouses."),
+    "chat": ("type a message; ", "> Tell me about lighthouses."),
     "launch": ("starting a server for ", "the agent is here"),
 }
 MIX = ("serve", "interrupted", "chat", "run", "interrupted", "serve", "launch", "interrupted", "run", "three models")

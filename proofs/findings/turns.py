@@ -39,7 +39,7 @@ HELD_S = 60.0
 TAKEN_S = 2.0
 LEAST_IN_TURN = 5
 """Chats that find the model in its turn, beside each attack; it takes longer where loads are slow."""
-SET_ASIDE = re.compile(r"was unloaded; (\d+) answers wait until it is back")
+SET_ASIDE = re.compile(r"was unloaded; (\d+) requests wait until it is loaded again")
 
 
 @section("models that one key takes from others")

@@ -74,7 +74,7 @@ class Late:
         return max([*self.alone, *self.shared], default=0.0)
 
 
-class Asking:
+class Requester:
     """Asks one server, and looks at its worker's count before and after."""
 
     def __init__(self, server: Server, shape: Shape, dice: Random) -> None:
@@ -174,10 +174,10 @@ def computed_after_end(proof: Proof) -> None:
         shape = Shape(model.name, 32, proof.sized(quick=4, full=60), 1)
         words = (str(model), "--memory", "4GiB", "--max-model-len", "1024")
         with started(folder, *words, module="quire serve") as server:
-            real = Asking(server, shape, dice).all()
+            real = Requester(server, shape, dice).all()
         shape = Shape("oracle", 60, proof.sized(quick=24, full=400), 8)
         with started(folder, "--step-s", "0.03", "--running", "64") as server:
-            many = Asking(server, shape, dice).all()
+            many = Requester(server, shape, dice).all()
     say(f"  of one answer alone {sorted(real.alone)} and {sorted(many.alone)}")
     _report(proof, "computed_after_end", real)
     _report(proof, "computed_after_end_many", many)

@@ -33,7 +33,7 @@ async def reuse(proof: Proof) -> None:
     num_talks = proof.sized(quick=16, full=NUM_TALKS)
     async with small_fleet(NUM_MEMBERS, settings=ROOMY, step_s=STEP_S) as (model, members):
         talks = await asyncio.gather(*(_talk(model, f"person {at}") for at in range(num_talks)))
-        given = [known.num_heard for known in model.fleet.members.values()]
+        given = [known.num_received for known in model.fleet.members.values()]
     num_cached = sum(turn.num_cached for talk in talks for turn in talk)
     num_possible = _most_possible(talks)
     proof.at_least("reuse", num_cached / num_possible, 0.95, f"{num_cached:,} of {num_possible:,} tokens")
@@ -86,7 +86,7 @@ class Lossy:
             self._stand_before(link.reader, random, share)
 
     def _stand_before(self, reader: object, random: Random, share: float) -> None:
-        hear: Callable[[Sequence[bytes]], None] = reader.hear_news  # type: ignore[attr-defined]
+        hear: Callable[[Sequence[bytes]], None] = reader.receive_batch  # type: ignore[attr-defined]
 
         def heard(frames: Sequence[bytes]) -> None:
             if random.random() < share:
@@ -94,7 +94,7 @@ class Lossy:
             else:
                 hear(frames)
 
-        setattr(reader, "hear_news", heard)  # noqa: B010 - stands in its way
+        setattr(reader, "receive_batch", heard)  # noqa: B010 - stands in its way
 
 
 Trouble = Callable[[FleetModel, list[SmallMember], Random], Awaitable[None]]
@@ -115,7 +115,7 @@ async def _clear(model: FleetModel, members: list[SmallMember], random: Random) 
     await _ask(model, random)
 
 
-async def _nothing(model: FleetModel, members: list[SmallMember], random: Random) -> None:
+async def _noop(model: FleetModel, members: list[SmallMember], random: Random) -> None:
     await _ask(model, random)
 
 
@@ -127,7 +127,7 @@ async def _ask(model: FleetModel, random: Random) -> None:
             raise one
 
 
-TROUBLES: Sequence[Trouble] = (_lose, _restart_worker, _clear, _nothing)
+TROUBLES: Sequence[Trouble] = (_lose, _restart_worker, _clear, _noop)
 
 
 @section("index")

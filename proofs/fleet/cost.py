@@ -134,7 +134,7 @@ async def leaving(proof: Proof) -> None:
 
 
 async def _left_ms(model: FleetModel, members: list[SmallMember], number: int) -> float:
-    asked = model.ask(await model.prompt_ids(f"{number} begins"), LONG)
+    asked = model.submit_ids(await model.prompt_ids(f"{number} begins"), LONG)
     async for _piece in asked:
         break
     began_s = time.perf_counter()

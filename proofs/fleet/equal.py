@@ -119,7 +119,7 @@ async def equal(proof: Proof) -> None:
             async with FleetModel("smollm2", source, read_gateway_keys(gateway_keys)) as model:
                 await until(lambda: model.fleet.num_ready == 2)
                 through_fleet = await all_seen(model, questions)
-                used = [known.num_heard for known in model.fleet.members.values()]
+                used = [known.num_received for known in model.fleet.members.values()]
                 num_drafts = model.stats().num_accepted_tokens
     say(f"  {used} requests of the two members, {num_drafts} drafts taken")
     async with ServedModel(plan_worker(str(smollm2_file()), SETTINGS)) as alone:

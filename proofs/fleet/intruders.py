@@ -52,11 +52,11 @@ async def intruders(proof: Proof) -> None:
             [(await model.generate("once", SHORT)).answers[0].token_ids == expected for _ in range(20)], start=0
         )
         num_crashes = member.supervisor.num_restarts + (20 - num_served)
-        num_strange = member.server.num_strange
+        num_malformed = member.server.num_malformed
         context.destroy(linger=0)
     num_accepted += await _foreign(right, keys)
     proof.equals("intruders", num_accepted, 0, "accepted")
-    proof.equals("intruders_crashes", num_crashes, 0, f"after {num_sent:,} messages, {num_strange:,} of them strange")
+    proof.equals("intruders_crashes", num_crashes, 0, f"after {num_sent:,} messages, {num_malformed:,} of them strange")
 
 
 def _socket(context: zmq.asyncio.Context, kind: int, address: str, keys: GatewayKeys | None) -> zmq.asyncio.Socket:
@@ -82,7 +82,7 @@ async def _without_right(context: zmq.asyncio.Context, member: SmallMember, keys
             await replaying.send_multipart([b"", SNAPSHOT])
             await replaying.send_multipart([b"", POSITION])
         sockets += [asking, hearing, replaying]
-    num_gateways = 0 if member.server.desk is None else member.server.desk.num_gateways
+    num_gateways = 0 if member.server.service is None else member.server.service.num_gateways
     answered = [bool(await one.poll(SILENT_MS)) for one in sockets]
     for data in (b"GET / HTTP/1.1\r\n\r\n", bytes(64), b"\xff" + bytes(8) + b"\x7f\x03", Random(1).randbytes(500)):
         for address in (member.address, member.relay.events, member.relay.replay):
@@ -99,7 +99,7 @@ async def _said_again(member: SmallMember, right: GatewayKeys) -> int:
     ):
         await overheard.generate("overheard", SHORT)
         heard = bytes(wire.overheard)
-    desk = member.server.desk
+    desk = member.server.service
     num_before = 0 if desk is None else desk.num_gateways
     host, _, port = member.address.removeprefix("tcp://").rpartition(":")
 
@@ -140,9 +140,9 @@ async def _no_messages(
                 await asking.recv_multipart()
             while await replaying.poll(0):
                 await replaying.recv_multipart()
-    num_strange = -1
-    while num_strange != member.server.num_strange:
-        num_strange = member.server.num_strange
+    num_malformed = -1
+    while num_malformed != member.server.num_malformed:
+        num_malformed = member.server.num_malformed
         await asyncio.sleep(0.5)
     return count
 

@@ -88,7 +88,7 @@ def _question(random: Random, number: int) -> Stream:
 async def ask(model: FleetModel, stream: Stream) -> None:
     """Stream it and keep what came; what goes wrong is kept too."""
     try:
-        asked = model.ask(await model.prompt_ids(stream.prompt), stream.params, **stream.how)
+        asked = model.submit_ids(await model.prompt_ids(stream.prompt), stream.params, **stream.how)
         stream.request_id, last_s = asked.request_id, None
         try:
             async for _piece in asked:

@@ -25,11 +25,11 @@ from benchmarks.record import ROOT, say
 from benchmarks.servers import HOST, Command, Running, free_port, plain_environment, started, stop
 from benchmarks.test_model import smollm2_directory
 from proofs.framework.proof import Proof, section
-from quire.bench.runs import Wishes
+from quire.bench.runs import BenchOptions
 from quire.checkpoints import cache_folder
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
-from quire.fleet.openai.tokenizer_source import StrangerRules, read_words
+from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, read_tokenizer_source
 
 NAME = "small"
 ANSWER_TOKENS = 16
@@ -95,8 +95,8 @@ def strangers(proof: Proof) -> None:
 
 async def known_blocks(line: str) -> int:
     """What a second gateway hears of vLLM's cache: told again from its first batch on. None within a while is none."""
-    rules = StrangerRules(await asyncio.to_thread(read_words, str(smollm2_directory())))
-    async with FleetModel(NAME, FixedMembers([line]), None, strangers=rules) as model:
+    rules = OpenAIMemberRules(await asyncio.to_thread(read_tokenizer_source, str(smollm2_directory())))
+    async with FleetModel(NAME, FixedMembers([line]), None, openai_rules=rules) as model:
         until_s = time.monotonic() + EVENTS_S
         while time.monotonic() < until_s:
             if num_blocks := sum(link.reader.num_blocks for link in model.event_links.values()):
@@ -149,7 +149,7 @@ def vllm_command(events: int, replay: int) -> Command:
         ),
         ready_s=900.0,
         environment={"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"},
-        wishes=Wishes(model=NAME),
+        wishes=BenchOptions(model=NAME),
     )
 
 
@@ -182,7 +182,7 @@ def gateway_command(folder: Path, *members: str) -> Command:
     listed.write_text("".join(f"{member}\n" for member in members))
     words = (sys.executable, "-m", "quire", "fleet", "gateway", "--members", str(listed), "--name", NAME)
     own = ("--port", "{port}", "--admin-socket", str(folder / "admin.sock"))
-    return Command((*words, *own), environment={"PYTHONPATH": str(ROOT / "src")}, wishes=Wishes(model=NAME))
+    return Command((*words, *own), environment={"PYTHONPATH": str(ROOT / "src")}, wishes=BenchOptions(model=NAME))
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

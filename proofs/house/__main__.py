@@ -33,6 +33,7 @@ from quire.worker.parent.worker_plan import WorkerPlan
 
 EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
 TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "starlette", "uvicorn")
+MAX_PRONOUNS = 0.3
 CORE_TESTS = ("tests/unit/core", "tests/property", "tests/sim")
 WITHOUT_TORCH = """
 import sys
@@ -67,6 +68,20 @@ def prove_lengths(proof: Proof) -> None:
     modules = tree()
     at_most(proof, "longest_file", *measures.longest_file(modules), MAX_FILE_LINES)
     at_most(proof, "longest_function", *measures.longest_function(modules), MAX_FUNCTION_LINES)
+
+
+@section("plain English")
+def prove_words(proof: Proof) -> None:
+    allowed = measures.Exceptions.read(EXCEPTIONS).speech
+    paths = [path for folder in ("src", "native") for path in git_files(folder)]
+    texts = {path: (ROOT / path).read_text() for path in paths if path.endswith((".py", ".cpp", ".hpp"))}
+    proof.at_most("pronouns", measures.pronouns_per_1000_lines(texts.values()), MAX_PRONOUNS, "in 1,000 lines")
+    none(
+        proof,
+        "speech_words",
+        [one for path, text in texts.items() for one in measures.speech_words(path, text, allowed)],
+    )
+    proof.at_most("speech_exceptions", len(allowed), 10)
 
 
 @section("rooms")

@@ -6,7 +6,9 @@ list, each with its reason.
 
 import ast
 import fnmatch
+import io
 import re
+import tokenize
 import tomllib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -203,6 +205,8 @@ class Exceptions:
     """Packages whose subpackages play the same part: files at the same place below them may share names."""
     commands: str = ""
     """The package of commands, where a command and its file have the name that a person types."""
+    speech: frozenset[str] = frozenset()
+    """Identifiers with words of speech that are libraries' own."""
     tables: frozenset[str] = frozenset()
     """Folders that are tables of like things, and may have more files than others."""
 
@@ -217,6 +221,7 @@ class Exceptions:
             {one["name"]: frozenset(one["modules"]) for one in data.get("name", ())},
             tuple(data.get("siblings", ())),
             data.get("commands", ""),
+            frozenset(data.get("speech", ())),
             frozenset(one["folder"] for one in data.get("table", ())),
         )
 
@@ -378,6 +383,41 @@ def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:
             yield node.lineno, node.value
+
+
+# -- plain English -----------------------------------------------------------------------------------------------------
+
+PRONOUNS = re.compile(r"\b(?:nobody|somebody|anybody|everybody|whoever|whomever)\b", re.IGNORECASE)
+SPEECH = frozenset({"tell", "told", "hear", "heard", "say", "said", "ask", "asked", "given"})
+"""What machines do not do, and participles that stand for a thing: no identifier has one of these as a word."""
+IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+NOT_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\\\.|[^\"\\\\])*\"", re.DOTALL)
+"""Comments and texts of C++."""
+
+
+def pronouns_per_1000_lines(texts: Iterable[str]) -> float:
+    """How often an actor has no name."""
+    num_found = num_lines = 0
+    for text in texts:
+        num_found += len(PRONOUNS.findall(text))
+        num_lines += text.count("\n")
+    return 1000 * num_found / max(1, num_lines)
+
+
+def speech_words(name: str, text: str, allowed: Collection[str] = ()) -> list[str]:
+    """Identifiers of a Python or C++ file that have a word of speech, each with its line."""
+    if name.endswith(".py"):
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        found = [(token.start[0], token.string) for token in tokens if token.type == tokenize.NAME]
+    else:
+        code = NOT_CODE.sub(lambda part: re.sub(r"[^\n]", " ", part[0]), text)
+        found = [(code.count("\n", 0, one.start()) + 1, one[0]) for one in IDENTIFIER.finditer(code)]
+    return [
+        f"{name}:{line}: {identifier}"
+        for line, identifier in found
+        if identifier not in allowed and SPEECH & {word.lower() for word in WORD.findall(identifier)}
+    ]
 
 
 # -- lengths -----------------------------------------------------------------------------------------------------------

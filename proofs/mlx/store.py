@@ -22,7 +22,7 @@ def _runner(num_blocks: int) -> MlxRunner:
     if not isinstance(first, MlxRunner):
         raise TypeError(f"an MLX runner was asked for, {type(first).__name__} came")
     (model, store), owner = first._opened(), first._owner
-    made = owner.ask(lambda: KVStore(model.kv_shapes, num_blocks, store.block_size, store.dtype))
+    made = owner.call(lambda: KVStore(model.kv_shapes, num_blocks, store.block_size, store.dtype))
     return MlxRunner(owner, model, made, first.capacity)
 
 

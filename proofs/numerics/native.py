@@ -43,7 +43,7 @@ from proofs.numerics import native_bits
 from quire.backends import memory_plan
 from quire.backends.cpu.measured_roof import read_sum
 from quire.backends.kernels import products
-from quire.backends.kernels.products import has_tiles
+from quire.backends.kernels.products import has_amx
 from quire.backends.load import load_backend
 from quire.backends.protocol import Runner
 from quire.checkpoints.families import read_shape
@@ -197,7 +197,7 @@ def kv_bf16(proof: Proof) -> None:
 def weights_bf16(proof: Proof) -> None:
     """Weights, keys and values in half the bytes: what it wins, in tile registers where there are any, and its cost."""
     full, half, rounds = smollm2_model(), load_smollm2("bfloat16"), proof.sized(quick=7, full=21)
-    proof.report("has_tiles", has_tiles(), "whether this processor multiplies bf16 in tile registers")
+    proof.report("has_amx", has_amx(), "whether this processor multiplies bf16 in tile registers")
     for num_rows, context in ((1, 288), (16, 288), (64, 1_024)):
         calls = {
             "full": decoding(full, num_rows, context - rounds // 2).step,

@@ -26,7 +26,7 @@ from proofs.see.explain_server import (
     CHUNK,
     EXPLAIN_PATH,
     PROMPT_PATH,
-    Asking,
+    ExplainClient,
     GatedRunner,
     asked,
     completion,
@@ -88,7 +88,7 @@ def changed(random: Random, case: str, before: Conversation, day: date) -> Conve
     return Conversation(before.system, before.tools, tuple(turns))
 
 
-def diverged(asking: Asking, random: Random, case: str, tenant: str) -> None:
+def diverged(asking: ExplainClient, random: Random, case: str, tenant: str) -> None:
     """A prompt that differs from one before in its date, the order of its tools, or a message."""
     day = date(2026, 1, 1) + timedelta(days=random.randrange(365))
     path, make, first_turn = BODIES[random.randrange(len(BODIES))]
@@ -116,7 +116,7 @@ def diverged(asking: Asking, random: Random, case: str, tenant: str) -> None:
 # -- prompts of tokens -------------------------------------------------------------------------------------------------
 
 
-def ran(asking: Asking, case: str, tenant: str, tokens: Tokens, expected: Expected) -> None:
+def ran(asking: ExplainClient, case: str, tenant: str, tokens: Tokens, expected: Expected) -> None:
     """Asked about, then run: both must say it."""
     told = asking.ask(tenant, EXPLAIN_PATH, completion(tokens)).json
     answer = asking.ask(tenant, PROMPT_PATH, completion(tokens))
@@ -129,7 +129,7 @@ def ran(asking: Asking, case: str, tenant: str, tokens: Tokens, expected: Expect
     )
 
 
-def too_short(asking: Asking, random: Random, tenant: str) -> None:
+def too_short(asking: ExplainClient, random: Random, tenant: str) -> None:
     """All blocks are there; the prompt is one token too short to reuse its last, or ends within a block."""
     tokens = prompt_of(random, BLOCK_SIZE * random.randint(2, 12) + random.choice((0, 0, 1, 2, 3)))
     asking.ask(tenant, PROMPT_PATH, completion(tokens))
@@ -138,14 +138,14 @@ def too_short(asking: Asking, random: Random, tenant: str) -> None:
     ran(asking, "too_short", tenant, tokens, model.expected(tokens))
 
 
-def of_another(asking: Asking, random: Random, tenant: str, other: str) -> None:
+def of_another(asking: ExplainClient, random: Random, tenant: str, other: str) -> None:
     """Cached, but for another tenant: never seen."""
     tokens = prompt_of(random, random.randint(9, 60))
     asking.ask(other, PROMPT_PATH, completion(tokens))
     ran(asking, "another_tenant", tenant, tokens, Expected("first_seen", 0))
 
 
-def of_another_model(asking: Asking, random: Random, tenant: str) -> None:
+def of_another_model(asking: ExplainClient, random: Random, tenant: str) -> None:
     """Cached for another model of the server. A request that runs asks its own model alone."""
     tokens = prompt_of(random, random.randint(9, 60))
     asking.ask(tenant, PROMPT_PATH, completion(tokens, model="other"))
@@ -154,7 +154,7 @@ def of_another_model(asking: Asking, random: Random, tenant: str) -> None:
     asking.judge("other_namespace", is_named, is_told(told, tokens, Expected("other_namespace", 0), None))
 
 
-def computing(asking: Asking, runner: GatedRunner, random: Random, tenant: str) -> None:
+def computing(asking: ExplainClient, runner: GatedRunner, random: Random, tenant: str) -> None:
     """The same prompt comes while it is computed: what the first step left is waited for, and found."""
     # The second is let in when the first leaves it a block of the step's budget: in the first's last step.
     num_before = CHUNK * random.randint(1, 3)
@@ -171,7 +171,7 @@ def computing(asking: Asking, runner: GatedRunner, random: Random, tenant: str) 
     )
 
 
-def evicted(asking: Asking, random: Random, tenant: str, num_blocks: int) -> None:
+def evicted(asking: ExplainClient, random: Random, tenant: str, num_blocks: int) -> None:
     """Cached, and then the whole pool was needed for others."""
     tokens = prompt_of(random, random.randint(9, 60))
     asking.ask(tenant, PROMPT_PATH, completion(tokens))
@@ -186,7 +186,7 @@ def evicted(asking: Asking, random: Random, tenant: str, num_blocks: int) -> Non
     asking.judge("evicted_when", is_recent)
 
 
-def state_missing(asking: Asking, random: Random, tenant: str) -> None:
+def state_missing(asking: ExplainClient, random: Random, tenant: str) -> None:
     """A model with recurrent layers keeps its state behind a prompt's last whole block. A prompt that ends before that
     has its blocks there and no state; once it has run, it has one too."""
     num_blocks = random.randint(3, 14)
@@ -205,7 +205,7 @@ def explanations(proof: Proof) -> None:
     num_left = count - 7 * each
     agents = talker(1 << 14, BLOCK_SIZE, template=AGENT_TEMPLATE, max_sequence_tokens=2048)
     models = {"oracle": agents, "other": talker(1 << 12, BLOCK_SIZE)}
-    sums: list[Asking] = []
+    sums: list[ExplainClient] = []
     with asked(proof.folder, 8 * each + 8, models) as asking:
         tenants = (f"t{at}" for at in range(8 * each + 8))
         for case in ("date", "tools", "message"):

@@ -13,7 +13,7 @@ from quire.api.access.keys import Key, digest_of, write_keys
 from quire.backends.oracle import OracleRunner
 from quire.client.engines.opening import OpenedModel
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 from tests.support.servers.talkers import talker
 
 WORDS = (
@@ -42,10 +42,10 @@ class GatedRunner(OracleRunner):
         return super().run(plan, masks)
 
 
-class Asking:
+class ExplainClient:
     """A server, asked by many tenants with a key each."""
 
-    def __init__(self, here: House, num_wrong: int = 0) -> None:
+    def __init__(self, here: LiveServer, num_wrong: int = 0) -> None:
         self.here = here
         self.num_tried: dict[str, int] = {}
         self.num_right: dict[str, int] = {}
@@ -67,13 +67,13 @@ def key_of(tenant: str) -> str:
 
 
 @contextmanager
-def asked(folder: Path, num_tenants: int, models: dict[str, OpenedModel]) -> Iterator[Asking]:
+def asked(folder: Path, num_tenants: int, models: dict[str, OpenedModel]) -> Iterator[ExplainClient]:
     """A server whose tenants are `t0`, `t1` and so on."""
     file = folder / f"keys-{Random().getrandbits(64):x}.json"
     names = [f"t{at}" for at in range(num_tenants)]
     write_keys(file, [Key(name, digest_of(key_of(name))) for name in names])
     with house(models=models, keys_file=file) as here:
-        yield Asking(here)
+        yield ExplainClient(here)
 
 
 def text(random: Random, num_words: int) -> str:
@@ -96,7 +96,7 @@ def gated() -> tuple[OpenedModel, GatedRunner]:
     return opened, runner
 
 
-def met(asking: Asking, runner: GatedRunner, tokens: Tokens, tenants: tuple[str, str]) -> list[Reply]:
+def met(asking: ExplainClient, runner: GatedRunner, tokens: Tokens, tenants: tuple[str, str]) -> list[Reply]:
     """Two ask the same prompt, the second while the first step of the first is under way; both answers."""
     here = asking.here
     runner.is_waiting.clear()
@@ -106,7 +106,7 @@ def met(asking: Asking, runner: GatedRunner, tokens: Tokens, tenants: tuple[str,
         headers = {"content-type": "application/json", "x-api-key": key_of(tenant)}
         connection.request("POST", PROMPT_PATH, json.dumps({"model": "oracle", **completion(tokens)}), headers)
         here.wait_until_asked(number + 1)
-        here.wait_until(lambda: all(record.asked for record, _ in here.admission.open_requests.values()))
+        here.wait_until(lambda: all(record.handles for record, _ in here.admission.open_requests.values()))
         if not runner.is_waiting.wait(60):
             raise TimeoutError("no step began")
     runner.gate.set()

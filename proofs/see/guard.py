@@ -18,7 +18,7 @@ from quire.api.access.keys import add_key
 from quire.client.request.conversation import StablePrefix
 from tests.support.fleet.prefix_corpus import Body, corpus, stable_bodies, unstable_bodies, without_unstable_line
 from tests.support.servers.guarded_prompts import TEMPLATES
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 from tests.support.servers.talkers import talker
 
 MODELS = {"": "oracle", "tools last": "oracle-tools-last"}
@@ -29,7 +29,7 @@ HEADER = "x-quire-prefix-warning"
 logging.getLogger("quire.prefix").setLevel(logging.ERROR)  # what it says of each case would fill the page
 
 
-def server(keys: Path, listed: Sequence[str] = ()) -> AbstractContextManager[House]:
+def server(keys: Path, listed: Sequence[str] = ()) -> AbstractContextManager[LiveServer]:
     """Both models, with what the operator lists."""
     models = {
         name: talker(template=TEMPLATES[template], max_bytes=100_000, **SIZES) for template, name in MODELS.items()
@@ -37,7 +37,7 @@ def server(keys: Path, listed: Sequence[str] = ()) -> AbstractContextManager[Hou
     return house(models=models, keys_file=keys, settings=AdmissionSettings(stable_prefix=StablePrefix(listed)))
 
 
-def ask(here: House, key: str, body: Body, case: dict[str, Any]) -> Reply:
+def ask(here: LiveServer, key: str, body: Body, case: dict[str, Any]) -> Reply:
     """One request in the case's dialect. Where a history is told anew it gets the answer that its client will tell."""
     model = MODELS[case.get("template", "")]
     match case.get("dialect", "chat"):

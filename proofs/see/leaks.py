@@ -15,7 +15,7 @@ from proofs.see.explain_server import (
     EXPLAIN_PATH,
     PROMPT_PATH,
     WORDS,
-    Asking,
+    ExplainClient,
     asked,
     gated,
     key_of,
@@ -95,7 +95,7 @@ def chat_of(said: str, more: dict[str, Any]) -> dict[str, Any]:
     return {"model": "oracle", "messages": messages, "max_tokens": 2, "temperature": 0.0, "cache_explain": True, **more}
 
 
-def victims_names(asking: Asking, prompts: list[str]) -> list[str]:
+def victims_names(asking: ExplainClient, prompts: list[str]) -> list[str]:
     """The victim's requests, by all names they have."""
     answers = [asking.ask("t0", PROMPT_PATH, {"prompt": one, "max_tokens": 2}) for one in prompts]
     return [name for one in answers for name in (one.headers["x-request-id"], one.json["id"])]
@@ -133,7 +133,7 @@ def strangers(proof: Proof) -> None:
     proof.equals("leaks", num_leaks + num_differing + num_met, 0)
 
 
-def _shows_secret(asking: Asking, prompt: str) -> bool:
+def _shows_secret(asking: ExplainClient, prompt: str) -> bool:
     """Whether the victim, who asks as the attacker does, reads its own word."""
     start = min(prompt.find(word) for word in SECRETS if word in prompt)
     body = {"prompt": f"{prompt[:start]}other {WORDS[0]} {WORDS[1]} {WORDS[2]}"}

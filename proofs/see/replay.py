@@ -27,7 +27,7 @@ from proofs.framework.proof import Proof, section
 from quire.cli.serve.model_traces import ModelTraces
 from quire.client.engines.served import OwnSettings, ServedModel, plan_worker
 from quire.client.request.params import Grammar, SamplingParams
-from quire.config import ModelSettings, ParkedModel, ServerSettings
+from quire.config import ModelSettings, OnDemandModel, ServerSettings
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.errors import QuireError
 from quire.sim.replay.replay import replay
@@ -117,7 +117,7 @@ class Load:
 
 def traced_settings(path: Path) -> OwnSettings:
     """A new file, as `quire serve --trace` makes it."""
-    return OwnSettings(trace=ModelTraces(ServerSettings(trace=path), [ParkedModel("m", "m", is_kept=True)]).of("m"))
+    return OwnSettings(trace=ModelTraces(ServerSettings(trace=path), [OnDemandModel("m", "m", is_kept=True)]).of("m"))
 
 
 def oracle_model(path: Path, random: Random) -> ServedModel:

@@ -28,7 +28,7 @@ from quire.core.memory.kv_memory import KVMemory
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.engine.engine_watch import EngineWatch
-from quire.lasting_objects import set_aside_what_was_loaded
+from quire.lasting_objects import freeze_startup_objects
 
 STEP_S = 0.02
 BLOCKS = 20_000
@@ -212,7 +212,7 @@ def _clock(slept_s: float) -> float:
 def snapshot_costs(proof: Proof) -> None:
     """In processor time: a busy neighbour makes it slow, but does not stand in it."""
     large = proof.sized(quick=200_000, full=1_000_000)
-    set_aside_what_was_loaded()  # as a worker does: what proofs import is not a part of it
+    freeze_startup_objects()  # as a worker does: what proofs import is not a part of it
     for name, num_blocks in (("20k", BLOCKS), ("large", large)):
         memory = filled(num_blocks)
         stops, share = stops_ms(memory, proof.sized(quick=500, full=4000))

@@ -14,7 +14,7 @@ from quire.bench.compare import Comparison, compare_records
 from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, RunListener, Wishes, interleaved_servers, seeded
+from quire.bench.runs import Bench, BenchOptions, RunListener, interleaved_servers, seeded
 from quire.bench.setup import LoadSetup
 from quire.verdicts import SpeedVerdict
 
@@ -24,7 +24,7 @@ SLOWDOWN = 1.1
 NUM_VERDICTS = 10
 SMALL_MEMORY = "1500MiB"
 """A pool of some six thousand tokens."""
-WARM = Wishes(num_warmups=0)
+WARM = BenchOptions(num_warmups=0)
 """Servers are asked once when they are started."""
 
 

@@ -26,7 +26,7 @@ from quire.core.scheduling import sequence as scheduled
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 
 COPIES = 8
 """Answers with each of the ten documents, in each round."""
@@ -35,7 +35,7 @@ DOCUMENTS = tuple(json.dumps(task.document, ensure_ascii=False).encode() for tas
 """Each as a grammar wants it: a blank behind colons and commas."""
 
 
-class CountedGuides(Guides):
+class CountedGuides(GrammarMatchers):
     """Guides that note what each step cost the whole process."""
 
     def __init__(self, read_vocabulary: Callable[[], LLTokenizer]) -> None:

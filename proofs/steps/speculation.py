@@ -23,7 +23,7 @@ from proofs.steps.tasks import TASKS, TaskAsk, Told, task_prompt, told_by
 from quire.client.engines.opening import OpenedModel, open_model
 from quire.client.request.params import Grammar, SamplingParams
 from quire.config import Dtype, ModelSettings
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.ngrams import Ngrams
 from quire.core.scheduling.sequence import Sequence
 from tests.support.servers.server import Server
@@ -272,7 +272,7 @@ class Groups:
             return [random.randrange(1, 50), *answer[max(0, end - 4) : end]]
         return [random.randrange(1, 50) for _ in range(random.randint(1, 6))]
 
-    def propose(self, sequence: Sequence, limit: int) -> Guess:
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
         """As the server's, and looked at."""
         group = sequence.request.namespace.cache_group
         guess = self._shared.propose(sequence, limit)

@@ -2,7 +2,7 @@
 
     QuireError
     ├── InvariantError            a bug in quire: a promise of the design does not hold
-    ├── ConfigError               a setting breaks a rule; said before anything starts
+    ├── ConfigError               a setting breaks a rule; raised before anything starts
     ├── CheckpointError           a model cannot be read: missing, damaged, or of a kind quire does not run
     ├── RequestError              a request that cannot be served, however empty the server
     │   ├── DuplicateRequestError its id is that of a live request
@@ -16,11 +16,11 @@
     ├── ReplayError               a file is no trace that could be replayed: another file, damaged, of a later version
     └── CapacityError             something bounded is full
         ├── DisplacedError        it waited, and gave its place to a tenant that had less: come back later
-        ├── DrainingError         the server is about to end: ask another, or later
+        ├── DrainingError         the server is shutting down: use another, or try later
         ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
         ├── PinBudgetError        the pin would hold more of the pool than pins may
         ├── QueueFullError        the server's queue is full: come back later
-        ├── StreamStuckError      nobody reads a stream: its request was ended
+        ├── StreamStuckError      no client reads a stream: its request was ended
         └── TenantShareError      the tenant's share of the queue is full: come back later
 
 A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
@@ -28,7 +28,7 @@ must stop in production too. Everything else is the world being the world, and i
 """
 
 RETRY_AFTER_S = 2
-"""What whoever is turned away is told where nothing better is known."""
+"""After how many seconds a rejected client should try again where nothing better is known."""
 
 
 class QuireError(Exception):
@@ -60,7 +60,7 @@ class DuplicateRequestError(RequestError):
     """The id belongs to a request that is still alive."""
 
     def __init__(self, request_id: str) -> None:
-        super().__init__(f"request ids must differ while they live, {request_id!r} is taken; choose another")
+        super().__init__(f"request id {request_id!r} is already used by a live request; choose another")
         self.request_id = request_id
 
 
@@ -126,7 +126,7 @@ class DisplacedError(CapacityError):
 
     def __init__(self, tenant: str, retry_after_s: int) -> None:
         super().__init__(
-            f"tenant {tenant!r} had more requests waiting than its share, and its newest gave way to another tenant's; "
+            f"tenant {tenant!r} had more requests waiting than its share, its newest was displaced by another tenant; "
             f"try again in {retry_after_s} s"
         )
         self.tenant = tenant
@@ -138,10 +138,10 @@ class DrainingError(CapacityError):
 
 
 class OutOfBlocksError(CapacityError):
-    """The pool has fewer free blocks than were asked for. Nothing has been changed."""
+    """The pool has fewer free blocks than were requested. Nothing has been changed."""
 
     def __init__(self, num_needed: int, num_free: int) -> None:
-        super().__init__(f"{num_needed} blocks are needed and {num_free} are free; preempt or finish a sequence first")
+        super().__init__(f"need {num_needed} free blocks, {num_free} are free; preempt or finish a sequence first")
         self.num_needed = num_needed
         self.num_free = num_free
 
@@ -154,7 +154,7 @@ class QueueFullError(CapacityError):
     """The server's queue is full for requests of this class."""
 
     def __init__(self, num_waiting: int, limit: int, retry_after_s: int = RETRY_AFTER_S) -> None:
-        super().__init__(f"the queue holds {limit} requests, {num_waiting} are waiting; try again later")
+        super().__init__(f"the queue is full: {num_waiting} of at most {limit} requests are waiting; try again later")
         self.num_waiting = num_waiting
         self.limit = limit
         self.retry_after_s = retry_after_s
@@ -164,7 +164,9 @@ class StreamStuckError(CapacityError):
     """A consumer left too much unread; its request was ended."""
 
     def __init__(self, request_id: str, limit: int) -> None:
-        super().__init__(f"a stream holds {limit:,} unread bytes, {request_id} has more; read faster, or ask for less")
+        super().__init__(
+            f"expected at most {limit:,} unread bytes in a stream, {request_id} has more; read faster, or request less"
+        )
         self.request_id = request_id
         self.limit = limit
 
@@ -181,7 +183,7 @@ class TenantShareError(CapacityError):
         state: str = "waiting",
     ) -> None:
         super().__init__(
-            f"tenant {tenant!r} may have {limit} requests {state}, {num_waiting} are; try again in {retry_after_s} s"
+            f"tenant {tenant!r} has {num_waiting} of at most {limit} requests {state}; try again in {retry_after_s} s"
         )
         self.tenant = tenant
         self.num_waiting = num_waiting

@@ -3,7 +3,7 @@
 import gc
 
 
-def set_aside_what_was_loaded() -> None:
+def freeze_startup_objects() -> None:
     """For servers and workers, once, when everything is loaded.
 
     A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer. Whoever starts

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 
@@ -16,13 +16,13 @@ def _last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="package")
-def _shared_house() -> Iterator[House]:
+def _shared_house() -> Iterator[LiveServer]:
     with house(models={"oracle": talker(num_blocks=512), "other": talker()}) as here:
         yield here
 
 
 @pytest.fixture
-def here(_shared_house: House) -> Iterator[House]:
+def here(_shared_house: LiveServer) -> Iterator[LiveServer]:
     """A server with two models and no keys."""
     yield _shared_house
     _shared_house.wait_until_free()

@@ -11,7 +11,7 @@ from quire.backends.conformance.harness import ConformanceError
 from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
 from quire.core.request import ResolvedSampling
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.step import NO_MASKS, BlockCopy, Masks, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
 from tests.support.servers.server import VOCABULARY, Server
@@ -268,7 +268,7 @@ def test_a_runner_with_a_fault_fails_the_kit(runner: type[OracleRunner]) -> None
 
 
 def test_a_runner_too_small_for_the_kit_is_told_so() -> None:
-    with pytest.raises(ConformanceError, match="needs 48 blocks of 4 tokens or more"):
+    with pytest.raises(ConformanceError, match="at least 48 blocks of 4 tokens"):
         check_all(lambda: OracleRunner(capacity(block_size=2)))
 
 
@@ -284,7 +284,7 @@ def test_a_step_over_the_budget_is_refused() -> None:
     server.ask([1, 2, 3], 1)
     plan = server.plan()
     small = OracleRunner(Capacity(64, 4, 100, 2, VOCABULARY, 32))
-    with pytest.raises(InvariantError, match="may feed 2 tokens, 3 given"):
+    with pytest.raises(InvariantError, match="at most 2 tokens in a step, got 3"):
         small.start(plan).wait()
 
 
@@ -302,12 +302,12 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
 
 
 def test_a_mask_of_another_size_than_the_plan_and_the_vocabulary_is_a_bug() -> None:
-    server = Server(propose=lambda _sequence, _limit: Guess((1, 2)))
+    server = Server(propose=lambda _sequence, _limit: Draft((1, 2)))
     server.ask([1, 2, 3], 5)
     plan = server.plan()
     whole = b"\xff" * 7
     for rows in ((whole,) * 2, (whole, whole, b"\xff" * 6), (whole,) * 4):
-        with pytest.raises(InvariantError, match="a mask needs 3 rows of 7 bytes for sequence 1"):
+        with pytest.raises(InvariantError, match="a mask of 3 rows of 7 bytes for sequence 1"):
             server.runner.start(plan).wait({1: rows})
     assert server.runner.start(plan).wait({1: (whole,) * 3}) == server.runner.start(plan).wait()
 

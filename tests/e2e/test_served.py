@@ -12,7 +12,7 @@ from quire.client.engines.park_plan import plan_park, settings_of
 from quire.client.engines.served import ServedModel, plan_worker
 from quire.client.reply.outputs import Completion
 from quire.client.request.params import SamplingParams
-from quire.config import ModelSettings, ParkedModel
+from quire.config import ModelSettings, OnDemandModel
 
 SETTINGS = ModelSettings(memory_bytes=5 << 29, max_sequence_tokens=512)
 PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]
@@ -52,7 +52,7 @@ def test_two_models_share_one_memory_budget_and_answer_each_for_itself() -> None
         settings = ModelSettings(
             memory_bytes=3 << 30, max_sequence_tokens=256, max_running=4, max_step_tokens=64, dtype="float32"
         )
-        models = [ParkedModel(name, name, is_kept=True) for name in names]
+        models = [OnDemandModel(name, name, is_kept=True) for name in names]
         weighed = plan_park(models, settings).by_name.values()
         budgets = [one.needed_bytes for one in weighed]
         first, second = (

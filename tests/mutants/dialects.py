@@ -41,7 +41,7 @@ MUTANTS = [
     Mutant(
         "a keep-alive opens a stream",
         ANSWERING,
-        'self._writer.keep_alive if self._has_said else b""',
+        'self._writer.keep_alive if self._has_written else b""',
         "self._writer.keep_alive",
     ),
     Mutant("a stream has no beginning", ANSWERING, "data = self._writer.begin(self._replies) + data", "pass"),

@@ -43,7 +43,7 @@ MUTANTS = [
     Mutant(
         "beliefs are not swept",
         INDEX,
-        "for shards in (self._confirmed, self._believed):",
+        "for shards in (self._confirmed, self._expected):",
         "for shards in (self._confirmed,):",
     ),
     Mutant("a sweep goes on to the end", INDEX, "while self._sweeping and budget > 0:", "while self._sweeping:"),
@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant(
         "what is believed is not looked at before a search ends",
         INDEX,
-        "if self._believed[at].get(name, 0) & group:\n            return True\n",
+        "if self._expected[at].get(name, 0) & group:\n            return True\n",
         "if False:\n            return True\n",
     ),
     Mutant(
@@ -119,7 +119,7 @@ MUTANTS = [
     Mutant(
         "beliefs hide what is confirmed",
         INDEX,
-        "                group ^= believing\n",
+        "                group ^= expecting\n",
         "                group = 0\n",
     ),
     Mutant("marks lie too deep", INDEX, "found.append((marks[low], group))", "found.append((marks[low] + 1, group))"),
@@ -238,7 +238,7 @@ MUTANTS = [
         "return self._has_base and self.next_number in self._held",
         "return False",
     ),
-    Mutant("a batch is applied twice", READER, "            return  # heard before\n", "            pass\n"),
+    Mutant("a batch is applied twice", READER, "            return  # received before\n", "            pass\n"),
     Mutant(
         "a new life keeps the blocks of the former",
         READER,
@@ -248,7 +248,7 @@ MUTANTS = [
     Mutant(
         "a lost last batch is not missed",
         READER,
-        "bool(self._held) or self._told_number > self.next_number",
+        "bool(self._held) or self._published_number > self.next_number",
         "bool(self._held)",
     ),
     Mutant(
@@ -272,11 +272,16 @@ MUTANTS = [
         "for past in [at for at in self._held if at < number]:",
         "for past in [*self._held]:",
     ),
-    Mutant("a removed block stays known", READER, "self._theirs.pop(one) for one", "self._theirs[one] for one"),
+    Mutant(
+        "a removed block stays known",
+        READER,
+        "self._names_by_hash.pop(one) for one",
+        "self._names_by_hash[one] for one",
+    ),
     Mutant(
         "a child without a parent begins a prompt",
         READER,
-        "before = self._theirs.get(run.parent)",
-        "before = self._theirs.get(run.parent, 0)",
+        "before = self._names_by_hash.get(run.parent)",
+        "before = self._names_by_hash.get(run.parent, 0)",
     ),
 ]

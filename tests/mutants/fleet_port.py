@@ -59,11 +59,16 @@ MUTANTS = [
     Mutant("another model is a member", MEMBERS, "info.identity.fingerprint != first.identity.fingerprint", "False"),
     Mutant("other tokens are a member's", MEMBERS, "info.vocabulary_size != first.vocabulary_size", "False"),
     Mutant("one member is two", MEMBERS, "if link.address in self.known:", "if False:"),
-    Mutant("heard more than was said", MEMBERS, "if not 0 <= num_new <= len(known.unheard_s):", "if num_new < 0:"),
+    Mutant(
+        "heard more than was said",
+        MEMBERS,
+        "if not 0 <= num_new <= len(known.unacknowledged_s):",
+        "if num_new < 0:",
+    ),
     Mutant(
         "what is on its way is forgotten",
         MEMBERS,
-        "known.unheard_s[0] if known.unheard_s else self._clock()",
+        "known.unacknowledged_s[0] if known.unacknowledged_s else self._clock()",
         "self._clock()",
     ),
     Mutant("a gateway that slept doubts all", MEMBERS, "now_s - last_s > LATE_S", "False"),
@@ -114,7 +119,7 @@ MUTANTS = [
         "            self._expect(self._taken.pop(name), 0)\n",
         "            self._taken.pop(name)\n",
     ),
-    Mutant("a silent gateway is waited for", DESK, "now_s - gateway.heard_s > UNHEARD_S", "False"),
+    Mutant("a silent gateway is waited for", DESK, "now_s - gateway.last_received_s > MAX_SILENT_S", "False"),
     Mutant(
         "what is cached is to be computed",
         DESK,
@@ -128,7 +133,7 @@ MUTANTS = [
         "request_id=taken.request_id, epoch=taken.epoch)",
         "request_id=taken.request_id)",
     ),
-    Mutant("assignments are not counted", DESK, "                gateway.num_heard += 1\n", ""),
-    Mutant("a farewell is not waited for", DESK, "        self._unheard = set(self._gateways)\n", ""),
+    Mutant("assignments are not counted", DESK, "                gateway.num_received += 1\n", ""),
+    Mutant("a farewell is not waited for", DESK, "        self._unacknowledged = set(self._gateways)\n", ""),
     Mutant("load is old news", DESK, "is_due = self._num_uncomputed != gateway.num_reported_tokens or ", "is_due = "),
 ]

@@ -10,7 +10,7 @@ TESTS = (
 )
 NGRAMS = "core/scheduling/ngrams.py"
 COST = "core/scheduling/step_cost.py"
-CHANCES = "core/scheduling/chances.py"
+CHANCES = "core/scheduling/acceptance_rates.py"
 DRAFTS = "core/scheduling/drafts.py"
 GUIDES = "engine/guides.py"
 

@@ -210,7 +210,7 @@ MUTANTS = [
     Mutant("a late router hears of one child alone", TOLD, "if self._older[block]:", "if False:"),
     Mutant("a late router hears of no branch", TOLD, "if child := self._first_child[run[-1]]:", "if child := 0:"),
     Mutant("a late router gets a run over a branch", TOLD, "not child or self._older[child] or", "not child or"),
-    Mutant("a late router hears what cannot be hit", TOLD, "self._told is None or self._told[block]", "True"),
+    Mutant("a late router hears what cannot be hit", TOLD, "self._published is None or self._published[block]", "True"),
     Mutant(
         "a late router reads what is true later",
         TREE,

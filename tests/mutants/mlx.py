@@ -62,7 +62,7 @@ MUTANTS = [
     Mutant("every layer gets the bytes of the first", STORE, "                first += num_bytes\n", ""),
     Mutant("bytes of any length are a block", STORE, "if len(content) != self.num_block_bytes:", "if False:"),
     # -- layers --
-    Mutant("sinks are forgotten", LAYERS, 'asked["scale"], asked.get("sinks"))', 'asked["scale"], None)'),
+    Mutant("sinks are forgotten", LAYERS, 'call["scale"], call.get("sinks"))', 'call["scale"], None)'),
     Mutant(
         "rows are left in the order of their tiles",
         LAYERS,
@@ -70,7 +70,7 @@ MUTANTS = [
         "mx.concatenate(parts)",
     ),
     Mutant("a layer may attend by itself", LAYERS, "of.num_answered != of.num_layers or not", "not"),
-    Mutant("keys that are changed pass", LAYERS, 'if layer is None or asked["mask"] is not None:', "if layer is None:"),
+    Mutant("keys that are changed pass", LAYERS, 'if layer is None or call["mask"] is not None:', "if layer is None:"),
     # -- the model --
     Mutant(
         "a model that attends otherwise is taken", DECODER, "if not worst <= tolerance * max(1.0, most):", "if False:"
@@ -110,7 +110,7 @@ MUTANTS = [
         'sys.platform == "darwin" and platform.machine() == "arm64"',
         'sys.platform == "darwin"',
     ),
-    Mutant("nobody hears why MLX refused", REGISTRY, 'passed.append(f"not MLX: {error}")', "pass"),
+    Mutant("nobody hears why MLX refused", REGISTRY, 'passed.append(f"not using MLX: {error}")', "pass"),
     Mutant(
         "what MLX refuses is not run",
         REGISTRY,

@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant("scores are reported from the wrong token on", ROWS, "Scoring(first + 1, targets", "Scoring(first, targets"),
     Mutant("masks are read from the other end", ORACLE, ">> token_id % 8", ">> (7 - token_id % 8)"),
-    Mutant("a mask may be too short", ACCEPTANCE, " or any(len(one) != num_bytes for one in given):", ":"),
+    Mutant("a mask may be too short", ACCEPTANCE, " or any(len(one) != num_bytes for one in item_masks):", ":"),
     Mutant(
         "an adapter that is not there is served", POLICY, "if adapter := request.", "if adapter := False and request."
     ),

@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant("a kept state is never written", SLOTS, "        self._keeps.append(SlotCopy(running, slot))\n", ""),
     Mutant("an equal state takes the place of the first", SLOTS, "if self.slot_of(block) is not None:", "if False:"),
     Mutant("a state kept again is not renewed", SLOTS, "            self.use(block)\n", ""),
-    Mutant("what is passing lasts", SLOTS, "if keep is Keep.PASSING:", "if False:"),
+    Mutant("what is passing lasts", SLOTS, "if keep is StateCheckpoint.TRANSIENT:", "if False:"),
     Mutant("sparse states are as good as others", SLOTS, "move_to_end(block, last=False)", "move_to_end(block)"),
     Mutant(
         "broken promises stay counted",
@@ -197,15 +197,22 @@ MUTANTS = [
         "MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING",
         "MissReason.STATE_MISSING",
     ),
-    Mutant("nothing is sparse", BORDERS, "return Keep.SPARSE if", "return Keep.PASSING if"),
+    Mutant("nothing is sparse", BORDERS, "return StateCheckpoint.SPARSE if", "return StateCheckpoint.TRANSIENT if"),
     # -- events --
-    Mutant("blocks that cannot be hit are told", ANNOUNCER, "        if self._told is None:\n", "        if True:\n"),
-    Mutant("blocks are told twice", ANNOUNCER, "while first and not told[table.blocks[first - 1]]:", "while first:"),
-    Mutant("what was not told is taken back", ANNOUNCER, "strict=True) if told[block]]", "strict=True)]"),
     Mutant(
-        "what was taken back counts as told", ANNOUNCER, "                told[block] = 0\n", "                pass\n"
+        "blocks that cannot be hit are told", ANNOUNCER, "        if self._published is None:\n", "        if True:\n"
     ),
-    Mutant("a clear leaves blocks told", ANNOUNCER, "self._told = bytearray(len(self._told))", "pass"),
+    Mutant(
+        "blocks are told twice", ANNOUNCER, "while first and not published[table.blocks[first - 1]]:", "while first:"
+    ),
+    Mutant("what was not told is taken back", ANNOUNCER, "strict=True) if published[block]]", "strict=True)]"),
+    Mutant(
+        "what was taken back counts as told",
+        ANNOUNCER,
+        "                published[block] = 0\n",
+        "                pass\n",
+    ),
+    Mutant("a clear leaves blocks told", ANNOUNCER, "self._published = bytearray(len(self._published))", "pass"),
     Mutant("a kept state is not told", MEMORY, "            self.names.kept(table)\n", "            pass\n"),
     # -- scheduler and engine --
     Mutant(

@@ -14,7 +14,7 @@ from benchmarks.null_server import Manner, null_server
 from quire.bench.engine import EngineBench, EngineLoad
 from quire.bench.http_client import Client, ServerAddress
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, RunListener, Wishes
+from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
@@ -53,7 +53,7 @@ def test_the_client_is_early_beside_the_gaps_it_measures(monkeypatch: pytest.Mon
 
     async def main() -> Run:
         async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(ServerAddress(url)) as client:
-            return (await (await Bench.opened(client, Wishes(), RunListener())).run(setup, "1", ""))[1]
+            return (await (await Bench.opened(client, BenchOptions(), RunListener())).run(setup, "1", ""))[1]
 
     run = asyncio.run(main())
     late = [stamp - float(piece) for one in run.outcomes for stamp, piece in zip(one.token_s, one.pieces, strict=True)]

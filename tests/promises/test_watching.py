@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli.shared.found_servers import asked
+from quire.cli.shared.found_servers import admin_request
 from quire.cli.watch.watch_source import WatchSource
 from tests.support.fleet.prefix_corpus import RULES
 from tests.support.servers.guarded_prompts import TEMPLATES
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def num_drawn(server: Server) -> int:
     """Pictures that its worker has made, as the operator's socket counts them."""
-    told: Any = asked(server.folder / "run" / "admin.sock", "GET", "/stats")
+    told: Any = admin_request(server.folder / "run" / "admin.sock", "GET", "/stats")
     return int(told["models"][0]["engine"]["num_snapshots"])
 
 

@@ -16,7 +16,7 @@ from quire.core.request import FinishReason, Request
 from quire.errors import DrainingError, QueueFullError
 from quire.fleet.gateway.request import POISON
 from quire.fleet.protocol.messages import MemberStepped
-from tests.support.fleet.desk_fleets import DeskFleet, DeskGateway, asked
+from tests.support.fleet.desk_fleets import SimulatedFleet, SimulatedGateway, asked
 from tests.support.workers.lives import check_told
 
 ADDRESSES = ("a", "b", "c", "d")
@@ -29,8 +29,8 @@ class FleetMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fleet = DeskFleet(num_gateways=2)
-        self.asked: dict[str, tuple[DeskGateway, Request]] = {}
+        self.fleet = SimulatedFleet(num_gateways=2)
+        self.asked: dict[str, tuple[SimulatedGateway, Request]] = {}
         self.cancelled: set[str] = set()
 
     @initialize(num_members=st.integers(0, 4))
@@ -158,7 +158,7 @@ TestFleets.settings = settings(stateful_step_count=60, deadline=None)
 
 @pytest.mark.parametrize("num_before", [0, 3])
 def test_the_machine_would_notice_a_token_that_is_heard_twice(num_before: int) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.port.submit(asked(0))
     fleet.run()

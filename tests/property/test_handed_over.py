@@ -96,7 +96,7 @@ def test_it_goes_to_a_worker_as_one_that_was_let_in_before_with_its_age_and_a_pl
     ledger.add(begun(4, 1))
     (command,) = ledger.due(10.0)
     assert isinstance(command, Restore)
-    assert (command.continuations, command.age_s, command.is_promised) == ((Continuation(0, (4, 1)),), 7.0, True)
+    assert (command.continuations, command.age_s, command.has_reservation) == ((Continuation(0, (4, 1)),), 7.0, True)
     fresh = Ledger(VOCABULARY)
     fresh.add(begun())
     assert isinstance(fresh.due(10.0)[0], Submit)

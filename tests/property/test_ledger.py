@@ -206,7 +206,7 @@ def test_a_worker_that_ends_an_answer_twice_or_forgets_to_end_it_is_not_believed
     lives = begun()
     for index in range(3):
         lives.drop("r1", index)
-    with pytest.raises(MessageError, match="before all its answers did"):
+    with pytest.raises(MessageError, match="before all of its sequences"):
         lives.ledger.take([Finished("r1", 2, 0, 3, epoch=1)], told)
 
 
@@ -280,7 +280,7 @@ def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_agai
     ledger.crash([])
     (again,) = ledger.due(3.0)
     assert isinstance(again, Restore)
-    assert not again.is_promised, "nobody has seen anything of it: it may be displaced again"
+    assert not again.has_reservation, "nobody has seen anything of it: it may be displaced again"
     told: list[RequestEvent] = []
     ledger.take(displaced(2), told)
     assert [type(event) for event in told] == [SequenceFinished, Finished]
@@ -292,7 +292,7 @@ def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
     ledger.crash(["r1"])
     (again,) = ledger.due(3.0)
     assert isinstance(again, Restore)
-    assert again.is_promised
+    assert again.has_reservation
 
 
 @pytest.mark.parametrize(
@@ -313,14 +313,14 @@ def test_a_worker_that_displaces_in_the_middle_of_an_answer_is_not_believed(even
 def test_a_worker_that_speaks_of_what_it_was_not_given_is_not_believed(name: str, epoch: int) -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
-    with pytest.raises(MessageError, match="was not given"):
+    with pytest.raises(MessageError, match="was not assigned"):
         lives.ledger.take([Queued(name, epoch=epoch)], [])
 
 
 @pytest.mark.parametrize(("name", "epoch"), [("stranger", 1), ("r1", 2), ("r1", 0)])
 def test_a_worker_that_gives_an_assignment_another_name_is_not_believed(name: str, epoch: int) -> None:
     ledger = sent(Lives(Random(1)))
-    with pytest.raises(MessageError, match="was not given"):
+    with pytest.raises(MessageError, match="was not assigned"):
         ledger.take([Token(name, 0, 1, 1, None, epoch=epoch)], [])
 
 

@@ -8,7 +8,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.core.request import PriorityClass
-from quire.core.scheduling.shares import ASKED_WITHIN_S, KEPT_S, LEAST_SHARE, Bounds, NoRoom, Promises, Room, Shares
+from quire.core.scheduling.shares import (
+    ACTIVE_WITHIN_S,
+    KEPT_S,
+    LEAST_SHARE,
+    Bounds,
+    Denied,
+    Granted,
+    RetryReservations,
+    Shares,
+)
 
 KINDS = tuple(one.value for one in PriorityClass)
 TENANTS = ("a", "b", "c", "d")
@@ -22,7 +31,7 @@ class SharesMachine(RuleBasedStateMachine):
         self.weights = dict(zip(TENANTS, weights, strict=True))
         num_kept = min(num_kept, max_places // 3)
         self.bounds = Bounds(max_places, KINDS, num_kept, {name: float(one) for name, one in self.weights.items()})
-        self.shares, self.promises = Shares(self.bounds), Promises()
+        self.shares, self.promises = Shares(self.bounds), RetryReservations()
         self.now_s = 0.0
         self.held: list[tuple[str, str, str | None]] = []
         self.asked_s: dict[str, float] = {}
@@ -32,7 +41,7 @@ class SharesMachine(RuleBasedStateMachine):
     # -- the same, counted anew ----------------------------------------------------------------------------------------
 
     def sharing(self) -> set[str]:
-        recent = {tenant for tenant, asked_s in self.asked_s.items() if self.now_s - asked_s < ASKED_WITHIN_S}
+        recent = {tenant for tenant, asked_s in self.asked_s.items() if self.now_s - asked_s < ACTIVE_WITHIN_S}
         return recent | {tenant for _, tenant, _ in self.held}
 
     def reach(self, kind: str) -> tuple[set[str], int]:
@@ -56,20 +65,20 @@ class SharesMachine(RuleBasedStateMachine):
     def ask_once(self, tenant: str, kind: str) -> None:
         told = self.told_s.pop(tenant, None)
         is_due = told is not None and told[1] <= self.now_s <= told[1] + KEPT_S
-        is_promised = self.promises.come(tenant, self.now_s)
-        assert is_promised or not is_due, "it came when it was told to"
-        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
+        has_reservation = self.promises.redeem(tenant, self.now_s)
+        assert has_reservation or not is_due, "it came when it was told to"
+        room = self.shares.request_place(tenant, kind, self.now_s, has_reservation=has_reservation)
         self.asked_s[tenant] = self.now_s
-        if isinstance(room, NoRoom):
-            assert not is_promised, "it was promised a place"
+        if isinstance(room, Denied):
+            assert not has_reservation, "it was promised a place"
             self.check_refused(room, tenant, kind)
-            self.promises.tell(tenant, self.now_s, room.retry_after_s)
+            self.promises.reserve(tenant, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
             assert (tenant, kind) in {(one.tenant, one.kind) for one in self.shares.verdicts()}
         else:
             self.let_in(room, tenant, kind)
 
-    def check_refused(self, room: NoRoom, tenant: str, kind: str) -> None:
+    def check_refused(self, room: Denied, tenant: str, kind: str) -> None:
         kinds, limit = self.reach(kind)
         num_held, fair = self.num_held(tenant, kinds), self.fair_share(tenant, limit)
         is_crowded = any(self.fair_share(one, limit) < 1 for one in self.sharing())
@@ -79,7 +88,7 @@ class SharesMachine(RuleBasedStateMachine):
         assert (room.state is None) == (self.sharing() == {tenant} or num_held < max(1, int(fair)))
         assert 1 <= room.retry_after_s <= 60
 
-    def let_in(self, room: Room, tenant: str, kind: str) -> None:
+    def let_in(self, room: Granted, tenant: str, kind: str) -> None:
         self.number += 1
         name = f"{tenant}{self.number}"
         kinds, limit = self.reach(kind)
@@ -88,7 +97,7 @@ class SharesMachine(RuleBasedStateMachine):
             self.check_displaced(room.gives_up, tenant, kind)
             self.shares.give_back(room.gives_up)
             self.held = [one for one in self.held if one[0] != room.gives_up]
-        if room.is_promised:
+        if room.has_reservation:
             self.shares.take_promised(name, tenant, self.now_s)
             self.held.append((name, tenant, None))
         else:
@@ -140,7 +149,7 @@ class SharesMachine(RuleBasedStateMachine):
         for one in self.shares.verdicts():
             room = self.shares.judge(one.tenant, one.kind)
             assert one.tenant in self.sharing()
-            assert (one.num_room == 0) == isinstance(room, NoRoom)
+            assert (one.num_room == 0) == isinstance(room, Denied)
             assert one.num_room or one.refusal == room
 
 

@@ -51,7 +51,7 @@ def test_the_longer_a_death_is_not_heard_the_more_is_sent_to_the_dead() -> None:
 
 def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
     fleet = simulation("cost", 1, FleetFaults(), detect_delay_s=1.0)
-    fleet.seats[2].vacate()
+    fleet.member_slots[2].clear()
     heard: dict[int, float] = {}
     while len(heard) < 3:
         fleet.now_s, _, happen, told = fleet._moments.pop(0)
@@ -69,9 +69,9 @@ def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
 
 def test_what_a_dead_member_said_is_not_heard_of_the_next_one() -> None:
     fleet = simulation("cost", 1, FleetFaults(), detect_delay_s=1.0)
-    seat = fleet.seats[0]
+    seat = fleet.member_slots[0]
     epoch = seat.epoch
-    fleet._leave(seat, is_told=False)
+    fleet._leave(seat, is_detected=False)
     fleet._join(seat)
     fleet._load_reported(seat, epoch, 999, 0.0)
     loads = [one.policy.router.loads for one in fleet.gateways if isinstance(one.policy, CostPolicy)]
@@ -100,7 +100,7 @@ def test_a_router_that_is_broken_is_found_out(
 
 def test_a_request_that_is_nowhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Latencies, "ended", lambda *_: None)
-    with pytest.raises(InvariantError, match="are somewhere"):
+    with pytest.raises(InvariantError, match="are accounted for"):
         simulation("random", 1, FleetFaults(), is_checked=True).run()
 
 

@@ -10,7 +10,7 @@ from quire.core.memory.state_slots import StateSlots
 from quire.core.memory.table_states import TableStates
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.scheduling.shares import Promises
+from quire.core.scheduling.shares import RetryReservations
 from quire.core.scheduling.waiting_queue import WaitingQueue
 from quire.core.step import SlotCopy, WorkItem
 from quire.errors import ConfigError, InvariantError
@@ -109,11 +109,11 @@ def test_who_comes_back_when_it_was_told_to_is_let_in_and_stays() -> None:
 @pytest.mark.parametrize("lie", ["refused", "displaced"])
 def test_a_queue_that_does_not_keep_its_word_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if lie == "refused":
-        monkeypatch.setattr(Promises, "come", lambda *_: False)
+        monkeypatch.setattr(RetryReservations, "redeem", lambda *_: False)
     else:
         monkeypatch.setattr(WaitingQueue, "add_promised", WaitingQueue.add)
     complaints = (line for seed in range(12) for line in Simulation(slow(seed)).run().violations)
-    assert any("came back when it was told to" in line for line in complaints)
+    assert any("came back after its retry time" in line for line in complaints)
 
 
 @pytest.mark.parametrize("seed", [3, 11])
@@ -158,7 +158,7 @@ def test_a_bug_in_the_middle_of_a_run_is_told_with_the_line_that_replays_it(monk
 
 def test_a_run_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.sim.server.simulation.STEPS_PER_REQUEST", 1)
-    assert "it has not come to an end" in Simulation(configured("chat", 1, 30)).run().violations[0]
+    assert "not finished after" in Simulation(configured("chat", 1, 30)).run().violations[0]
 
 
 def test_a_later_request_that_starts_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,14 +173,14 @@ def test_a_later_request_that_starts_first_is_noticed(monkeypatch: pytest.Monkey
 
 
 def test_an_unknown_scenario_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="no scenario 'quiet'; choose one of chaos"):
+    with pytest.raises(ConfigError, match=r"expected a scenario of chaos, .*, got 'quiet'"):
         configured("quiet", 1)
 
 
 def test_a_server_that_does_nothing_is_called_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_admit", lambda self: None)
     report = Simulation(configured("chat", 1, 3)).run()
-    assert report.violations == ["wedged: something waits and nothing runs"]
+    assert report.violations == ["wedged: requests wait and none runs"]
     assert report.totals.num_idle_steps > 0
     assert report.replay == "quire sim --scenario chat --seed 1 --requests 3"
 
@@ -228,8 +228,8 @@ class TestLedger:
 
     def test_a_lost_token_and_unasked_logprobs(self) -> None:
         complaint = self.complaint(Token("r", 0, 0, 2, ()))  # type: ignore[arg-type]
-        assert "token 2 came as number 1" in complaint
-        assert "logprobs missing or unasked" in complaint
+        assert "expected token 1, got token 2" in complaint
+        assert "logprobs missing or not requested" in complaint
 
     def test_prompt_logprobs_out_of_order(self) -> None:
         assert "out of order" in self.complaint(PromptLogprobs("r", 2, ()))
@@ -238,7 +238,7 @@ class TestLedger:
         return self.complaint(SequenceFinished("r", 0, reason, 0, None), Finished("r", 3, 0, 0))
 
     def test_an_ending_that_nobody_caused(self) -> None:
-        assert "nobody cancelled it" in self.ended_by(FinishReason.CANCELLED)
+        assert "without a cancellation" in self.ended_by(FinishReason.CANCELLED)
 
     def test_a_deadline_that_was_not_there(self) -> None:
         assert "ended by its deadline None" in self.ended_by(FinishReason.DEADLINE)
@@ -276,11 +276,11 @@ def test_what_is_left_of_a_request_that_was_answered_in_part_is_not_sent_away_af
     books = Deliveries(vocabulary_size=8)
     request = Request("r", (1, 2), namespace(4), 0.0, continuations=(Continuation(0), Continuation(1)))
     books.add(request)
-    assert not books.unfinished()[0].is_promised, "it waits, and may have to make room"
+    assert not books.unfinished()[0].has_reservation, "it waits, and may have to make room"
     books.take(Admitted("r", 0.0, 0.0, 0))
     books.take(SequenceFinished("r", 0, FinishReason.LENGTH, 0, None))
     (again,) = books.unfinished()
-    assert ([one.index for one in again.continuations], again.is_promised) == ([1], True)
+    assert ([one.index for one in again.continuations], again.has_reservation) == ([1], True)
 
 
 @pytest.mark.parametrize("scenario", ["chaos", "hybrid"])

@@ -2,14 +2,14 @@
 
 import gc
 
-from quire.lasting_objects import set_aside_what_was_loaded
+from quire.lasting_objects import freeze_startup_objects
 
 
 def test_what_was_loaded_is_not_looked_through_for_garbage_again() -> None:
     was_frozen = gc.get_freeze_count()
     gc.unfreeze()
     try:
-        set_aside_what_was_loaded()
+        freeze_startup_objects()
         assert gc.isenabled()
         assert gc.get_freeze_count() > 10_000
     finally:

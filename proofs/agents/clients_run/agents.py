@@ -109,7 +109,7 @@ ALL_AGENTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class AgentDesk:
+class AgentRuns:
     """An agent, set up for one server and one user."""
 
     agent: Agent
@@ -117,7 +117,7 @@ class AgentDesk:
     invocation: Invocation
 
     @classmethod
-    def opened(cls, agent: Agent, group: PackageGroup, ground: Ground) -> "AgentDesk":
+    def opened(cls, agent: Agent, group: PackageGroup, ground: Ground) -> "AgentRuns":
         """With the files it is told by written."""
         folder = ground.folder / "settings"
         setup = agent.setup(Server(ground.url, ground.model, ground.key, MAX_TOKENS), folder)

@@ -21,10 +21,10 @@ from benchmarks.packaged_models import coder_file
 from benchmarks.record import ROOT
 from proofs.agents.clients_run.scripted_worker import DIARY
 from proofs.api.load import Server, started
-from quire.api.models.model_park import OpenClient, TellProgress
+from quire.api.models.model_park import OpenClient, ReportProgress
 from quire.api.serving import Plan, run
 from quire.client.engines.served import ServedModel, Serving, plan_worker
-from quire.config import ParkedModel, Settings, load_settings
+from quire.config import OnDemandModel, Settings, load_settings
 from quire.observe.access_log import set_up
 
 MODEL = "scripted"
@@ -62,7 +62,7 @@ def opener(diary: Path, settings: Settings) -> OpenClient:
     """As `quire serve` opens a model, but for the worker's program."""
 
     @asynccontextmanager
-    async def opened(model: ParkedModel, _tell: TellProgress) -> AsyncIterator[ServedModel]:
+    async def opened(model: OnDemandModel, _tell: ReportProgress) -> AsyncIterator[ServedModel]:
         def prepare() -> Serving:
             serving = plan_worker(model.model, settings.model, settings.serving)()
             around = {DIARY: str(diary), "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
@@ -84,7 +84,7 @@ def main(words: list[str]) -> int:
     }
     settings = load_settings(dict(flags), environ={})
     set_up("json" if settings.server.log_format == "json" else "plain")
-    plan = Plan([ParkedModel(MODEL, str(coder_file()), is_kept=True)], settings)
+    plan = Plan([OnDemandModel(MODEL, str(coder_file()), is_kept=True)], settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(plan, say, opener(given.diary, settings)))
     return 0

@@ -26,7 +26,7 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Clock, Engine, ModelIdentity, OnStepBegan
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.text.tokenizer import Tokenizer
 from quire.worker.child.process import Emit, run_worker
 from quire.worker.messages import Open
@@ -205,7 +205,7 @@ def open_scripted(command: Open, _progress: Progress, emit: Emit | None) -> Engi
     config = SchedulerConfig(settings.max_step_tokens, settings.max_running, longest, queue=command.queue)
     runner = ScriptedRunner(capacity, Script(checkpoint))
     tokenizer_json, end_tokens = grammar_tokens(checkpoint)
-    guides = Guides(lambda: grammar_vocabulary(tokenizer_json, size, end_tokens))
+    guides = GrammarMatchers(lambda: grammar_vocabulary(tokenizer_json, size, end_tokens))
     engine = DiaryEngine(runner, config, ModelIdentity("scripted", "none"), command.key, emit, guides)
     engine.info = replace(engine.info, line="a script")
     engine.diary = Path(os.environ[DIARY])

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from tests.support.servers.stranger_server import StrangerServer
+from tests.support.servers.openai_server import OpenAIServer
 from tests.support.servers.talkers import TEMPLATE, talker
 
 CHUNK_BYTES = 1 << 16
@@ -31,7 +31,7 @@ EVENT_LIES = ("many_names", "ahead", "come_and_go", "many_events", "large_batche
 ALL_LIES = (*STREAM_LIES, *PAGE_LIES, *EVENT_LIES)
 
 
-class LyingServer(StrangerServer):
+class LyingServer(OpenAIServer):
     """Honest where the lie of the moment is about something else."""
 
     lie = ""

@@ -370,7 +370,7 @@ async def _wrong_key(url: str) -> str:
                 await page.until("!document.getElementById('key').value && document.getElementById('key-dialog').open")
             await page.until("document.getElementById('key-dialog').open")
             titles.append(await page.run("document.getElementById('key-title').textContent"))
-    return "" if titles == ["A key is needed", "This key is not known"] else repr(titles)
+    return "" if titles == ["A key is required", "Unknown key"] else repr(titles)
 
 
 def tree_not_looked_at(servers: Servers) -> str:

@@ -179,7 +179,7 @@ def limits_beyond(folder: Path) -> str:
     model = write_gguf(folder / "tiny.gguf", TINY)
     flags = ("--memory", "500GiB", "--max-model-len", "100000", "--max-running", "2", "--max-tokens", "2")
     ran = quire("generate", str(model), "one two", *flags)
-    return lacks(ran.stderr, r"memory 500.00 GiB is more", "max_model_len 100,000 is more than the model was made for")
+    return lacks(ran.stderr, r"memory 500.00 GiB exceeds", "max_model_len 100,000 is more than the model supports")
 
 
 def general_hints(_: Path) -> str:
@@ -197,7 +197,7 @@ def general_hints(_: Path) -> str:
 def no_network(_: Path) -> str:
     """H23 without a network the error was an errno."""
     ran = quire("pull", "nosuch/model", more={"HF_ENDPOINT": "http://127.0.0.1:1"})
-    return lacks(ran.stderr, "the hub cannot be reached")
+    return lacks(ran.stderr, "the hub is not reachable")
 
 
 def stale_documents(_: Path) -> str:

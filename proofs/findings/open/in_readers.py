@@ -19,8 +19,8 @@ from quire.checkpoints.hub.files import HubName, found_here
 from quire.cli.watch.watch_source import WatchGoneError, events
 from quire.errors import MessageError, TemplateError
 from quire.fleet.kv_events.reader import EventReader
-from quire.fleet.openai.http_exchange import HttpServer, ask
-from quire.fleet.openai.stream import StrangerStream
+from quire.fleet.openai.http_exchange import HttpServer, fetch
+from quire.fleet.openai.stream import OpenAIStream
 from quire.fleet.routing.block_index import BlockIndex
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
 from quire.text.parsers.tool_format import HERMES, ReasoningFormat
@@ -48,7 +48,7 @@ def over(what: str, value: float, limit: float, unit: str = "s") -> str:
 
 def fed(data: bytes) -> Callable[[], None]:
     def feed() -> None:
-        stream = StrangerStream((1, 2, 3), 49152, None, 1500)
+        stream = OpenAIStream((1, 2, 3), 49152, None, 1500)
         with suppress(MessageError):
             for at in range(0, len(data), CHUNK):
                 stream.feed(data[at : at + CHUNK])
@@ -117,7 +117,7 @@ def endless_blocks(_: Path) -> str:
             hashes = list(range(20_000 * number, 20_000 * (number + 1)))
             stored = {"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": None}
             with suppress(MessageError):
-                reader.hear_news(frames(number, {**stored, "token_ids": hashes, "block_size": 1}))
+                reader.receive_batch(frames(number, {**stored, "token_ids": hashes, "block_size": 1}))
                 while reader.has_work:
                     reader.work()
         return reader
@@ -131,7 +131,7 @@ def batches_ahead(_: Path) -> str:
     def hear() -> EventReader:
         reader = reader_of(1_000)
         for number in range(1, 201):
-            reader.hear_news([b"", number.to_bytes(8, "big"), bytes(MIB)])
+            reader.receive_batch([b"", number.to_bytes(8, "big"), bytes(MIB)])
         return reader
 
     return over("grown by", grown_mib(hear), 40, "MiB")
@@ -179,7 +179,7 @@ def members_figures(_: Path) -> str:
         async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             nonlocal num_sent
             await reader.readuntil(b"\r\n\r\n")
-            with suppress(ConnectionError):
+            with suppress(ConnectionError, asyncio.CancelledError):
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (16 * MIB))
                 for _ in range(16 * MIB // CHUNK):
                     writer.write(b"#" * CHUNK)
@@ -189,7 +189,7 @@ def members_figures(_: Path) -> str:
 
         server = await asyncio.start_server(answered, "127.0.0.1", 0)
         try:
-            await ask(HttpServer("127.0.0.1", server.sockets[0].getsockname()[1]), "GET", "/metrics", timeout_s=60.0)
+            await fetch(HttpServer("127.0.0.1", server.sockets[0].getsockname()[1]), "GET", "/metrics", timeout_s=60.0)
         except MessageError:
             return ""
         finally:

@@ -1,7 +1,7 @@
-"""What only the operator may do, on a socket of its own: see who is inside, end a request, load and unload
-models, forget the cache, drain.
+"""Routes for the operator, on a Unix socket of their own: list open requests, end one, load and unload models, clear
+the cache, drain.
 
-Whoever may open the socket may do all of it: the file system is the lock.
+The permissions of the socket's file control access: a process that can open it may use all routes.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from starlette.routing import Route
 from quire.api.access.admission import Admission
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
-from quire.api.models.model_park import ModelPark
+from quire.api.models.model_park import ModelManager
 from quire.api.prefix.warnings import warnings_response
 from quire.api.server import Shutdown
 from quire.api.watch.watch_routes import block_answer, watching
@@ -28,29 +28,29 @@ from quire.errors import DrainingError
 
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
-    """Where the server listens for everybody else."""
+    """Where the server listens for clients."""
 
     url: str
     is_locked: bool
-    """A key is needed there."""
+    """Whether clients need a key there."""
 
 
 def make_admin(
-    admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelPark | None = None
+    admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None = None
 ) -> RequestMiddleware:
     """The operator's application."""
-    desk = _Desk(admission, shutdown, address, park)
+    endpoints = _AdminEndpoints(admission, shutdown, address, park)
     routes = [
-        Route("/stats", desk.stats, methods=["GET"]),
-        Route("/requests", desk.requests, methods=["GET"]),
-        Route("/requests/{request_id}", desk.end_request, methods=["DELETE"]),
-        Route("/models/{name:path}/load", desk.load, methods=["POST"]),
-        Route("/models/{name:path}/unload", desk.unload, methods=["POST"]),
-        Route("/watch", desk.watch, methods=["GET"]),
-        Route("/blocks/{block}", desk.block, methods=["GET"]),
-        Route("/cache/warnings", desk.cache_warnings, methods=["GET"]),
-        Route("/cache/clear", desk.clear_cache, methods=["POST"]),
-        Route("/drain", desk.drain, methods=["POST"]),
+        Route("/stats", endpoints.stats, methods=["GET"]),
+        Route("/requests", endpoints.requests, methods=["GET"]),
+        Route("/requests/{request_id}", endpoints.end_request, methods=["DELETE"]),
+        Route("/models/{name:path}/load", endpoints.load, methods=["POST"]),
+        Route("/models/{name:path}/unload", endpoints.unload, methods=["POST"]),
+        Route("/watch", endpoints.watch, methods=["GET"]),
+        Route("/blocks/{block}", endpoints.block, methods=["GET"]),
+        Route("/cache/warnings", endpoints.cache_warnings, methods=["GET"]),
+        Route("/cache/clear", endpoints.clear_cache, methods=["POST"]),
+        Route("/drain", endpoints.drain, methods=["POST"]),
     ]
     app = Starlette(
         routes=routes,
@@ -60,11 +60,11 @@ def make_admin(
     return RequestMiddleware(app)
 
 
-class _Desk:
+class _AdminEndpoints:
     """The routes."""
 
     def __init__(
-        self, admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelPark | None
+        self, admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None
     ) -> None:
         self._admission = admission
         self._shutdown = shutdown
@@ -84,7 +84,7 @@ class _Desk:
             }
             for model in self._admission.models
         ]
-        told = {
+        figures = {
             "is_draining": self._admission.is_draining,
             "num_open_requests": len(self._admission.open_requests),
             "num_prompt_tokens": self._admission.metrics.num_prompt_tokens,
@@ -94,16 +94,16 @@ class _Desk:
             "work": asdict(self._admission.work_spent()),
             "models": models,
         }
-        return _json({**told, "num_tasks": len(asyncio.all_tasks())})
+        return _json({**figures, "num_tasks": len(asyncio.all_tasks())})
 
     async def requests(self, request: Request) -> Response:
-        told = [record.line() | {"state": record.state} for record, _ in self._admission.open_requests.values()]
-        return _json({"requests": told})
+        lines = [record.line() | {"state": record.state} for record, _ in self._admission.open_requests.values()]
+        return _json({"requests": lines})
 
     async def end_request(self, request: Request) -> Response:
         found = self._admission.open_requests.get(request.path_params["request_id"])
         if found is None:
-            raise ApiError(404, "not_found", "there is no such request; GET /requests lists them")
+            raise ApiError(404, "not_found", "no such request; GET /requests lists the open ones")
         found[0].end(DrainingError("the operator ended this request"))
         return _json({"ended": True})
 
@@ -122,7 +122,7 @@ class _Desk:
     async def unload(self, request: Request) -> Response:
         model = self._admission.models.named(request.path_params["name"])
         if self._park is None:
-            raise ApiError(400, "invalid_request", "the models of this server are here for good")
+            raise ApiError(400, "invalid_request", "the models of this server cannot be unloaded")
         self._park.unload(model)
         return _json({"name": model.name, "state": model.state})
 
@@ -151,8 +151,8 @@ def _json(value: Any) -> Response:
 async def _no_such_route(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
         allowed = allowed_methods(request)
-        message = f"this route takes {allowed}, {request.method} given"
+        message = f"expected {allowed}, got {request.method}"
         return await error_response(
             request, ApiError(405, "method_not_allowed", message, headers=(("allow", allowed),))
         )
-    return await error_response(request, ApiError(404, "not_found", "there is no such route; the guide lists them"))
+    return await error_response(request, ApiError(404, "not_found", "no such route; the guide lists all routes"))

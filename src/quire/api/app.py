@@ -1,7 +1,7 @@
 """The public routes. Each is added with its guard; one without cannot be added.
 
-The framework finds a route, and nothing else. Bodies are read by us, strictly, answers are written by us, so that a
-client who leaves is seen, and what `/openapi.json` says is said by us.
+The framework only finds the route. quire reads bodies strictly and writes responses itself, so it detects a client that
+disconnects; it also writes `/openapi.json`.
 """
 
 import inspect
@@ -20,11 +20,11 @@ from quire import __version__
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_admin, require_key
 from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
-from quire.api.dialects.answering import Answering
+from quire.api.dialects.answering import GenerationResponse
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
 from quire.api.dialects.anthropic.names import COUNT_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
-from quire.api.dialects.body_answers import TextAnswering
+from quire.api.dialects.body_answers import TextResponse
 from quire.api.dialects.images import Images
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
@@ -52,11 +52,11 @@ from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
 
 Endpoint = Callable[..., Awaitable[Response]]
 Guard = Callable[[Request], Awaitable[object]]
-"""Lets a request in, or raises."""
+"""Admits a request, or raises."""
 
 
 class GuardedRoute(Route):
-    """A route whose guard is asked first."""
+    """A route whose guard runs first."""
 
     def __init__(self, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
         async def handle(request: Request) -> Response:
@@ -64,7 +64,7 @@ class GuardedRoute(Route):
             return await endpoint(request, **request.path_params)
 
         super().__init__(path, handle, methods=[method], include_in_schema=method != "HEAD")
-        self.methods = {method}  # the framework lets HEAD in wherever GET is
+        self.methods = {method}  # the framework accepts HEAD wherever GET is
         self.endpoint = endpoint
         self.guard = guard
 
@@ -73,10 +73,10 @@ class GuardedRoutes(list[BaseRoute]):
     """The routes of an application. Whichever way the framework adds one, it is appended here."""
 
     def append(self, route: BaseRoute) -> None:
-        """Take a route that has a guard. One without is a mistake of ours."""
+        """Add a route that has a guard. Raises InvariantError for one without."""
         if not isinstance(route, GuardedRoute):
             path = getattr(route, "path", route)
-            raise InvariantError(f"a route needs one guard, {path} has 0; add it by add_route")
+            raise InvariantError(f"expected one guard for a route, {path} has 0; add it with add_route")
         super().append(route)
 
 
@@ -96,9 +96,9 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
 
 
 def make_asgi(admission: Admission, gate: Gate, ended: OnEnded | None = None) -> RequestMiddleware:
-    """The application as a server runs it; `ended` hears of every request that is over."""
+    """The application as a server runs it; `ended` is called with every request that is over."""
     pages = Pages(admission.settings.origins, gate.ring)
-    return RequestMiddleware(make_app(admission, gate), admission.told, pages, ended=ended)
+    return RequestMiddleware(make_app(admission, gate), admission.note_refusal, pages, ended=ended)
 
 
 def add_route(app: Starlette, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
@@ -126,7 +126,7 @@ def _add_routes(app: Starlette) -> None:
     add_route(app, "GET", "/version", _version, require_key)
     add_route(app, "GET", "/metrics", _metrics, require_key)
     add_route(app, "GET", "/openapi.json", _openapi, require_key)
-    for method in ("GET", "HEAD"):  # probes may ask with either
+    for method in ("GET", "HEAD"):  # probes may use either
         add_route(app, method, "/health", _health, public)
         add_route(app, method, "/ready", _ready, public)
 
@@ -156,35 +156,35 @@ BODIES: dict[str, type[BaseModel]] = {
 async def _chat(request: Request) -> Response:
     """The next message of a conversation."""
     admission, caller = _admitted(request)
-    return Answering(admission, caller, Chat(admission.settings.are_images_dropped))
+    return GenerationResponse(admission, caller, Chat(admission.settings.are_images_dropped))
 
 
 async def _completions(request: Request) -> Response:
-    """What follows a prompt."""
-    return Answering(*_admitted(request), Completions())
+    """The continuation of a prompt."""
+    return GenerationResponse(*_admitted(request), Completions())
 
 
 async def _responses(request: Request) -> Response:
     """The next items of a conversation."""
     admission, caller = _admitted(request)
     settings = admission.settings
-    return Answering(admission, caller, Responses(Images(settings.are_images_dropped), settings.store))
+    return GenerationResponse(admission, caller, Responses(Images(settings.are_images_dropped), settings.store))
 
 
 async def _messages(request: Request) -> Response:
-    """The next message of a conversation, as the Anthropic API has it."""
+    """The next message of a conversation, in the format of the Anthropic API."""
     admission, caller = _admitted(request)
     settings = admission.settings
-    return Answering(admission, caller, AnthropicMessages(Images(settings.are_images_dropped), settings.store))
+    return GenerationResponse(admission, caller, AnthropicMessages(Images(settings.are_images_dropped), settings.store))
 
 
 async def _count_tokens(request: Request) -> Response:
-    """How many tokens a conversation has, as the Anthropic API asks."""
-    return TextAnswering(*_admitted(request), COUNT_NAMES, count_tokens)
+    """The number of tokens in a conversation, in the format of the Anthropic API."""
+    return TextResponse(*_admitted(request), COUNT_NAMES, count_tokens)
 
 
 async def _models(request: Request) -> Response:
-    """The models of this server, those that are still loading too."""
+    """The models of this server, including those that are still loading."""
     return _json({"object": "list", "data": [model.card() for model in _admission(request).models]})
 
 
@@ -195,27 +195,27 @@ async def _model(request: Request, name: str) -> Response:
 
 async def _tokenize(request: Request) -> Response:
     """The token ids of a prompt or a conversation."""
-    return TextAnswering(*_admitted(request), TOKENIZE_NAMES, tokenize)
+    return TextResponse(*_admitted(request), TOKENIZE_NAMES, tokenize)
 
 
 async def _detokenize(request: Request) -> Response:
     """The text of token ids."""
-    return TextAnswering(*_admitted(request), DETOKENIZE_NAMES, detokenize)
+    return TextResponse(*_admitted(request), DETOKENIZE_NAMES, detokenize)
 
 
 async def _explain(request: Request) -> Response:
-    """How much of a prompt would be found in the cache, and why the next token would not. Nothing is computed."""
+    """How much of a prompt is in the cache, and why the next token is not. Nothing is computed."""
     return Explaining(*_admitted(request))
 
 
 async def _watch(request: Request) -> Response:
-    """A stream of events for whoever runs the server: the pool, what runs, what waits, and the last hour."""
+    """A stream of events for the operator: the pool, running and waiting requests, and the last hour."""
     admission, caller = _admitted(request)
-    return watching(admission, request, reads_lines=caller.is_everybody)  # then all prompts are of one tenant
+    return watching(admission, request, reads_lines=caller.is_anonymous)  # then all prompts are of one tenant
 
 
 async def _block(request: Request, block: str) -> Response:
-    """What is known of one block of the pool."""
+    """The state of one block of the pool."""
     return await block_answer(_admission(request), request)
 
 
@@ -225,21 +225,21 @@ async def _version(request: Request) -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    """Metrics in Prometheus' text form."""
+    """Metrics in the Prometheus text format."""
     return Response(_admission(request).metrics.page(), media_type=CONTENT_TYPE)
 
 
 async def _openapi(request: Request) -> Response:
     """This description."""
     state = request.app.state
-    # Made once: it takes tens of milliseconds, and anybody may ask for it again and again.
+    # Made once: it takes tens of milliseconds, and any client may request it again and again.
     if not hasattr(state, "description"):
         state.description = msgspec.json.encode(description(_operations(request.app.routes)))
     return Response(state.description, media_type="application/json")
 
 
 def _operations(routes: Iterable[GuardedRoute]) -> Iterator[Operation]:
-    """What there is to describe: HEAD is GET without the body, and need not be told apart."""
+    """The operations to describe. HEAD is left out: it is GET without the body."""
     for route in routes:
         for method in route.methods or () if route.include_in_schema else ():
             yield Operation(
@@ -254,13 +254,13 @@ def _operations(routes: Iterable[GuardedRoute]) -> Iterator[Operation]:
 
 
 async def _health(request: Request) -> Response:
-    """Alive."""
+    """Whether the server is alive."""
     is_dead = any(model.is_dead for model in _admission(request).models if model.is_required)
     return Response(status_code=503 if is_dead else 200, headers=_retry(is_dead))
 
 
 async def _ready(request: Request) -> Response:
-    """Would answer now."""
+    """Whether the server is ready for requests."""
     is_ready = _admission(request).is_ready
     return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
 
@@ -290,7 +290,7 @@ def _admission(request: Request) -> Admission:
 
 
 def _admitted(request: Request) -> tuple[Admission, Caller]:
-    """For whoever takes a body: the admission, and whom the guard has let in."""
+    """For routes with a body: the admission, and the caller that the guard has admitted."""
     return _admission(request), request.scope["quire.caller"]
 
 
@@ -307,8 +307,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 400
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
     allowed = allowed_methods(request)
-    message = f"there is no {request.method} {request.scope['path'][:200]} here"
+    message = f"no such route: {request.method} {request.scope['path'][:200]}"
     if status == 405:
-        message = f"{message}; it takes {allowed}"
+        message = f"{message}; expected {allowed}"
     headers = (("allow", allowed),) if status == 405 else ()
     return await error_response(request, ApiError(status, code, message, headers=headers))

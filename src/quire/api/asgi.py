@@ -1,9 +1,9 @@
-"""The outermost layer, pure ASGI: names every request, sees its status, and writes its line when it is over.
+"""The outermost layer, pure ASGI: names every request, records its status, and writes its access line at its end.
 
-Foreign web pages are turned away here, before anything is routed, so that no route can forget it.
+Requests of foreign web pages are rejected here, before routing, so that no route can omit the check.
 
-Middleware of the framework would stand between a route and its client and hide that the client left; this does not. A
-reader that takes nothing for STUCK_S is cut here, whatever it was to be sent.
+The framework's middleware would hide from a route that its client disconnected; this does not. A client that reads
+nothing for STUCK_S is disconnected here, whatever the response.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from quire.observe.access_log import write_access, write_routine
 
 LOG = logging.getLogger("quire.api")
 Note = Callable[[RequestRecord, ApiError], None]
-"""Hears what a client is about to be told."""
+"""Called with a refusal before it is sent."""
 OnEnded = Callable[[RequestRecord], None]
-"""Hears of a request that is over, whatever became of it."""
+"""Called with a request that is over, however it ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """What is asked of web pages: strangers are refused where there are no keys."""
+    """The rules for web pages: without keys, foreign ones are refused."""
 
     origins: Origins
     ring: KeyRing
 
     def check(self, headers: Headers) -> None:
-        """Refuse what a foreign page could have sent, unless a key stands in its way."""
+        """Refuse what a foreign page could have sent, unless keys are required."""
         if not self.ring.is_locked:
             self.origins.check(headers)
 
     def cors(self, headers: Headers) -> Sequence[tuple[bytes, bytes]]:
-        """What an answer says to a browser, where any pages are allowed."""
+        """CORS headers of a response, where any pages are allowed."""
         return [*self.origins.cors(headers)] if self.origins.allowed else ()
 
 
@@ -66,7 +66,7 @@ class RequestMiddleware:
     ) -> None:
         self._app = app
         self._ended = ended
-        self._note = note or _unheard
+        self._note = note or _ignore_refusal
         self._pages = pages
         self._errors = errors
 
@@ -82,12 +82,12 @@ class RequestMiddleware:
         scope["quire.errors"] = self._errors
         scope["quire.note"] = self._note
         pages = self._pages
-        told = RecordingSend(scope, send, () if pages is None else pages.cors(headers))
+        sender = RecordingSend(scope, send, () if pages is None else pages.cors(headers))
         try:
-            await self._answer(scope, receive, told)
+            await self._respond(scope, receive, sender)
         except ReaderStuckError:
             record.is_cut, record.error = True, "reader_too_slow"
-            told.abort()
+            sender.abort()
         except ClientGoneError:
             record.is_cut = True
         finally:
@@ -95,30 +95,30 @@ class RequestMiddleware:
             if self._ended is not None:
                 self._ended(record)
 
-    async def _answer(self, scope: Any, receive: Any, told: "RecordingSend") -> None:
-        """By the routes; or what is to be said instead."""
+    async def _respond(self, scope: Any, receive: Any, sender: "RecordingSend") -> None:
+        """Run the routes; send a refusal if they raise."""
         try:
             if len(scope["headers"]) > MAX_HEADERS:
-                message = f"a request may have {MAX_HEADERS} headers, {len(scope['headers'])} given"
+                message = f"expected at most {MAX_HEADERS} headers, got {len(scope['headers'])}"
                 raise ApiError(431, "too_many_headers", message)
-            if self._pages is not None and await self._is_page_served(scope, told, self._pages):
+            if self._pages is not None and await self._is_page_served(scope, sender, self._pages):
                 return
-            await self._app(scope, receive, told.send)
+            await self._app(scope, receive, sender.send)
         except (ReaderStuckError, ClientGoneError):
             raise
         except asyncio.CancelledError:
-            # Only a server that ends breaks a request off from outside; the library would answer in its own words.
-            await told.refuse(DrainingError("the server is shutting down and ended this request; ask elsewhere"))
+            # Only a shutdown cancels a request from outside; the library would send an error of its own.
+            await sender.refuse(DrainingError("the server is shutting down and ended this request; use another one"))
         except Exception as error:
-            await told.refuse(error)
+            await sender.refuse(error)
 
-    async def _is_page_served(self, scope: Any, told: "RecordingSend", pages: Pages) -> bool:
-        """Refuse foreign pages; tell an allowed one what it may send, which is all it asked."""
+    async def _is_page_served(self, scope: Any, sender: "RecordingSend", pages: Pages) -> bool:
+        """Refuse foreign pages; respond to the preflight of an allowed one, and return whether it was one."""
         method, headers = scope["method"], scope["quire.record"].headers
         pages.check(headers)
         if method != "OPTIONS" or not pages.origins.is_preflight(headers):
             return False
-        await told.send(
+        await sender.send(
             {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},
             {"type": "http.response.body", "body": b"", "more_body": False},
         )
@@ -126,20 +126,20 @@ class RequestMiddleware:
 
 
 class RecordingSend:
-    """Notes what is sent, and adds our name for the request to it."""
+    """Records the status that is sent, and adds the request's id to the headers."""
 
     def __init__(self, scope: Any, send: Send, always: Sequence[tuple[bytes, bytes]]) -> None:
         self._always = always
         self._record: RequestRecord = scope["quire.record"]
         self._send = send
         self._scope = scope
-        self.abort: Callable[[], None] = scope.get("quire.abort", _nothing)
+        self.abort: Callable[[], None] = scope.get("quire.abort", _noop)
         """Cut the connection at once."""
         self.is_complete = False
         self._is_stuck = False
 
     async def send(self, *messages: dict[str, Any]) -> None:
-        """What is sent together has to be taken together."""
+        """Send messages; the client must read all of them within STUCK_S."""
         try:
             if not self._is_stuck:
                 async with asyncio.timeout(STUCK_S):
@@ -160,7 +160,7 @@ class RecordingSend:
         return message
 
     async def refuse(self, error: Exception) -> None:
-        """Say what went wrong, if it can still be said."""
+        """Send the error, if no response has begun; else cut the connection."""
         refusal = api_error_of(error, self._record.request_id)
         self._record.error = refusal.code
         if refusal.status == 500:
@@ -170,7 +170,7 @@ class RecordingSend:
         if self._record.status:
             self.abort()
             return
-        headers, body = _error_answer(self._scope, refusal)
+        headers, body = _encoded_error(self._scope, refusal)
         await self.send(
             {"type": "http.response.start", "status": refusal.status, "headers": headers},
             {"type": "http.response.body", "body": body, "more_body": False},
@@ -178,18 +178,18 @@ class RecordingSend:
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """What a route raised, as an answer. What was not raised on purpose goes to the log as well."""
+    """An exception of a route as a response. Unexpected ones are logged as well."""
     record: RequestRecord = request.scope["quire.record"]
     refusal = api_error_of(error, record.request_id)
     record.error = refusal.code
-    headers, body = _error_answer(request.scope, refusal)
+    headers, body = _encoded_error(request.scope, refusal)
     response = Response(body, refusal.status)
     response.raw_headers = headers
     return response
 
 
-def _error_answer(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Headers and body of a refusal, as the API of this path spells it; it is about to be sent."""
+def _encoded_error(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Headers and body of a refusal in the format of the path's API, after its note was called."""
     note: Note = scope["quire.note"]
     note(scope["quire.record"], refusal)
     errors: ErrorFormats = scope["quire.errors"]
@@ -197,26 +197,26 @@ def _error_answer(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, byte
 
 
 def allowed_methods(request: Request) -> str:
-    """What the routes at this path take."""
+    """Methods of the routes at this path."""
     routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
-def _unheard(record: RequestRecord, refusal: ApiError) -> None:
-    """Nobody remembers what was told."""
+def _ignore_refusal(record: RequestRecord, refusal: ApiError) -> None:
+    """The note of a server without one."""
 
 
-def _nothing() -> None:
-    """There is no connection to cut where there is no socket."""
+def _noop() -> None:
+    """Without a socket there is no connection to cut."""
 
 
 def _client_id(headers: Headers) -> str:
-    given = headers.get("x-request-id", "")
-    return given if HARMLESS.fullmatch(given) else ""
+    value = headers.get("x-request-id", "")
+    return value if HARMLESS.fullmatch(value) else ""
 
 
 async def _no_other(scope: Any, receive: Any, send: Any) -> None:
-    """Lifespans are ours to manage, and there are no websockets here."""
+    """Acknowledge lifespan messages, and reject websockets."""
     if scope["type"] == "lifespan":
         while True:
             message = await receive()

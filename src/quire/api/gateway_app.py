@@ -2,7 +2,7 @@
 
     clients ──HTTP──► the control plane's proxy ──ASGI──► this ── encrypted ──► members
 
-What `quire fleet gateway` does besides is the proxy's here: sockets, signals, limits of connections.
+The proxy does what `quire fleet gateway` does besides: sockets, signals, limits of connections.
 """
 
 import asyncio
@@ -13,12 +13,12 @@ from quire.api.app import make_asgi
 from quire.api.asgi import RequestMiddleware
 from quire.api.server import CLOSE_GRACE_S
 from quire.api.serving import Plan, prepare
-from quire.config import ParkedModel, Settings
+from quire.config import OnDemandModel, Settings
 from quire.errors import EngineDeadError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import MemberSource
 from quire.fleet.protocol.keys import GatewayKeys
-from quire.lasting_objects import set_aside_what_was_loaded
+from quire.lasting_objects import freeze_startup_objects
 
 
 class GatewayApp:
@@ -36,31 +36,31 @@ class GatewayApp:
         """`host` of the settings is where the proxy listens. Raises ConfigError."""
 
         @asynccontextmanager
-        async def opened(_model: ParkedModel, _tell: object) -> AsyncIterator[FleetModel]:
+        async def opened(_model: OnDemandModel, _report_progress: object) -> AsyncIterator[FleetModel]:
             async with FleetModel(name, source, keys, settings.serving.queue) as client:
                 yield client
 
         settings.server.check_keys_file()
-        plan = Plan([ParkedModel(name, name, is_kept=True)], settings, allow_no_keys)
+        plan = Plan([OnDemandModel(name, name, is_kept=True)], settings, allow_no_keys)
         self._prepared = prepare(plan, opened)
         self._drain_s = settings.server.drain_s
         self._is_closed = False
         self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, self._prepared.gate)
-        """What answers."""
+        """The application to serve."""
 
     async def start(self) -> None:
         """Wait for the first member, and its tokenizer."""
         await self._prepared.park.start()
-        set_aside_what_was_loaded()
+        freeze_startup_objects()
 
     def check(self) -> None:
-        """Raises EngineDeadError if nothing will be answered here any more."""
+        """Raises EngineDeadError if a model's engine has stopped for good."""
         for model in self._prepared.models:
             if model.is_dead:
                 raise EngineDeadError(f"the engine of {model.name} has stopped")
 
     async def close(self) -> int:
-        """Let those inside finish, within bounds; how many had to be ended. The second time it does nothing."""
+        """Let open requests finish, within bounds; how many had to be ended. A second call does nothing."""
         if self._is_closed:
             return 0
         self._is_closed = True

@@ -16,7 +16,7 @@ BACKLOG = 2048
 
 
 def public_socket(settings: ServerSettings, *, allow_no_keys: bool) -> socket.socket:
-    """Where clients come in. Raises ConfigError where they may not, or the address is taken."""
+    """The socket for clients. Raises ConfigError where the settings do not allow it, or the address is taken."""
     if not (settings.is_loopback or allow_no_keys):
         from quire.api.access.keys import KeyRing  # noqa: PLC0415 - most servers need not read keys before a worker
 
@@ -25,18 +25,18 @@ def public_socket(settings: ServerSettings, *, allow_no_keys: bool) -> socket.so
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, or an error that says what to do."""
+    """A listening socket. Raises ConfigError if the address is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections take it over from here: heads and bodies are written apart, and nobody shall wait 40 ms between.
+        # Connections inherit it: heads and bodies are written apart, and a client must not wait 40 ms between.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"{host}:{port} cannot be listened on: {error.strerror}; choose another --port") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     listener.setblocking(False)
     return listener
 
@@ -47,8 +47,8 @@ def listen_unix(path: Path) -> socket.socket:
     mode = path.parent.stat().st_mode & 0o777
     if mode & 0o077:
         raise ConfigError(
-            f"the admin socket's folder must be its owner's alone, {path.parent} has mode {mode:04o}; "
-            "name another with --admin-socket"
+            f"expected a folder for the admin socket that only its owner can open, {path.parent} has mode {mode:04o}; "
+            "choose another with --admin-socket"
         )
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -58,7 +58,7 @@ def listen_unix(path: Path) -> socket.socket:
         listener.listen(16)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"the admin socket {path} cannot be made: {error.strerror}; name another") from error
+        raise ConfigError(f"cannot create the admin socket {path}: {error.strerror}; choose another") from error
     listener.setblocking(False)
     return listener
 
@@ -77,18 +77,18 @@ def listening_unix(path: Path) -> Iterator[socket.socket]:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that nobody listens on any more; one that somebody does is theirs."""
+    """Remove a socket without a listener. Raises ConfigError for a socket of another server."""
     if not path.is_socket():
         if path.is_symlink() and not path.exists():  # quire launch was killed behind it
             path.unlink()
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
-        knocking.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
         try:
-            knocking.connect(str(path))
+            probe.connect(str(path))
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
         except OSError:
-            pass  # somebody is there, and busy
-    raise ConfigError(f"another server listens on the admin socket {path}; name another with --admin-socket")
+            pass  # a server is there, and busy
+    raise ConfigError(f"another server listens on the admin socket {path}; choose another with --admin-socket")

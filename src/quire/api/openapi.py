@@ -1,5 +1,5 @@
-"""The description at `/openapi.json`, in OpenAPI 3.1: routes in the words of their endpoints, and bodies from the same
-shapes that read them. Knows no framework: what is routed is handed in.
+"""The description at `/openapi.json`, in OpenAPI 3.1: routes with the docstrings of their endpoints, and bodies from
+the schemas that parse them. Independent of the framework: the operations are passed in.
 """
 
 import re
@@ -15,12 +15,12 @@ from quire.api.dialects.openai.error_body import ERROR_SCHEMA
 REF = "#/components/schemas/{model}"
 PARAMETER = re.compile(r"{(\w+)}")
 STATUSES = {
-    "400": "Something breaks a rule; the message says which.",
-    "401": "A key is needed.",
-    "404": "There is no such model.",
+    "400": "The request is invalid; the message names the rule.",
+    "401": "An API key is required.",
+    "404": "No such model.",
     "413": "The body is too large.",
-    "429": "The key is over its quota; Retry-After says for how long.",
-    "503": "Not now; Retry-After says when.",
+    "429": "The key is over its quota; Retry-After gives the time to wait.",
+    "503": "Not available now; Retry-After gives the time to wait.",
 }
 
 
@@ -32,8 +32,7 @@ class Operation:
     path: str
     """Its parameters stand in braces."""
     endpoint_name: str
-    words: str
-    """What the endpoint says of itself."""
+    docstring: str
     is_public: bool
     is_admin: bool
     """For admin keys alone."""
@@ -41,7 +40,7 @@ class Operation:
 
     @property
     def operation_id(self) -> str:
-        """Programs that were made from the description call it by this: it has to stay what it is."""
+        """Generated clients call it by this: it must not change."""
         return re.sub(r"\W", "_", self.endpoint_name + self.path) + f"_{self.method.lower()}"
 
 
@@ -64,26 +63,26 @@ def description(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _described(one: Operation) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "summary": one.words.partition(". ")[0].rstrip("."),
-        "description": one.words,
+    fields: dict[str, Any] = {
+        "summary": one.docstring.partition(". ")[0].rstrip("."),
+        "description": one.docstring,
         "operationId": one.operation_id,
         "responses": {"200": {"description": "Successful Response"}, **_refusals(one)},
     }
     if names := PARAMETER.findall(one.path):
-        told["parameters"] = [_path_parameter(name) for name in names]
+        fields["parameters"] = [_path_parameter(name) for name in names]
     if one.body is not None:
-        told["requestBody"] = {"required": True, "content": _json_of(one.body.__name__)}
+        fields["requestBody"] = {"required": True, "content": _json_of(one.body.__name__)}
     if not one.is_public:
-        told["security"] = [{"key": []}]
-    return told
+        fields["security"] = [{"key": []}]
+    return fields
 
 
 def _refusals(one: Operation) -> dict[str, Any]:
     if one.is_public:
-        return {"503": {"description": "Not now."}}
-    statuses = STATUSES | ({"403": "An admin key is needed."} if one.is_admin else {})
-    return {status: {"description": said, "content": _json_of("Error")} for status, said in statuses.items()}
+        return {"503": {"description": "Not available now."}}
+    statuses = STATUSES | ({"403": "An admin key is required."} if one.is_admin else {})
+    return {status: {"description": text, "content": _json_of("Error")} for status, text in statuses.items()}
 
 
 def _path_parameter(name: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Running the app: sockets, signals, draining. Knows the server library; the app does not.
+"""Running the app: sockets, signals, draining. Depends on the server library; the app does not.
 
-SIGTERM, SIGINT   not ready, nobody new; those inside may finish for drain_s; what is left is told so and ended
+SIGTERM, SIGINT   not ready, no new requests; open ones may finish for drain_s; the rest get an error and end
 once more         no more waiting
-a third time      the process ends as it would without us
+a third time      the signal's default action
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from quire.api.listening import BACKLOG
 from quire.observe.access_log import end_typed_line
 
 CLOSE_GRACE_S = 2.0
-"""How long ended streams may take to say so."""
+"""How long ended streams may take to send their error."""
 
 
 class UvicornServer(uvicorn.Server):
-    """The library's, without its hands on our signals, and with an acceptor of ours."""
+    """The library's server without its signal handlers, and with quire's acceptor."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -35,7 +35,7 @@ class UvicornServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Connections are taken as there are places for them."""
+        """Accept connections as there are places for them."""
         await super().startup(sockets=[])
         self.servers = [self._acceptor(one) for one in sockets or ()]  # type: ignore[misc]
 
@@ -79,44 +79,44 @@ class Shutdown:
     def __init__(self, admission: Admission, drain_s: float) -> None:
         self._admission = admission
         self._drain_s = drain_s
-        self.asked = asyncio.Event()
-        """Somebody wants the server to end."""
+        self.requested = asyncio.Event()
+        """Set once the shutdown has begun."""
         self._hurry = asyncio.Event()
 
     def on_signals(self) -> None:
-        """Listen to the two signals people use."""
+        """Handle SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request, number)
 
     def request(self, number: int | None = None) -> None:
-        """End, and the second time at once."""
+        """Begin the shutdown; a second call ends it at once."""
         if number == signal.SIGINT:
             end_typed_line()
         if self._hurry.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)
-        elif self.asked.is_set():
+        elif self.requested.is_set():
             self._hurry.set()
         self._admission.is_draining = True
-        self.asked.set()
+        self.requested.set()
 
     async def drain(self) -> int:
-        """Wait for those inside, within bounds; how many had to be ended."""
+        """Wait for open requests, within bounds; how many had to be ended."""
         num_ended = await self._admission.drain(self._drain_s, self._hurry)
         await self._admission.emptied(CLOSE_GRACE_S)
         return num_ended
 
 
 async def serve_app(servers: list[tuple[UvicornServer, socket.socket]], shutdown: Shutdown) -> int:
-    """Serve until asked to end; how many requests had to be ended."""
+    """Serve until a shutdown is requested; how many requests had to be ended."""
     running = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
-    asked = asyncio.ensure_future(shutdown.asked.wait())
+    requested = asyncio.ensure_future(shutdown.requested.wait())
     try:
-        await asyncio.wait({asked, *running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({requested, *running}, return_when=asyncio.FIRST_COMPLETED)
         return await shutdown.drain()
     finally:
-        asked.cancel()
+        requested.cancel()
         for server, _ in servers:
             server.should_exit = True
         await asyncio.gather(*running)

@@ -1,7 +1,7 @@
-"""A server from settings to its end: sockets first, then models, then a few lines that say what to do with it.
+"""A server from settings to its end: sockets first, then models, then a few lines on how to use it.
 
-The server listens before the models are loaded, so that who lists them meanwhile gets an answer, and who asks one waits
-for it. Where a model runs is decided by whoever calls: an opener is handed in.
+The server listens before the models are loaded: a client that lists them meanwhile gets a response, and a request for
+one waits for it. The caller decides where a model runs: it passes an opener.
 """
 
 import asyncio
@@ -21,48 +21,48 @@ from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.http.request_span import RequestSpans
 from quire.api.listening import listen, listening_unix
-from quire.api.models.model_park import ModelPark, OpenClient, ParkLimits, Weigh, weightless
+from quire.api.models.model_park import ModelManager, OpenClient, ParkLimits, Weigh, weightless
 from quire.api.models.registry import ModelEntry, Models
 from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
 from quire.client.request.conversation import StablePrefix
-from quire.config import ParkedModel, Settings
+from quire.config import OnDemandModel, Settings
 from quire.errors import ConfigError
-from quire.lasting_objects import set_aside_what_was_loaded
+from quire.lasting_objects import freeze_startup_objects
 from quire.observe.metrics import Metrics
 from quire.observe.spans import open_spans
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to serve."""
 
-    models: Sequence[ParkedModel]
+    models: Sequence[OnDemandModel]
     settings: Settings
     allow_no_keys: bool = False
     on_ready: Callable[[str], None] | None = None
-    """Hears the address once all models that are kept are there."""
+    """Called with the address once all kept models are loaded."""
     weigh: Weigh = weightless
-    """What each model takes of the memory."""
+    """Returns the memory that each model takes."""
     listener: socket.socket | None = None
-    """Where clients come in; None: it is opened by the settings."""
+    """The socket for clients; None: it is opened by the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that answers requests, before anybody listens and any model is there."""
+    """All that serves requests, before a socket is open and any model is loaded."""
 
     ring: KeyRing
     models: Models
-    park: ModelPark
+    park: ModelManager
     limits: AdmissionSettings
     admission: Admission
     cache_group: str
 
     @property
     def gate(self) -> Gate:
-        """Who may come in; what a key allows is divided among the gateways there are."""
+        """Admits callers; the quotas of a key are divided among the gateways there are."""
         return Gate(self.ring, lambda: self.models.num_gateways, self.cache_group)
 
 
@@ -76,7 +76,7 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
     entries = [ModelEntry(one.name, one.model, is_required=one.is_kept) for one in plan.models]
     models = Models(entries, _aliases(plan))
     park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.turn_s)
-    park = models.park = ModelPark(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
+    park = models.park = ModelManager(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
     stable_prefix = StablePrefix(server_settings.unstable_lines)
     store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
@@ -92,8 +92,8 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
     return Prepared(ring, models, park, limits, admission, server_settings.cache_group or "")
 
 
-async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
-    """Serve until asked to end; how many requests had to be ended."""
+async def run(plan: Plan, print_line: PrintLine, opening: OpenClient) -> int:
+    """Serve until a shutdown is requested; how many requests had to be ended."""
     server_settings = plan.settings.server
     prepared = prepare(plan, opening)
     admission, store = prepared.admission, prepared.limits.store
@@ -118,7 +118,7 @@ async def run(plan: Plan, say: Say, opening: OpenClient) -> int:
             servers,
             shutdown,
             _loaded(prepared.park, prepared.models),
-            _Lines(address, admin_path, prepared.limits.has_page, say, plan.on_ready),
+            _Lines(address, admin_path, prepared.limits.has_page, print_line, plan.on_ready),
         )
 
 
@@ -129,29 +129,29 @@ def _url_of(listener: socket.socket) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """What is said once everything is there."""
+    """The lines printed once all kept models are loaded."""
 
     address: PublicAddress
     admin_path: Path
     has_page: bool
-    say: Say
+    print_line: PrintLine
     on_ready: Callable[[str], None] | None
 
     def ready(self, models: Models) -> None:
         url, is_locked = self.address.url, self.address.is_locked
         for model in models:
             if model.engine_client is not None:
-                self.say(f"{model.name}: {model.engine_client.text.info.line}")
+                self.print_line(f"{model.name}: {model.engine_client.text.info.line}")
                 for note in model.engine_client.text.notes:
-                    self.say(note)
+                    self.print_line(note)
         name = next(iter(models)).name
         key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
-        lock = "a key is needed" if is_locked else "no keys: whoever reaches this address is let in"
-        self.say(f"listening on {url}, {lock}; admin socket {self.admin_path}")
+        lock = "a key is required" if is_locked else "no keys: every client that reaches this address has access"
+        self.print_line(f"listening on {url}, {lock}; admin socket {self.admin_path}")
         body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-        self.say(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+        self.print_line(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
         if self.has_page:
-            self.say(f"talk to it in a browser: {url}/")
+            self.print_line(f"chat in a browser: {url}/")
         if self.on_ready is not None:
             self.on_ready(url)
 
@@ -163,7 +163,7 @@ def _aliases(plan: Plan) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def _loaded(park: ModelPark, models: Models) -> AsyncIterator[Models]:
+async def _loaded(park: ModelManager, models: Models) -> AsyncIterator[Models]:
     """All models that are kept are there; all that are there are closed in the end."""
     try:
         await park.start()
@@ -182,14 +182,14 @@ async def _serve_while_loading(
     serving = asyncio.ensure_future(serve_app(servers, shutdown))
     loaded = asyncio.ensure_future(loading.__aenter__())
     try:
-        # Whoever ends the server while it loads does not wait for the model.
+        # A shutdown while a model loads does not wait for it.
         await asyncio.wait({loaded, serving}, return_when=asyncio.FIRST_COMPLETED)
-        is_told_to_end = shutdown.asked.is_set()
-        if not loaded.done() or (is_told_to_end and loaded.exception() is not None):
+        is_ending = shutdown.requested.is_set()
+        if not loaded.done() or (is_ending and loaded.exception() is not None):
             loaded.cancel()
             await asyncio.gather(loaded, return_exceptions=True)
             return await serving
-        set_aside_what_was_loaded()
+        freeze_startup_objects()
         lines.ready(loaded.result())
         try:
             return await serving

@@ -1,8 +1,8 @@
-"""The pages: `/` where people talk to models, `/dashboard` where an operator looks at the server.
+"""The pages: `/`, a chat with the models, and `/dashboard`, where an operator monitors the server.
 
-Each is a few files, the same for everybody, that hold nothing of anybody. They are read once and served without a key;
-whatever a page shows it asks of the API, with the key of whoever sits before it. A browser is told to load nothing from
-elsewhere, run nothing that stands in the page, and frame it nowhere.
+Each is a few files, the same for all clients and without data. They are read once and served without a key; a page
+requests what it shows from the API, with its user's key. Headers forbid a browser to load anything from elsewhere, to
+run inline scripts, and to frame the page.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class PageFiles:
     """What a page is made of. A file that is not named here is not served."""
 
     folder: str
-    """Beside this module; the files that its page asks for are served below a path of the same name."""
+    """Beside this module; the page's other files are served below a path of the same name."""
     path: str
     """Where `index.html` is served."""
     names: tuple[str, ...]

@@ -25,13 +25,13 @@ def accepted(drafts: Sequence[int], chosen: Iterable[int | None]) -> tuple[int, 
 def masks_of(masks: Masks, item: WorkItem, vocabulary_size: int) -> Sequence[bytes | None]:
     """What may be chosen at each position at which the item samples; None: any token."""
     num_positions = item.num_drafts + 1
-    given = masks.get(item.sequence_id)
-    if given is None:
+    item_masks = masks.get(item.sequence_id)
+    if item_masks is None:
         return (None,) * num_positions
     num_bytes = -(-vocabulary_size // 8)
-    if len(given) != num_positions or any(len(one) != num_bytes for one in given):
+    if len(item_masks) != num_positions or any(len(one) != num_bytes for one in item_masks):
         raise InvariantError(
-            f"a mask needs {num_positions} rows of {num_bytes} bytes for sequence {item.sequence_id}, rows of "
-            f"{[len(one) for one in given]} given"
+            f"expected a mask of {num_positions} rows of {num_bytes} bytes for sequence {item.sequence_id}, got rows "
+            f"of {[len(one) for one in item_masks]}"
         )
-    return given
+    return item_masks

@@ -21,28 +21,28 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
-    tell = on_read or (lambda _done, _total: None)
+    report = on_read or (lambda _done, _total: None)
     if settings.backend == "mlx" or (settings.backend == "auto" and checkpoint.is_for_mlx):
-        return _load_mlx(checkpoint, settings, tell)
+        return _load_mlx(checkpoint, settings, report)
     passed: list[str] = []
     if settings.backend == "auto" and _is_on_apple_silicon() and find_spec("mlx_lm") is not None:
         try:
-            return _load_mlx(checkpoint, settings, tell)
+            return _load_mlx(checkpoint, settings, report)
         except (ConfigError, CheckpointError) as error:
-            passed.append(f"not MLX: {error}")
+            passed.append(f"not using MLX: {error}")
     settings = settings.with_kv_of(checkpoint.matrix_types)
     if settings.backend == "torch":
-        return _load_torch(checkpoint, settings, tell, "backend is torch")
+        return _load_torch(checkpoint, settings, report, "backend is torch")
     from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - numpy, paid when used
 
     reason = cpu_load.why_not_cpu(checkpoint, settings)
     if reason is None:
-        loaded = cpu_load.load(checkpoint, settings, tell)
+        loaded = cpu_load.load(checkpoint, settings, report)
         return replace(loaded, notes=(*passed, *loaded.notes))
     if settings.backend == "cpu":
-        raise ConfigError(f"{reason}; set backend to auto, or take another model", ("backend",))
-    loaded = _load_torch(checkpoint, settings, tell, reason)
-    return replace(loaded, notes=(*passed, f"torch and not the CPU backend: {reason}", *loaded.notes))
+        raise ConfigError(f"{reason}; set backend to auto, or choose another model", ("backend",))
+    loaded = _load_torch(checkpoint, settings, report, reason)
+    return replace(loaded, notes=(*passed, f"using torch instead of the CPU backend: {reason}", *loaded.notes))
 
 
 def _is_on_apple_silicon() -> bool:
@@ -61,35 +61,35 @@ def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) 
         ) from error
     reason = mlx_load.why_not_mlx(checkpoint, settings)
     if reason is not None:
-        raise ConfigError(f"{reason}; set backend to cpu, or take another model", ("backend",))
+        raise ConfigError(f"{reason}; set backend to cpu, or choose another model", ("backend",))
     return mlx_load.load(checkpoint, settings, on_read)
 
 
 def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead, reason: str) -> LoadedRunner:
     if is_decoder(checkpoint.config) and read_shape(checkpoint.config).recurrent is not None:
         raise ConfigError(
-            f"{reason}; models whose layers keep a state run on the CPU backend alone: change that, or take another "
-            "model",
+            f"{reason}; models with recurrent layers run on the CPU backend only: change that setting, or choose "
+            "another model",
             ("backend",),
         )
     if checkpoint.is_for_mlx:
-        raise ConfigError(f"{reason}; weights as mlx-lm writes them need the MLX backend: set backend to mlx")
+        raise ConfigError(f"{reason}; weights in mlx-lm format need the MLX backend: set backend to mlx")
     if settings.kv_dtype == "int8":
         raise ConfigError(
-            f"{reason}; torch holds keys and values in float32, bfloat16 or float16, int8 given: set kv_dtype to "
+            f"{reason}; torch holds keys and values in float32, bfloat16 or float16, got int8: set kv_dtype to "
             "bfloat16",
             ("kv_dtype",),
         )
     if any(tensor.parts for tensor in checkpoint.tensors.values()):
-        raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend alone: take the original weights")
+        raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights")
     if settings.arithmetic == "int8":
         raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
     except ImportError as error:
         raise ConfigError(
-            f"{reason}; anything else needs torch and transformers, {error.name!r} is missing; "
-            "install quire again with its extra torch, such as: pip install '.[torch]'"
+            f"{reason}; the torch backend needs torch and transformers, {error.name!r} is missing; install quire again "
+            "with its extra torch, such as: pip install '.[torch]'"
         ) from error
     held = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
     return torch_load.load(checkpoint, held, on_read)

@@ -26,8 +26,8 @@ class LoadedRunner:
     """How keys and values lie in a block: blocks of two layouts are never the same block."""
     notes: tuple[str, ...]
     exactness: str = ""
-    """What decides the bits of its results beside the model and the settings: instruction set, versions. Empty: nobody
-    can tell, and it is like no other."""
+    """What decides the bits of its results beside the model and the settings: instruction set, versions. Empty:
+    unknown, and it equals no other."""
     step_cost: StepCost | None = None
     """What steps take by their tokens, where it was measured: by it a scheduler knows which guesses pay."""
 
@@ -46,12 +46,10 @@ def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int,
 
 
 @contextmanager
-def told_in_words(name: str) -> Iterator[None]:
-    """Whatever a damaged model makes a library say, the person is told in one sentence."""
+def as_checkpoint_error(name: str) -> Iterator[None]:
+    """Whatever error a damaged model causes in a library becomes one sentence for the operator."""
     try:
         yield
     except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:
-        told = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{name} cannot be run as its config.json says: {told}; download the model again"
-        ) from error
+        text = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{name} cannot run with its config.json: {text}; download the model again") from error

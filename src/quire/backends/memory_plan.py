@@ -98,8 +98,8 @@ def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, 
     least = resident_bytes() + weight_bytes + largest_bytes + logit_bytes + LIBRARY_BYTES
     if least > budget_bytes:
         raise ConfigError(
-            f"the memory budget must hold the model, which takes at least {_gib(least)} with libraries, "
-            f"{_gib(budget_bytes)} given; raise it to {_gib(int(least * 1.25))} or take a smaller model"
+            f"expected a memory budget that holds the model, at least {_gib(least)} with libraries, got "
+            f"{_gib(budget_bytes)}; raise it to {_gib(int(least * 1.25))} or choose a smaller model"
         )
 
 
@@ -111,8 +111,8 @@ def decide(
     rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - held.loaded - held.step
     wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
     useful = settings.max_running * -(-wanted_tokens // settings.block_size)
-    asked_tokens = 1 if settings.max_sequence_tokens is None else wanted_tokens  # none for those beyond the model
-    least = max(2, -(-asked_tokens // settings.block_size))
+    required_tokens = 1 if settings.max_sequence_tokens is None else wanted_tokens  # none for those beyond the model
+    least = max(2, -(-required_tokens // settings.block_size))
     num_slots = slots_within(rest, each, settings.max_running, useful, least)
     max_running = _running_with(num_slots, settings.max_running) if each.slot else settings.max_running
     rest -= (num_slots + 1) * each.slot
@@ -121,9 +121,9 @@ def decide(
     if num_blocks < least or (each.slot and num_slots < LEAST_SLOTS):
         needed = held.loaded + held.step + (least + 1) * each.block + (LEAST_SLOTS + 1) * each.slot
         raise ConfigError(
-            f"the memory budget must hold model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in all, "
-            f"{_gib(budget_bytes)} given; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, "
-            "or lower max_step_tokens or max_sequence_tokens"
+            f"expected a memory budget that holds model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in "
+            f"all, got {_gib(budget_bytes)}; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, or lower "
+            "max_step_tokens or max_sequence_tokens"
         )
     longest = min(wanted_tokens, num_blocks * settings.block_size)
     return MemoryPlan(

@@ -89,7 +89,7 @@ def answer_alone(
     *,
     has_state: bool = False,
 ) -> list[int]:
-    """What the oracle answers with nobody else around: no blocks, no chunks, no cache."""
+    """What the oracle returns with no other request around: no blocks, no chunks, no cache."""
     slots, tokens, value, state = array("Q"), list(prompt), 0, 0
     for position, known_id in enumerate(tokens):
         value = slot_value(value, known_id, position)
@@ -122,7 +122,7 @@ class OracleRunner:
             for block in range(capacity.num_blocks + 1)
         ]
         self.states = [0, *(slot_value(0xBAD, slot, 0) for slot in range(1, capacity.num_slots + 1))]
-        """What each state slot holds; whoever breaks things on purpose writes here."""
+        """What each state slot holds; tests that break things on purpose write here."""
         self._states_after: dict[int, list[int]] = {}
         """Sequence id -> the state after each token it fed in this step."""
         self._is_closed = False
@@ -142,7 +142,9 @@ class OracleRunner:
             raise InvariantError("the runner is closed")
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+            raise InvariantError(
+                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
+            )
         self._check_writes(plan)
         for copy in plan.copies:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
@@ -171,7 +173,7 @@ class OracleRunner:
         self._blocks = []
 
     def _check_writes(self, plan: StepPlan) -> None:
-        """A block that one row writes in this step is nobody else's: not read, not written, not copied to."""
+        """A block that one row writes in this step belongs to no other row: not read, not written, not copied to."""
         size = self._capacity.block_size
         writer: dict[int, int] = {}
         for item in plan.items:
@@ -196,7 +198,9 @@ class OracleRunner:
     def _fold(self, item: WorkItem) -> list[int]:
         """The state after each token fed, the last of which the slot holds from now on."""
         if not 0 < item.state_slot <= self._capacity.num_slots:
-            raise InvariantError(f"sequence {item.sequence_id} has no state slot of 1 to {self._capacity.num_slots}")
+            raise InvariantError(
+                f"expected a state slot from 1 to {self._capacity.num_slots} for sequence {item.sequence_id}"
+            )
         state, states = self.states[item.state_slot], []
         for position, token_id in enumerate(item.token_ids, item.first_position):
             state = state_value(state, token_id, position)

@@ -16,7 +16,7 @@ class Capacity:
     """What a runner can hold, fixed when it is loaded."""
 
     num_blocks: int
-    """Blocks that can be handed out: ids 1 to this. Block 0, the null block, comes on top; nobody's KV lives there."""
+    """Blocks that can be handed out: ids 1 to this. Block 0, the null block, comes on top; it holds no KV."""
     block_size: int
     max_sequence_tokens: int
     max_step_tokens: int

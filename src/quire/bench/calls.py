@@ -49,8 +49,8 @@ class CallMaker:
         """Refuse what this form cannot say."""
         if self.form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
             raise ConfigError(
-                "conversations need --prompts text or chat: answers come back as text, tokens given; "
-                "or choose a workload of one turn"
+                "expected --prompts text or chat for conversations, because answers come back as text, got tokens; or "
+                "choose a workload of one turn"
             )
 
     def call(self, visit: Visit, answers: Sequence[str]) -> HttpCall:
@@ -69,8 +69,8 @@ class CallMaker:
             body["ignore_eos"] = True
         if self.sends_priority:
             body["priority"] = PRIORITIES[visit.priority]
-        said = visit.turns[: len(answers) + 1]
-        meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in said)
+        turns = visit.turns[: len(answers) + 1]
+        meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in turns)
         name = f"{visit.name}.{len(answers)}" if len(visit.turns) > 1 else visit.name
         sent = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
         return HttpCall(name, visit.kind, path, json.dumps(sent).encode(), meant)
@@ -79,13 +79,13 @@ class CallMaker:
         turns = visit.turns[: len(answers) + 1]
         if self.form == "tokens":
             return "/v1/completions", {"prompt": self.writer.ids((*visit.system, *turns[0].spans))}
-        said = [self.writer.words(turn.spans) for turn in turns]
+        questions = [self.writer.words(turn.spans) for turn in turns]
         system = self.writer.words(visit.system)
         if self.form == "text":
-            talk = "".join(f"{question}{answer}" for question, answer in zip(said, (*answers, ""), strict=True))
+            talk = "".join(f"{question}{answer}" for question, answer in zip(questions, (*answers, ""), strict=True))
             return "/v1/completions", {"prompt": f"{system} {talk}" if system else talk}
         messages = [{"role": "system", "content": system}] if system else []
-        for question, answer in zip(said, (*answers, None), strict=True):
+        for question, answer in zip(questions, (*answers, None), strict=True):
             messages.append({"role": "user", "content": question})
             if answer is not None:
                 messages.append({"role": "assistant", "content": answer})

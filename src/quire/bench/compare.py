@@ -37,7 +37,7 @@ def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float
         if (changed := change_of(figure, direction, _pairs(figure, rounds_a, rounds_b), threshold)) is not None
     ]
     if not changes:
-        return Comparison(SpeedVerdict.NOT_COMPARABLE, reason="no figure was measured in every round of both")
+        return Comparison(SpeedVerdict.NOT_COMPARABLE, reason="no metric was measured in every round of both")
     worst = next(kind for kind in SpeedVerdict if any(one.verdict == kind for one in changes))
     return Comparison(worst, tuple(changes), num_pairs=len(rounds_a))
 
@@ -46,17 +46,17 @@ def why_not(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Why two records cannot be compared; empty if they can."""
     for name, record in (("A", a), ("B", b)):
         if not isinstance(record.get("rounds"), list) or not record.get("run_id"):
-            return f"{name} is not one side of a run of `quire bench ab`; only rounds taken interleaved can be compared"
+            return f"{name} is not one side of a run of `quire bench ab`; only interleaved rounds can be compared"
     for what, key in (("run", "run_id"), ("machine", "machine"), ("load", "load")):
         if a.get(key) != b.get(key):
             return f"A and B are not of one {what}; measure both in one run: quire bench ab --a URL --b URL"
     if len(a["rounds"]) != len(b["rounds"]):
         return f"A has {len(a['rounds'])} rounds and B {len(b['rounds'])}; a run was cut short"
     if len(a["rounds"]) < MIN_PAIRS:
-        return f"a verdict needs at least {MIN_PAIRS} rounds, {len(a['rounds'])} given; use --rounds {MIN_PAIRS}"
+        return f"expected at least {MIN_PAIRS} rounds for a verdict, got {len(a['rounds'])}; use --rounds {MIN_PAIRS}"
     failed = [sum(one.get("failed", 0) for one in record["rounds"]) for record in (a, b)]
     if any(failed):
-        return f"requests failed ({failed[0]} of A, {failed[1]} of B): a server that turns work away looks fast"
+        return f"requests failed ({failed[0]} of A, {failed[1]} of B): a server that rejects work looks fast"
     return ""
 
 

@@ -112,13 +112,13 @@ class EngineResult:
 
     def rows(self) -> list[tuple[str, str]]:
         """What is not of a batch."""
-        told = [("prefill tokens/s", f"{self.prefill_tokens_per_s:,.0f}")]
+        rows = [("prefill tokens/s", f"{self.prefill_tokens_per_s:,.0f}")]
         if self.prefix_ttft_ratio is not None:
-            told += [
+            rows += [
                 (f"first token, {self.load.prefix_tokens:,} shared tokens cold", f"{self.miss_ttft_ms:,.1f} ms"),
                 ("the same, cached", f"{self.hit_ttft_ms:,.1f} ms ({self.prefix_ttft_ratio:.1f} times sooner)"),
             ]
-        return told
+        return rows
 
 
 class EngineBench:
@@ -131,10 +131,14 @@ class EngineBench:
             ("a shared prefix and a question", load.prefix_tokens + OWN_TOKENS + 1),
         ):
             if wanted > longest:
-                raise ConfigError(f"{what} must fit {longest} tokens, {wanted} asked for; ask for less, or more memory")
+                raise ConfigError(
+                    f"expected {what} of at most {longest} tokens, got {wanted}; request less, or give more memory"
+                )
         most = opened.engine.scheduler.config.max_running
         if max(load.batches) > most:
-            raise ConfigError(f"{most} sequences may run at once, {max(load.batches)} asked for; raise --max-running")
+            raise ConfigError(
+                f"expected at most {most} sequences at once, got {max(load.batches)}; raise --max-running"
+            )
         self._opened, self._load, self._roof, self._name = opened, load, roof, name
         self._llm = LLM(opened)
         self._num_prompts = 0
@@ -159,10 +163,10 @@ class EngineBench:
     ) -> None:
         self._llm.close()
 
-    def run(self, say: Announce) -> EngineResult:
+    def run(self, announce: Announce) -> EngineResult:
         """Everything, one section after the other."""
         self._generate([self._prompt()])  # what is made once is made before the clock
-        say("batches, interleaved ...")
+        announce("batches, interleaved ...")
         rates, decodes = self._batches()
         prefill, miss, hit = self._prefix() if self._load.prefix_tokens else (self._prefill(), None, None)
         notes: tuple[str, ...] = self._opened.text.notes
@@ -170,7 +174,7 @@ class EngineBench:
         if self._roof is not None and self._roof.reason:
             notes += (f"no roof: {self._roof.reason}",)
         elif self._roof is not None:
-            say("the machine's roof ...")
+            announce("the machine's roof ...")
             roofs = {batch: self._beside_roof(batch) for batch in self._load.batches}
         single = rates[min(rates)] / min(rates)
         points = tuple(
@@ -194,7 +198,7 @@ class EngineBench:
         return make_request(self._opened.text, self._writer.ids([self._span(prompt_tokens)]), params)
 
     def _batches(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Output tokens per second by batch: of the whole, and after everybody's first token."""
+        """Output tokens per second by batch: of the whole, and after the first token of all."""
         whole: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
         decode: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
         for _ in range(self._load.num_rounds):
@@ -233,8 +237,8 @@ class EngineBench:
         short = [one for one in done if one.num_output_tokens != count]
         if short:
             raise ConfigError(
-                f"every answer must have {count} tokens, one ended with {short[0].num_output_tokens} "
-                f"({short[0].finish_reason}); give the model more memory or ask for shorter answers"
+                f"expected {count} tokens in every answer, one ended with {short[0].num_output_tokens} "
+                f"({short[0].finish_reason}); give the model more memory or request shorter answers"
             )
         return [(one.timings.first_token_s, one.timings.total_s) for one in done]
 
@@ -242,7 +246,7 @@ class EngineBench:
         """Steps of a batch that decodes, interleaved with the bare products and a sum over memory."""
         engine, roof = self._opened.engine, self._roof
         if roof is None:
-            raise ConfigError("a roof was not asked for")
+            raise ConfigError("no roof was requested")
         num_steps = self._load.num_rounds * ROOF_STEPS
         # The first decode while the last are still being read in: they must live through that, and then be measured.
         num_reading = batch * (2 + self._load.prompt_tokens // max(1, engine.runner.capacity.max_step_tokens - batch))
@@ -257,10 +261,10 @@ class EngineBench:
             engine.step(monotonic)
         if len(running) < batch:
             raise ConfigError(
-                f"{batch} requests must run at once, some ended before the last began; give the model more memory, "
-                "or ask for smaller batches or shorter prompts"
+                f"expected {batch} requests at once, some ended before the last began; give the model more memory, or "
+                "choose smaller batches or shorter prompts"
             )
-        # Everybody decodes now; on average each has as many tokens as the middle step will see.
+        # All sequences decode now; on average each has as many tokens as the middle step will see.
         capacity = engine.runner.capacity
         context = sum(len(one.tokens) for one in running) / batch + num_steps / 2
         kv_bytes = batch * context * capacity.num_kv_bytes / capacity.block_size

@@ -37,7 +37,7 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"a server's URL begins with http:// or https://, {self.url!r} given")
+            raise ConfigError(f"expected a server URL that begins with http:// or https://, got {self.url!r}")
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
 
 
@@ -137,7 +137,7 @@ class Client:
         if self._fresh is not None:
             await self._fresh.close()
 
-    async def ask(self, call: HttpCall, due_s: float | None = None) -> Outcome:
+    async def send(self, call: HttpCall, due_s: float | None = None) -> Outcome:
         """Send one call and read its answer to the end. Whatever goes wrong is in the outcome."""
         answer = _Answer()
         sent_s = perf_counter()
@@ -182,8 +182,8 @@ class Client:
             except (RefusedError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as failure:
                 if perf_counter() >= until_s:
                     raise ConfigError(
-                        f"{self.server.url}/v1/models must answer within {timeout_s:g} s: {_told(failure)}; "
-                        "start the server, or check --url and --api-key"
+                        f"expected a response of {self.server.url}/v1/models within {timeout_s:g} s: "
+                        f"{_reason(failure)}; start the server, or check --url and --api-key"
                     ) from failure
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
                 continue
@@ -216,7 +216,7 @@ class Client:
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
-            raise ConfigError("a Client must be entered first: async with Client(server) as client")
+            raise ConfigError("expected a Client that was entered: async with Client(server) as client")
         return self._session
 
 
@@ -235,13 +235,13 @@ def _kind(failure: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line that cannot steer a terminal: the server may be anybody's."""
+    """One line that cannot steer a terminal: the server is not trusted."""
     return "".join(one if one.isprintable() else " " for one in text).strip()
 
 
-def _told(failure: BaseException) -> str:
+def _reason(failure: BaseException) -> str:
     if isinstance(failure, RefusedError):
-        return f"it answered {failure.status}"
+        return f"the server responded with {failure.status}"
     return _printable(f"{type(failure).__name__} {failure}")
 
 
@@ -252,4 +252,4 @@ def _chosen(cards: list[ModelCard], model: str | None, url: str) -> ModelCard:
     if model is not None:
         # A server may answer to names it does not list.
         return cards[names.index(model)] if model in names else ModelCard(model, None)
-    raise ConfigError(f"{url} lists no model; say which with --model")
+    raise ConfigError(f"{url} lists no model; name one with --model")

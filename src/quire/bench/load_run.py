@@ -47,10 +47,10 @@ class LoadRun:
     """Visits under a pace, once."""
 
     def __init__(
-        self, maker: CallMaker, ask: SendCall, watch: Watch = lambda _: None, clock: RunClock | None = None
+        self, maker: CallMaker, send: SendCall, watch: Watch = lambda _: None, clock: RunClock | None = None
     ) -> None:
         self._maker = maker
-        self._ask = ask
+        self._send = send
         self._watch = watch
         self._clock = clock or RealClock()
         self._outcomes: list[Outcome] = []
@@ -95,7 +95,7 @@ class LoadRun:
         answers: list[str] = []
         call = first
         while True:
-            outcome = await self._ask(call, due_s)
+            outcome = await self._send(call, due_s)
             self._outcomes.append(outcome)
             self._watch(outcome)
             answers.append(outcome.text)

@@ -42,7 +42,8 @@ class Objective:
                 limit = -1.0
             if name not in LIMITS or not limit > 0:
                 raise ConfigError(
-                    f"an objective is {', '.join(f'{one}:MS' for one in LIMITS)} with more than 0 ms, {word!r} given"
+                    f"expected an objective of {', '.join(f'{one}:MS' for one in LIMITS)} with more than 0 ms, got "
+                    f"{word!r}"
                 )
             limits[f"{name}_ms"] = limit
         return cls(**limits) if limits else None
@@ -108,11 +109,11 @@ def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILE
 
 def cache(good: Sequence[Outcome]) -> Measures:
     """How much of the prompts the server had already; null where it does not say."""
-    told = [one for one in good if one.cached_tokens is not None]
-    if not told:
+    counted = [one for one in good if one.cached_tokens is not None]
+    if not counted:
         return {"total_cached_tokens": None, "cached_token_share": None}
-    cached, asked = sum(one.cached_tokens or 0 for one in told), sum(one.prompt_tokens for one in told)
-    return {"total_cached_tokens": cached, "cached_token_share": cached / asked if asked else 0.0}
+    cached, prompt_tokens = sum(one.cached_tokens or 0 for one in counted), sum(one.prompt_tokens for one in counted)
+    return {"total_cached_tokens": cached, "cached_token_share": cached / prompt_tokens if prompt_tokens else 0.0}
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:

@@ -63,7 +63,7 @@ class Outcome:
 
     @property
     def e2e_s(self) -> float:
-        """Until the last text; what the server sends after it (usage, the end mark) is nobody's wait."""
+        """Until the last text; what the server sends after it (usage, the end mark) keeps no reader waiting."""
         return self.token_s[-1] - self.sent_s
 
     @property

@@ -16,6 +16,6 @@ class Pace:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"concurrency must be at least 1, {self.concurrency} given")
+            raise ConfigError(f"expected a concurrency of at least 1, got {self.concurrency}")
         if self.moments_s is None and self.concurrency is None:
-            raise ConfigError("a load needs a concurrency (closed loop) or arrivals (open loop); neither given")
+            raise ConfigError("expected a concurrency (closed loop) or arrivals (open loop), got neither")

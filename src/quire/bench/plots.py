@@ -71,7 +71,7 @@ def timeline(path: Path, run: Run, title: str) -> None:
 def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
     """Tokens per second by batch, the machine's roof above."""
     points = record["batches"]
-    figure = _figure(7.5, 4.4, f"{record['model']}: what batching gives")
+    figure = _figure(7.5, 4.4, f"{record['model']}: effect of batching")
     panel = figure.subplots()
     rates = [point["decode_tokens_per_s"] for point in points]
     roofs = [point.get("roof_tokens_per_s") for point in points]
@@ -85,7 +85,7 @@ def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
     panel.set_xticks(
         places, [f"{point['batch']}\n{rate / one_s:.1f} x" for point, rate in zip(points, rates, strict=True)]
     )
-    panel.set_xlabel("requests at once, and how many times one alone")
+    panel.set_xlabel("concurrent requests, and speedup over one")
     panel.set_ylabel("output tokens per second")
     panel.legend(frameon=False, loc="upper left")
     _plain(panel)
@@ -110,7 +110,7 @@ def _write(figure: "Figure", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --plot") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --plot") from error
 
 
 def _plain(panel: "Axes") -> None:
@@ -154,7 +154,7 @@ def _legend(panel: "Axes", has_failed: bool) -> None:
     from matplotlib.lines import Line2D  # noqa: PLC0415
     from matplotlib.patches import Patch  # noqa: PLC0415
 
-    handles: list[Any] = [Patch(color=WAITING, label="until the first token"), Patch(color=SPEAKING, label="speaking")]
+    handles: list[Any] = [Patch(color=WAITING, label="until the first token"), Patch(color=SPEAKING, label="answering")]
     if has_failed:
         handles.append(Line2D([], [], color=FAILED, marker="x", linestyle="", label="failed"))
     panel.legend(handles=handles, frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)

@@ -56,7 +56,7 @@ def record(about: About, setup: LoadSetup, pace: Pace, run: Run) -> Record:
         "run_id": about.run_id,
         "url": about.url,
         "machine": machine(),
-        "load": setup.told(),
+        "load": setup.as_record(),
     }
 
 
@@ -75,20 +75,20 @@ def detailed(run: Run) -> Record:
 
 def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What a person wants to know, in order."""
-    told = [
-        ("requests", f"{figures['completed']:,} answered, {figures['failed']:,} failed in {figures['duration']:.1f} s"),
+    result = [
+        ("requests", f"{figures['completed']:,} done, {figures['failed']:,} failed in {figures['duration']:.1f} s"),
         ("requests/s", f"{figures['request_throughput']:.2f}"),
         ("output tokens/s", f"{figures['output_throughput']:,.1f}"),
         ("all tokens/s", f"{figures['total_token_throughput']:,.1f}"),
-        ("most at once", f"{figures['max_concurrent_requests']:,}"),
+        ("most concurrent", f"{figures['max_concurrent_requests']:,}"),
     ]
     if figures["cached_token_share"] is not None:
         cached = f"{figures['total_cached_tokens']:,} of {figures['total_input_tokens']:,}"
-        told.append(("prompt tokens cached", f"{cached} ({figures['cached_token_share']:.1%})"))
+        result.append(("prompt tokens cached", f"{cached} ({figures['cached_token_share']:.1%})"))
     if figures["request_goodput"] is not None:
-        told.append(("good requests/s", f"{figures['request_goodput']:.2f}"))
-    told += [(f"failed: {kind}", f"{count:,}") for kind, count in figures["error_kinds"].items()]
-    return told
+        result.append(("good requests/s", f"{figures['request_goodput']:.2f}"))
+    result += [(f"failed: {kind}", f"{count:,}") for kind, count in figures["error_kinds"].items()]
+    return result
 
 
 def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -100,7 +100,7 @@ def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
         "e2el": "until the end",
     }
     kinds = ("mean", "p50", "p90", "p99")
-    return [(told, *(_ms(figures[f"{kind}_{name}_ms"]) for kind in kinds)) for name, told in names.items()]
+    return [(title, *(_ms(figures[f"{kind}_{name}_ms"]) for kind in kinds)) for name, title in names.items()]
 
 
 def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
@@ -138,19 +138,19 @@ def save(path: Path, content: Record) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --save") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --save") from error
 
 
 def read_record(path: Path) -> Record:
     """A record from a file."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"a result has at most {MAX_FILE_BYTES} bytes, {path} has more")
+            raise ConfigError(f"expected a result of at most {MAX_FILE_BYTES} bytes, {path} has more")
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as a result: {error}; give a file written by --save") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"a result is one JSON object, {path} is not; give a file written by --save")
+        raise ConfigError(f"expected a result of one JSON object, {path} is not; give a file written by --save")
     return content
 
 

@@ -34,7 +34,7 @@ OnRunBegan = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class BenchOptions:
     """How to measure, beside the load itself."""
 
     model: str | None = None
@@ -60,17 +60,17 @@ class RunListener:
 class Bench:
     """One server under one setup. `opened` makes it; it lives as long as its client."""
 
-    def __init__(self, client: Client, card: ModelCard, wishes: Wishes, told: RunListener) -> None:
+    def __init__(self, client: Client, card: ModelCard, wishes: BenchOptions, listener: RunListener) -> None:
         self._client = client
         self.card = card
         self._wishes = wishes
-        self._told = told
+        self._listener = listener
 
     @classmethod
-    async def opened(cls, client: Client, wishes: Wishes, told: RunListener) -> "Bench":
+    async def opened(cls, client: Client, wishes: BenchOptions, listener: RunListener) -> "Bench":
         """Once the server answers, and after its warm-up."""
         card = await client.ready(wishes.ready_s, wishes.model)
-        bench = cls(client, card, wishes, told)
+        bench = cls(client, card, wishes, listener)
         await bench._warm_up()
         return bench
 
@@ -78,12 +78,12 @@ class Bench:
         """One load."""
         visits = setup.visits(seed, self.card.max_tokens)
         pace = setup.pace(visits, seed)
-        self._told.began(title, sum(len(visit.turns) for visit in visits))
+        self._listener.began(title, sum(len(visit.turns) for visit in visits))
         return pace, await self.run_visits(self.maker(setup, seed), visits, pace)
 
     async def run_visits(self, maker: CallMaker, visits: Sequence[Visit], pace: Pace) -> Run:
         """Some visits, as they are."""
-        return await LoadRun(maker, self._client.ask, self._told.watch).run(visits, pace)
+        return await LoadRun(maker, self._client.send, self._listener.watch).run(visits, pace)
 
     def about(self, run_id: str) -> About:
         """What is said of this server's runs."""
@@ -98,7 +98,7 @@ class Bench:
         )
 
     async def _warm_up(self) -> None:
-        """A few short requests, so that nobody's first one pays for what is made once.
+        """A few short requests, so that no measured one pays for what is made once.
 
         A server may list its models while it loads them; so long as it says so, it is asked again.
         """
@@ -106,15 +106,15 @@ class Bench:
         visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._wishes.num_warmups)
         maker = self.maker(LoadSetup(), token_hex(4))
         for visit in visits:
-            outcome = await self._client.ask(maker.call(visit, ()))
+            outcome = await self._client.send(maker.call(visit, ()))
             while outcome.error in LOADING and perf_counter() < until_s:
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-                outcome = await self._client.ask(maker.call(visit, ()))
+                outcome = await self._client.send(maker.call(visit, ()))
             if not outcome.is_ok:
                 raise ConfigError(
-                    f"{self._client.server.url} must answer a first request within {self._wishes.ready_s:g} s, "
-                    f"it failed ({outcome.error}): {outcome.detail or 'nothing was said'}; "
-                    "check --model, --api-key and --no-ignore-eos"
+                    f"expected a response of {self._client.server.url} to a first request within "
+                    f"{self._wishes.ready_s:g} s, it failed ({outcome.error}): {outcome.detail or 'no details'}; check "
+                    "--model, --api-key and --no-ignore-eos"
                 )
 
 
@@ -123,21 +123,23 @@ def seeded(setup: LoadSetup) -> LoadSetup:
     return setup if setup.seed else replace(setup, seed=token_hex(4))
 
 
-async def run_load(server: ServerAddress, setup: LoadSetup, wishes: Wishes, told: RunListener) -> tuple[Record, Run]:
+async def run_load(
+    server: ServerAddress, setup: LoadSetup, wishes: BenchOptions, listener: RunListener
+) -> tuple[Record, Run]:
     """One load on one server."""
     async with Client(server) as client:
-        bench = await Bench.opened(client, wishes, told)
+        bench = await Bench.opened(client, wishes, listener)
         pace, run = await bench.run(setup, setup.seed, setup.comes)
         return record(bench.about(token_hex(8)), setup, pace, run), run
 
 
 async def sweep_clients(
-    server: ServerAddress, setup: LoadSetup, concurrencies: Sequence[int], wishes: Wishes, told: RunListener
+    server: ServerAddress, setup: LoadSetup, concurrencies: Sequence[int], wishes: BenchOptions, listener: RunListener
 ) -> list[Record]:
     """The same load by more and more clients."""
     points, run_id = [], token_hex(8)
     async with Client(server) as client:
-        bench = await Bench.opened(client, wishes, told)
+        bench = await Bench.opened(client, wishes, listener)
         for at, concurrency in enumerate(concurrencies):
             point = setup.with_concurrency(concurrency)
             # Prompts of its own, or a point measured twice would find the first one's in the cache.
@@ -147,12 +149,16 @@ async def sweep_clients(
 
 
 async def interleaved_servers(
-    servers: tuple[ServerAddress, ServerAddress], setup: LoadSetup, num_rounds: int, wishes: Wishes, told: RunListener
+    servers: tuple[ServerAddress, ServerAddress],
+    setup: LoadSetup,
+    num_rounds: int,
+    wishes: BenchOptions,
+    listener: RunListener,
 ) -> tuple[Record, Record]:
     """Two servers, round by round: A and B, then B and A, so that neither always goes first."""
     run_id, sides = token_hex(8), ("A", "B")
     async with Client(servers[0]) as first, Client(servers[1]) as second:
-        benches = [await Bench.opened(client, wishes, told) for client in (first, second)]
+        benches = [await Bench.opened(client, wishes, listener) for client in (first, second)]
         runs: tuple[list[Run], list[Run]] = ([], [])
         paces: list[Pace] = []
         for number in range(num_rounds):

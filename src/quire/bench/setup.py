@@ -29,39 +29,39 @@ def _flag(default: Any, help_text: str, *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSetup:
-    """Who asks what, and when."""
+    """Which requests are sent, and when."""
 
-    workload: str = _flag("distinct", f"What is asked: {', '.join(MIXES)}.")
+    workload: str = _flag("distinct", f"Requests to send: {', '.join(MIXES)}.")
     trace: str | None = _flag(
         None, "Replay this trace instead: JSONL of Mooncake, ShareGPT or quire, or Azure CSV; also .gz."
     )
-    prompts: str = _flag("text", f"How prompts are sent: {', '.join(FORMS)}; tokens are exact, where taken.")
+    prompts: str = _flag("text", f"Form of prompts: {', '.join(FORMS)}; tokens are exact, where servers accept them.")
     requests: int | None = _flag(
-        None, f"How many requests; default {REQUESTS}, of a trace all.", "--requests", "--num-prompts"
+        None, f"Number of requests; default {REQUESTS}, with a trace all of it.", "--requests", "--num-prompts"
     )
-    prompt_tokens: int | None = _flag(None, "Tokens each turn adds; default: the workload's own.")
+    prompt_tokens: int | None = _flag(None, "Tokens that each turn adds; default: the workload's own.")
     output_tokens: int | None = _flag(None, "Tokens of an answer.")
     shared_tokens: int | None = _flag(None, "Tokens of the shared part.")
-    groups: int | None = _flag(None, "How many different shared parts.")
+    groups: int | None = _flag(None, "Number of different shared parts.")
     turns: int | None = _flag(None, "Turns of a conversation.")
     concurrency: int | None = _flag(
         None,
-        f"Closed loop: how many clients, default {CONCURRENCY}. Open loop: most at once, default no limit.",
+        f"Closed loop: number of clients, default {CONCURRENCY}. Open loop: most requests at once, default no limit.",
         "--concurrency",
         "--max-concurrency",
     )
     arrivals: str | None = _flag(
         None,
-        f"When visits come: {', '.join(ARRIVALS)}. Default: trace with --trace, poisson with --rate, else closed.",
+        f"When visits start: {', '.join(ARRIVALS)}. Default: trace with --trace, poisson with --rate, else closed.",
     )
     rate: float | None = _flag(None, "Visits per second of an open loop.", "--rate", "--request-rate")
-    burstiness: float = _flag(1.0, "Poisson: shape of the gaps; less than 1 comes in clumps.")
-    burst_size: float = _flag(8.0, "Bursts: how many come together, on average.")
-    ramp_to: float | None = _flag(None, "Ramp: the rate it goes to.")
-    ramp_seconds: float = _flag(60.0, "Ramp: how long that takes.")
-    speedup: float = _flag(1.0, "Trace: how many times faster than it was recorded.")
-    context: int | None = _flag(None, "Trace: scale lengths to this many tokens; default: what the server says.")
-    seed: str = _flag("", "The same seed gives the same prompts; default: a fresh one, which is reported.")
+    burstiness: float = _flag(1.0, "Poisson: shape of the gaps; below 1, visits come in clumps.")
+    burst_size: float = _flag(8.0, "Bursts: average number of visits in one.")
+    ramp_to: float | None = _flag(None, "Ramp: final rate.")
+    ramp_seconds: float = _flag(60.0, "Ramp: duration in seconds.")
+    speedup: float = _flag(1.0, "Trace: replay speed as a multiple of the recorded one.")
+    context: int | None = _flag(None, "Trace: scale lengths to this many tokens; default: what the server reports.")
+    seed: str = _flag("", "The same seed gives the same prompts; default: a new one, which is reported.")
 
     def __post_init__(self) -> None:
         self._check_choice("prompts", self.prompts, get_args(Form))
@@ -74,7 +74,7 @@ class LoadSetup:
         for name in ("rate", "burstiness", "burst_size", "ramp_to", "ramp_seconds", "speedup"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
-                raise ConfigError(f"{_flag_name(name)} must be more than 0, {value:g} given")
+                raise ConfigError(f"expected {_flag_name(name)} above 0, got {value:g}")
         self._check_arrivals()
         self._check_trace()
 
@@ -125,31 +125,31 @@ class LoadSetup:
         each = max(1, round((self.requests or REQUESTS) / (self.concurrency or CONCURRENCY)))
         return replace(self, concurrency=concurrency, requests=max(concurrency * each, concurrency))
 
-    def told(self) -> dict[str, Any]:
-        """What is written into results: everything that was said, or that matters without being said."""
-        given = {name: value for name, value in asdict(self).items() if value is not None} | {"arrivals": self.comes}
+    def as_record(self) -> dict[str, Any]:
+        """What is written into results: everything that was set, or that matters without being set."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None} | {"arrivals": self.comes}
         if self.trace is not None:
-            del given["workload"]
-        return given
+            del fields["workload"]
+        return fields
 
     def _sizes(self, usual: MixSizes) -> MixSizes:
-        given = {
+        sizes = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
             "shared_tokens": self.shared_tokens,
             "num_groups": self.groups,
             "num_turns": self.turns,
         }
-        return replace(usual, **{name: value for name, value in given.items() if value is not None})
+        return replace(usual, **{name: value for name, value in sizes.items() if value is not None})
 
     def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value not in choices:
-            raise ConfigError(f"{_flag_name(name)} must be one of {', '.join(choices)}, {value!r} given")
+            raise ConfigError(f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}")
 
     def _check_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and value < least:
-            raise ConfigError(f"{_flag_name(name)} must be at least {least}, {value} given")
+            raise ConfigError(f"expected {_flag_name(name)} of at least {least}, got {value}")
 
     def _check_arrivals(self) -> None:
         if self.comes == "trace" and self.trace is None:
@@ -157,14 +157,16 @@ class LoadSetup:
         if self.comes in ("poisson", "bursts", "ramp") and self.rate is None:
             raise ConfigError(f"--arrivals {self.comes} needs a rate; give one with --rate PER_SECOND")
         if self.comes == "ramp" and self.ramp_to is None:
-            raise ConfigError("--arrivals ramp needs the rate it goes to; give it with --ramp-to PER_SECOND")
+            raise ConfigError("--arrivals ramp needs a final rate; give one with --ramp-to PER_SECOND")
 
     def _check_trace(self) -> None:
         """A trace says how long everything is; a flag that would do nothing is a misunderstanding."""
         sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
-        given = [name for name in sizes if getattr(self, name) is not None]
-        if self.trace is not None and given:
-            raise ConfigError(f"{_flag_name(given[0])} is of a workload, lengths of a trace are its own; leave it out")
+        unused = [name for name in sizes if getattr(self, name) is not None]
+        if self.trace is not None and unused:
+            raise ConfigError(
+                f"{_flag_name(unused[0])} applies to workloads only, a trace has its own lengths; leave it out"
+            )
 
 
 def _flag_name(name: str) -> str:

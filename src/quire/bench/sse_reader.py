@@ -37,7 +37,7 @@ class EventSplitter:
             lines = [b"".join(self._rest), *others[:-1]]
             self._rest, self._num_rest = [others[-1]], len(others[-1])
         if self._num_rest > MAX_LINE_BYTES:
-            raise UnreadableError(f"a line of a stream may have {MAX_LINE_BYTES} bytes, more came")
+            raise UnreadableError(f"expected a line of at most {MAX_LINE_BYTES} bytes in a stream, got more")
         events = []
         for line in lines:
             stripped = line.rstrip(b"\r")
@@ -77,7 +77,7 @@ def read_event(data: bytes) -> SseEvent:
         choices: Any = fields.get("choices") or ({},)
         return SseEvent(_piece(choices[0]), choices[0].get("finish_reason"), _usage(fields.get("usage")))
     except (ValueError, AttributeError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise UnreadableError(f"not an event of a completion: {data[:200]!r}") from error
+        raise UnreadableError(f"expected an event of a completion, got {data[:200]!r}") from error
 
 
 def _piece(choice: dict[str, Any]) -> str:

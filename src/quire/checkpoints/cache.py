@@ -41,9 +41,8 @@ def check_free_space(folder: Path, needed_bytes: int) -> None:
     """Refuse before the disk is full, not after."""
     if free_bytes(folder) < needed_bytes + SPARE_BYTES:
         raise CheckpointError(
-            f"the converted model needs {needed_bytes / 1e9:,.2f} GB and {SPARE_BYTES / 1e9:.2f} GB to spare in "
-            f"{folder.parent}, {free_bytes(folder) / 1e9:,.2f} GB are free; free some, or set QUIRE_CACHE to a larger "
-            "disk"
+            f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder.parent} for the "
+            f"converted model, {free_bytes(folder) / 1e9:,.2f} GB free; free some, or set QUIRE_CACHE to a larger disk"
         )
 
 

@@ -72,7 +72,7 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
 
 
 def _has_experts_of_mlx(file: WeightFile) -> bool:
-    """mlx-lm writes all experts of a layer as one tensor, under names of its own; its other tensors are everybody's."""
+    """mlx-lm writes all experts of a layer as one tensor, under names of its own; the others are as usual."""
     return file.written_by == "mlx" and any(len(entry.shape) > 2 for entry in file.tensors.values())
 
 
@@ -111,12 +111,12 @@ def _stored(file: WeightFile) -> Iterator[tuple[str, StoredTensor]]:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
-        raise CheckpointError(f"{directory} must have a config.json and has none; give a model's directory")
+        raise CheckpointError(f"expected a config.json in {directory}, found none; give the directory of a model")
     config = read_json_object(directory / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise CheckpointError(
-            "config.json must name its model_type, one that needs no code of its own; quire never runs code from a "
-            "model's directory; choose a model that transformers knows"
+            "expected config.json to name a model_type that needs no code of its own; quire never runs code from a "
+            "model's directory; choose a model that transformers supports"
         )
     return text_config({key: value for key, value in config.items() if key not in RUNS_CODE})
 
@@ -127,55 +127,56 @@ def _read_optional(directory: Path, name: str) -> dict[str, Any]:
 
 
 def _token_ids(source: dict[str, Any], key: str) -> set[int]:
-    given = source.get(key)
-    ids = given if isinstance(given, list) else [] if given is None else [given]
+    value = source.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
             raise CheckpointError(
-                f"{key} must be a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, it is {str(given)[:60]!r}; "
-                "download the model again"
+                f"expected {key} to be a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, got "
+                f"{str(value)[:60]!r}; download the model again"
             )
     return set(ids)
 
 
 def _token_texts(described: dict[str, Any], key: str) -> list[str]:
     """tokenizer_config.json gives a token as its text, or as an object with the text in it."""
-    given = described.get(key)
-    text = given.get("content") if isinstance(given, dict) else given
+    value = described.get(key)
+    text = value.get("content") if isinstance(value, dict) else value
     if text is None:
         return []
     if not isinstance(text, str):
         raise CheckpointError(
-            f"tokenizer_config.json: {key} must be a text, it is a {type(text).__name__}; download the model again"
+            f"tokenizer_config.json: expected {key} to be a string, got {type(text).__name__}; download the model again"
         )
     return [text]
 
 
 def _chat_template(directory: Path, described: dict[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
-    given: Any = described.get("chat_template")
+    template: Any = described.get("chat_template")
     if path.is_file():
         try:
-            given = path.read_text(encoding="utf-8")
+            template = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{path.name} must be UTF-8 and is not; download the model again") from error
-    if isinstance(given, list):
-        given = _default_template(given)
-    if given is None:
+            raise CheckpointError(f"expected {path.name} to be valid UTF-8; download the model again") from error
+    if isinstance(template, list):
+        template = _default_template(template)
+    if template is None:
         return None
-    if not isinstance(given, str) or len(given) > MAX_TEMPLATE_CHARACTERS:
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(
-            f"a chat template must be a text of up to {MAX_TEMPLATE_CHARACTERS:,} characters; download the model again"
+            f"expected the chat template to be a string of at most {MAX_TEMPLATE_CHARACTERS:,} characters; download "
+            "the model again"
         )
-    return given
+    return template
 
 
 def _default_template(templates: list[Any]) -> Any:
     """Of several named templates the one called default, else the first."""
     if not templates or not all(isinstance(item, dict) and "name" in item and "template" in item for item in templates):
         raise CheckpointError(
-            "tokenizer_config.json: chat_template must be a text or a list of {name, template}; "
-            "download the model again"
+            "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}; download the "
+            "model again"
         )
     return next((item["template"] for item in templates if item["name"] == "default"), templates[0]["template"])
 
@@ -190,8 +191,8 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
             continue
         if type(value) not in (int, float) or not low <= value <= high:
             raise CheckpointError(
-                f"generation_config.json: {key} must be from {low:g} to {high:g}, it is {str(value)[:40]!r}; "
-                "mend it, or download the model again"
+                f"generation_config.json: expected {key} from {low:g} to {high:g}, got {str(value)[:40]!r}; correct "
+                "it, or download the model again"
             )
         defaults[key] = value
     return defaults

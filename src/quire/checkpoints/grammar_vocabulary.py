@@ -45,7 +45,7 @@ every token it takes longer, without end."""
 def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
     """The text of a model's `tokenizer.json`, and the tokens that end a text."""
     if checkpoint.tokenizer_file is None:
-        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json, which grammars need; leave grammars out")
+        raise CheckpointError(f"grammars need a tokenizer.json, {checkpoint.name} has none; leave grammars out")
     try:
         text = checkpoint.tokenizer_file.read_text(encoding="utf-8")
         added = {one["content"]: one["id"] for one in json.loads(text).get("added_tokens") or ()}
@@ -101,8 +101,8 @@ def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> 
     latest, earlier = sum(took[-LAST:]) / LAST, sum(took[len(took) // 2 - LAST : len(took) // 2]) / LAST
     if len(took) >= 4 * LAST and latest > max(GROWN_S, GROWTH * earlier):
         raise ValueError(
-            f"what may follow takes ever longer: {latest * 1e3:.2g} ms behind {len(took)} tokens, "
-            f"{earlier * 1e3:.2g} ms behind {len(took) // 2}; say it without rules that begin with themselves"
+            f"computing the allowed tokens gets slower and slower: {latest * 1e3:.2g} ms after {len(took)} tokens, "
+            f"{earlier * 1e3:.2g} ms after {len(took) // 2}; use no left-recursive rules"
         )
 
 

@@ -6,14 +6,14 @@ from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import Weights, read_described, read_directory
 from quire.checkpoints.gguf.model import gguf_described, plan
-from quire.checkpoints.hub.files import HubName, Tell, found_here, pull, say_nothing
+from quire.checkpoints.hub.files import HubName, OnJudged, found_here, ignore_judged, pull
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.machine import memory_for_models_bytes
 from quire.errors import CheckpointError
 
 
 def resolve(
-    name: str, *, progress: Progress = quiet, cache: Path | None = None, tell: Tell = say_nothing
+    name: str, *, progress: Progress = quiet, cache: Path | None = None, on_judged: OnJudged = ignore_judged
 ) -> Checkpoint:
     """The checkpoint of this name: a directory, the path of a `.gguf` file, or a hub id such as `org/name:Q4_K_M`.
 
@@ -22,7 +22,7 @@ def resolve(
     else.
     """
     try:
-        path = local_path(name, progress, tell)
+        path = local_path(name, progress, on_judged)
         if path.suffix.lower() == ".gguf" and not path.is_dir():
             return _in_files(path, name, progress, cache or cache_folder())
     except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a folder not to be entered, no home
@@ -31,24 +31,22 @@ def resolve(
 
 
 def local_path(
-    name: str, progress: Progress = quiet, tell: Tell = say_nothing, memory_bytes: int | None = None
+    name: str, progress: Progress = quiet, on_judged: OnJudged = ignore_judged, memory_bytes: int | None = None
 ) -> Path:
     """The model's file or folder on this machine, fetched if it has to be; `memory_bytes` is what it must fit in."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix.lower() == ".gguf":
         return path
     if path.exists():
-        raise CheckpointError(
-            f"a model is a directory or a .gguf file, {name!r} is neither; give the model's directory"
-        )
+        raise CheckpointError(f"expected a directory or a .gguf file, {name!r} is neither; give the model's directory")
     wanted = HubName.parsed(name)
     if wanted is None:
         raise CheckpointError(
-            f"a model is a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M'; "
-            f"{name[:200]!r} is none of them here; check the path"
+            "expected a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M', got "
+            f"{name[:200]!r}; check the path"
         )
     limit = memory_for_models_bytes() if memory_bytes is None else memory_bytes
-    return found_here(wanted, limit) or pull(wanted, limit, progress, tell)
+    return found_here(wanted, limit) or pull(wanted, limit, progress, on_judged)
 
 
 def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
@@ -61,4 +59,6 @@ def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpo
     try:
         return read_described(directory, name, lambda _config: weights)
     except CheckpointError as error:
-        raise CheckpointError(f"{error}. This was made of {path.name}: to do so again, delete {directory}") from error
+        raise CheckpointError(
+            f"{error}. {directory} was converted from {path.name}: delete it to convert again"
+        ) from error

@@ -57,29 +57,29 @@ def is_quantised_by_mlx(config: Mapping[str, Any]) -> bool:
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     """What config.json says, None if the weights are plain; refuses what no kernel here computes."""
     if is_quantised_by_mlx(config):
-        given = config["quantization"]
-        return Quantisation("mlx", _bits(given, "bits", MLX_BITS), _group(given))
-    given = config.get("quantization_config")
-    if given is None:
+        section = config["quantization"]
+        return Quantisation("mlx", _bits(section, "bits", MLX_BITS), _group(section))
+    section = config.get("quantization_config")
+    if section is None:
         return None
-    method = given.get("quant_method") if isinstance(given, dict) else None
+    method = section.get("quant_method") if isinstance(section, dict) else None
     match method:
         case "gptq":
-            _refuse(bool(given.get("desc_act")), "groups of neighbouring inputs (desc_act false)")
-            is_first = given.get("checkpoint_format", "gptq") == "gptq"
-            return Quantisation("gptq", _bits(given, "bits", (4, 8)), _group(given), zeros_are_less_one=is_first)
+            _refuse(bool(section.get("desc_act")), "groups of neighbouring inputs (desc_act false)")
+            is_first = section.get("checkpoint_format", "gptq") == "gptq"
+            return Quantisation("gptq", _bits(section, "bits", (4, 8)), _group(section), zeros_are_less_one=is_first)
         case "awq":
-            _refuse(str(given.get("version", "gemm")).lower() != "gemm", "AWQ of version gemm")
-            return Quantisation("awq", _bits(given, "bits", (4,)), _group(given))
+            _refuse(str(section.get("version", "gemm")).lower() != "gemm", "AWQ of version gemm")
+            return Quantisation("awq", _bits(section, "bits", (4,)), _group(section))
         case "compressed-tensors":
-            return _compressed(given)
+            return _compressed(section)
         case "fp8":
-            return Quantisation("fp8", 8, _square(given.get("weight_block_size")))
+            return Quantisation("fp8", 8, _square(section.get("weight_block_size")))
         case "mxfp4":
             return Quantisation("mxfp4", 4, MXFP4_GROUP)
     raise CheckpointError(
-        f"quire reads weights quantised by {', '.join(METHODS)}, config.json has quant_method {str(method)[:40]!r}; "
-        "choose the model's original weights, or a GGUF file"
+        f"config.json: expected quant_method to be one of {', '.join(METHODS)}, got {str(method)[:40]!r}; choose the "
+        "model's original weights, or a GGUF file"
     )
 
 
@@ -112,8 +112,8 @@ def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, Stored
         blocks, scales = found.pop(name), found.pop(f"{base}_scales", None)
         if scales is None or len(blocks.shape) != 4 or blocks.shape != (*scales.shape, MXFP4_GROUP // 2):
             raise CheckpointError(
-                f"{name[:100]!r} must have blocks [expert, out, group, {MXFP4_GROUP // 2}] and scales beside it, "
-                f"{list(blocks.shape)} and {None if scales is None else list(scales.shape)} are there; get it again"
+                f"expected {name[:100]!r} to have blocks [expert, out, group, {MXFP4_GROUP // 2}] and scales, got "
+                f"{list(blocks.shape)} and {None if scales is None else list(scales.shape)}; download the model again"
             )
         num_experts, num_out, num_groups = scales.shape
         parts, num_bytes = (("blocks", blocks), ("scales", scales)), blocks.num_bytes + scales.num_bytes
@@ -133,7 +133,7 @@ def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quanti
         codes = named["weight"]
         if "scales" not in named or len(named["scales"].shape) != len(codes.shape):
             raise CheckpointError(
-                f"the quantised weight {base[:100]!r} must have scales beside it; get the model again"
+                f"expected scales for the quantised weight {base[:100]!r}, found none; download the model again"
             )
         num_code_bits, num_inputs = codes.shape[-1] * 32, named["scales"].shape[-1] * (quantisation.group_size or 0)
         if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # this layer has groups of its own
@@ -149,7 +149,7 @@ def _one(base: str, parts: dict[str, StoredTensor], quantisation: Quantisation) 
     missing = [part for part in OTHER_PARTS[scheme][: NEEDED_PARTS[scheme]] if part not in parts]
     if missing or len(parts) < 2 or len(parts[MAIN_PARTS[scheme]].shape) != 2:
         raise CheckpointError(
-            f"the quantised weight {base[:100]!r} must be a matrix with {', '.join(OTHER_PARTS[scheme])}, it has "
+            f"expected the quantised weight {base[:100]!r} to be a matrix with {', '.join(OTHER_PARTS[scheme])}, got "
             f"{', '.join(parts)}; download the model again"
         )
     codes = parts[MAIN_PARTS[scheme]]
@@ -166,15 +166,15 @@ def _one(base: str, parts: dict[str, StoredTensor], quantisation: Quantisation) 
     return replace(codes, type=kind, shape=shape, num_bytes=num_bytes, parts=tuple(parts.items()))
 
 
-def _compressed(given: Mapping[str, Any]) -> Quantisation:
-    groups = given.get("config_groups")
+def _compressed(config: Mapping[str, Any]) -> Quantisation:
+    groups = config.get("config_groups")
     _refuse(not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights")
     (group,) = groups.values() if isinstance(groups, dict) else ({},)
     weights = group.get("weights") if isinstance(group, dict) else None
-    form = (group.get("format") if isinstance(group, dict) else None) or given.get("format")
+    form = (group.get("format") if isinstance(group, dict) else None) or config.get("format")
     if not isinstance(weights, dict) or form not in ("pack-quantized", "float-quantized"):
         raise CheckpointError(
-            "quire reads compressed-tensors of format pack-quantized or float-quantized, config.json has "
+            "config.json: expected compressed-tensors of format pack-quantized or float-quantized, got "
             f"{str(form)[:40]!r}; choose the model's original weights, or a GGUF file"
         )
     if form == "float-quantized":
@@ -188,39 +188,39 @@ def _compressed(given: Mapping[str, Any]) -> Quantisation:
     return Quantisation("pack-quantized", num_bits, size, weights.get("symmetric") is not False)
 
 
-def _bits(given: Mapping[str, Any], key: str, allowed: tuple[int, ...]) -> int:
-    bits = given.get(key)
+def _bits(config: Mapping[str, Any], key: str, allowed: tuple[int, ...]) -> int:
+    bits = config.get(key)
     if type(bits) is not int or bits not in allowed:
         raise CheckpointError(
-            f"quantised weights must have {' or '.join(map(str, allowed))} bits, config.json has {str(bits)[:40]!r}; "
-            "choose the model in another format"
+            f"config.json: expected quantised weights of {' or '.join(map(str, allowed))} bits, got "
+            f"{str(bits)[:40]!r}; choose the model in another format"
         )
     return bits
 
 
-def _group(given: Mapping[str, Any]) -> int | None:
-    size = given.get("group_size")
+def _group(config: Mapping[str, Any]) -> int | None:
+    size = config.get("group_size")
     if size is None or (type(size) is int and size == -1):
         return None
     if type(size) is not int or not 1 <= size <= MAX_GROUP:
         raise CheckpointError(
-            f"config.json: group_size must be -1 or a whole number from 1 to {MAX_GROUP:,}, it is {str(size)[:40]!r}; "
-            "download the model again"
+            f"config.json: expected group_size to be -1 or a whole number from 1 to {MAX_GROUP:,}, got "
+            f"{str(size)[:40]!r}; download the model again"
         )
     return size
 
 
-def _square(given: Any) -> int | None:
+def _square(block_size: Any) -> int | None:
     """The side of blocks that share a scale."""
-    if given is None:
+    if block_size is None:
         return None
-    _refuse(not isinstance(given, list) or len(given) != 2 or given[0] != given[1], "square blocks")
-    return _group({"group_size": given[0]})
+    _refuse(not isinstance(block_size, list) or len(block_size) != 2 or block_size[0] != block_size[1], "square blocks")
+    return _group({"group_size": block_size[0]})
 
 
 def _refuse(is_other: bool, wanted: str) -> None:
     if is_other:
         raise CheckpointError(
-            f"quire reads quantised weights with {wanted}, config.json has others; choose the model's original "
-            "weights, or a GGUF file"
+            f"config.json: expected quantised weights with {wanted}, got others; choose the model's original weights, "
+            "or a GGUF file"
         )

@@ -1,4 +1,4 @@
-"""What makers call tensors, and what the decoder calls them: names of other families' parts, parts that nobody needs,
+"""What makers call tensors, and what the decoder calls them: names of other families' parts, parts that are not used,
 and experts that are one tensor where others have one each."""
 
 import re

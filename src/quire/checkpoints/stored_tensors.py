@@ -58,7 +58,7 @@ def opened_weights(path: Path) -> Iterator[BinaryIO]:
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened_weights: {error.strerror}; check the path") from error
+        raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the path") from error
     with file:
         yield file
 
@@ -118,7 +118,5 @@ def _read(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "NDAr
     except OSError as error:
         raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
     if len(left):
-        raise CheckpointError(
-            f"the model file ended {len(left):,} bytes early while it was read; let its download finish"
-        )
+        raise CheckpointError(f"the model file ended {len(left):,} bytes early; wait until its download has finished")
     return rows

@@ -19,7 +19,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
             raise CheckpointError(
-                f"{path.name} may have {MAX_JSON_BYTES:,} bytes and has {num_bytes:,}; download the model again"
+                f"expected {path.name} to have at most {MAX_JSON_BYTES:,} bytes, got {num_bytes:,}; download the model "
+                "again"
             )
         raw = path.read_bytes()
     except OSError as error:
@@ -34,10 +35,10 @@ def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
             raw.decode(), object_pairs_hook=_without_doubles, parse_constant=_refuse, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{label} must be plain JSON: {_short(error)}; download the model again") from error
+        raise CheckpointError(f"{label} is not valid JSON: {_short(error)}; download the model again") from error
     if not isinstance(value, dict):
         raise CheckpointError(
-            f"{label} must hold a JSON object, it holds a {type(value).__name__}; download the model again"
+            f"expected {label} to hold a JSON object, got {type(value).__name__}; download the model again"
         )
     return value
 
@@ -50,7 +51,7 @@ def canonical_json(value: object) -> bytes:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("duplicate key in an object")
     return value
 
 
@@ -61,7 +62,7 @@ def _refuse(constant: str) -> Any:
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is beyond what a float holds")
+        raise ValueError(f"{digits[:20]} is out of range for a float")
     return value
 
 

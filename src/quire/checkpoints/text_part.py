@@ -34,7 +34,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
         return config
     named = config.get("architectures")
     whole = str(named[0])[:80] if isinstance(named, list) and named else config["model_type"]
-    logger.warning("the text part of %s is served; pictures and sounds are not understood", whole)
+    logger.warning("serving the text part of %s only; images and audio are not supported", whole)
     return {**{key: config[key] for key in INHERITED if key in config}, **inner, TEXT_PART: whole}
 
 
@@ -50,6 +50,7 @@ def text_tensors(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
     }
     if not found:
         raise CheckpointError(
-            f"the text part's tensors must begin with {' or '.join(PREFIXES)}, and none does; download the model again"
+            f"expected the text part's tensors to begin with {' or '.join(PREFIXES)}, found none; download the model "
+            "again"
         )
     return found

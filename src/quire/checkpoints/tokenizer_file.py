@@ -18,14 +18,14 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     if not path.is_file():
         raise CheckpointError(
-            f"a model needs a tokenizer.json, {path.parent.name} has none; convert its tokenizer with transformers' "
-            "save_pretrained"
+            f"expected a tokenizer.json in {path.parent.name}, found none; convert the model's tokenizer with "
+            "transformers' save_pretrained"
         )
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise CheckpointError(
-                f"{path.name} may have {MAX_JSON_BYTES:,} bytes and has {path.stat().st_size:,}; "
-                "download the model again"
+                f"expected {path.name} to have at most {MAX_JSON_BYTES:,} bytes, got {path.stat().st_size:,}; download "
+                "the model again"
             )
         tokenizer = Tokenizer.from_file(str(path))
         # A file may ask for padding to any length; a server wants the text's own tokens.

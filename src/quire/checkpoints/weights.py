@@ -60,7 +60,7 @@ def open_weights(directory: Path) -> tuple[WeightFile, ...]:
         for name in file.tensors:
             if name in owner:
                 raise CheckpointError(
-                    f"tensor {name[:100]!r} must be in one file and is in {owner[name]} and {file.path.name}; "
+                    f"expected tensor {name[:100]!r} in one file, found it in {owner[name]} and {file.path.name}; "
                     "download the model again"
                 )
             owner[name] = file.path.name
@@ -76,7 +76,7 @@ def read_header(path: Path) -> WeightFile:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if num_bytes < 8 or header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
-                raise _damaged(path, f"its header should have {header_bytes:,} bytes, the file has {num_bytes:,}")
+                raise _damaged(path, f"expected a header of {header_bytes:,} bytes, the file has {num_bytes:,}")
             raw = file.read(header_bytes)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}; download the model again") from error
@@ -93,17 +93,17 @@ def read_header(path: Path) -> WeightFile:
 
 def _check_note(path: Path, note: Any) -> None:
     if not isinstance(note, dict) or not all(isinstance(value, str) for value in note.values()):
-        raise _damaged(path, "__metadata__ must be an object of strings")
+        raise _damaged(path, "expected __metadata__ to be an object of strings")
 
 
 def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[TensorEntry, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(path, f"tensor {name[:100]!r} must have dtype, shape and data_offsets")
+        raise _damaged(path, f"expected dtype, shape and data_offsets of tensor {name[:100]!r}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _damaged(path, f"tensor {name[:100]!r} has the unknown dtype {str(dtype)[:40]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS or not _are_counts(offsets) or len(offsets) != 2:
-        raise _damaged(path, f"tensor {name[:100]!r} must have a shape and two offsets of whole numbers from 0 up")
+        raise _damaged(path, f"expected tensor {name[:100]!r} to have a shape and two offsets of whole numbers")
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
         raise _damaged(
@@ -123,13 +123,15 @@ def _check_spans(path: Path, spans: list[tuple[int, int]], data_bytes: int) -> N
             raise _damaged(path, f"tensors overlap or leave a gap at byte {min(begin, position):,} of the data")
         position = end
     if position != data_bytes:
-        raise _damaged(path, f"its tensors have {position:,} bytes, its data has {data_bytes:,}")
+        raise _damaged(path, f"its tensors take {position:,} bytes, its data has {data_bytes:,}")
 
 
 def _index(directory: Path) -> dict[str, str]:
     weight_map = read_json_object(directory / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{INDEX_NAME} must have a weight_map of names to files; download the model again")
+        raise CheckpointError(
+            f"expected a weight_map of tensor names to files in {INDEX_NAME}; download the model again"
+        )
     for name in set(map(str, weight_map.values())):
         _check_plain_name(name)
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
@@ -139,8 +141,8 @@ def _check_plain_name(name: str) -> None:
     """A file beside the index and nowhere else: no folders, no drive letters, no way up."""
     if name != Path(name).name or set(name) & set('/\\:\0"') or not name.endswith(".safetensors") or len(name) > 255:
         raise CheckpointError(
-            f"{INDEX_NAME} may only name .safetensors files beside it, it names {name[:100]!r}; "
-            "download the model again, from a source you trust"
+            f"expected {INDEX_NAME} to name .safetensors files in its own folder, got {name[:100]!r}; download the "
+            "model again, from a source you trust"
         )
 
 
@@ -148,7 +150,7 @@ def _compare_with_index(index: dict[str, str], owner: dict[str, str]) -> None:
     for tensor in index.keys() | owner.keys():
         if index.get(tensor) != owner.get(tensor):
             raise CheckpointError(
-                f"{INDEX_NAME} puts tensor {tensor[:100]!r} into {index.get(tensor, 'no file')}, it is in "
+                f"expected tensor {tensor[:100]!r} in {index.get(tensor, 'no file')} by {INDEX_NAME}, found it in "
                 f"{owner.get(tensor, 'no file')}; download the model again"
             )
 
@@ -157,11 +159,11 @@ def _why_no_weights(directory: Path) -> str:
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
     if pickled:
         return (
-            f"quire reads safetensors only, {directory} has {pickled[0]}: a pickle, which may run any program when it "
-            "is opened; use a version of the model with .safetensors files, or convert it on a machine you can lose"
+            f"expected safetensors, {directory} has {pickled[0]}: a pickle can run any program when it is opened; use "
+            "a version of the model with .safetensors files, or convert it on an isolated machine"
         )
-    return f"{directory} must have {SINGLE_NAME} or {INDEX_NAME} and has neither; check that the download is complete"
+    return f"expected {SINGLE_NAME} or {INDEX_NAME} in {directory}, found neither; check that the download is complete"
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path.name} is not a sound safetensors file: {what}; download the model again")
+    return CheckpointError(f"{path.name} is not a valid safetensors file: {what}; download the model again")

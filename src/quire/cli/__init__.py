@@ -1,6 +1,6 @@
 """What a person types. Commands parse, call and print; each imports what it needs when it runs, so `--help` is quick.
 
-Data goes to stdout, talk to stderr. An error of ours is one line, with a hint where one helps, never a traceback.
+Data goes to stdout, messages to stderr. A QuireError is one line, with a hint where one helps, never a traceback.
 """
 
 from quire.cli.program import app, main

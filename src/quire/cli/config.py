@@ -1,4 +1,4 @@
-"""`quire config`: the settings in force, where each came from, and which files are looked at."""
+"""`quire config`: the settings in force, where each came from, and which files are read."""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -21,8 +21,8 @@ config_app = typer.Typer(
 )
 SHOW_EPILOG = """\
 \b
-A flag beats the environment (QUIRE_MEMORY), the environment beats the file
-(memory = "4GiB" in quire.toml), the file beats the default.
+A flag overrides the environment (QUIRE_MEMORY), the environment overrides the file
+(memory = "4GiB" in quire.toml), the file overrides the default.
 \b
 Examples:
   quire config show
@@ -38,7 +38,7 @@ def show(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
 ) -> None:
-    """Show every setting, its value, and where it came from. Flags are taken as a server would take them."""
+    """Show every setting, its value and its source. Flags are applied as for a server."""
     if as_json:
         _print_json(settings)
         return
@@ -49,7 +49,7 @@ def show(
         for setting in SETTINGS
         for resolved in (settings.values[setting.name],)
     ]
-    typer.echo(columns(("setting", "value", "where it came from"), rows))
+    typer.echo(columns(("setting", "value", "source"), rows))
 
 
 def _print_json(settings: Settings) -> None:
@@ -63,7 +63,7 @@ def _print_json(settings: Settings) -> None:
 def path(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
 ) -> None:
-    """Show the files that are looked at, in order. Only the first that exists is read."""
+    """Show the possible settings files in order. Only the first that exists is read."""
     import json
 
     from quire.cli.shared.columns import columns
@@ -75,10 +75,10 @@ def path(
         typer.echo(json.dumps([{"path": str(file), "state": state, "why": why} for file, state, why in rows]))
         return
     table = [(state, str(file), why) for file, state, why in rows]
-    typer.echo(columns(("state", "file", "looked at because of"), table))
+    typer.echo(columns(("state", "file", "location"), table))
     if chosen is None:
-        typer.echo("\nno file is read: every setting is a flag, a variable or its default", err=True)
-        typer.echo(f'hint: write one to {rows[0][0]}, for example: memory = "4GiB"', err=True)
+        typer.echo("\nno settings file found: every setting comes from a flag, a variable or its default", err=True)
+        typer.echo(f'hint: create {rows[0][0]}, for example with: memory = "4GiB"', err=True)
 
 
 def _state(one: "Candidate", *, is_chosen: bool) -> str:

@@ -1,4 +1,4 @@
-"""`quire keys`: who may use a server. A key is shown once, when it is made; the file keeps its hash."""
+"""`quire keys`: API keys of a server. A key is shown once, when it is created; the file keeps its hash."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 keys_app = typer.Typer(
     name="keys",
-    help="Make, list, group and revoke API keys. A running server takes notice within a second.",
+    help="Create, list, group and revoke API keys. A running server applies changes within a second.",
     no_args_is_help=True,
     rich_markup_mode=None,
     epilog="\b\nExamples:\n  quire keys add alice\n  quire keys add batch --max-class low --tokens-per-minute 50000"
@@ -15,41 +15,41 @@ keys_app = typer.Typer(
 )
 KeysFile = Annotated[
     Path | None,
-    typer.Option("--keys-file", metavar="FILE", help="The keys file; default: that of the settings."),
+    typer.Option("--keys-file", metavar="FILE", help="The keys file; default: the one in the settings."),
 ]
 
 
-def _path(given: Path | None) -> Path:
+def _path(keys_file: Path | None) -> Path:
     from quire.config import load_settings
 
-    return load_settings({"keys_file": None if given is None else str(given)}).server.keys_path()
+    return load_settings({"keys_file": None if keys_file is None else str(keys_file)}).server.keys_path()
 
 
 @keys_app.command()
 def add(
-    name: Annotated[str, typer.Argument(help="Who uses it; the tenant that is charged and isolated.")],
+    name: Annotated[str, typer.Argument(help="Name of the key: the tenant for quotas, fairness and isolation.")],
     max_class: Annotated[
-        str, typer.Option(help="The most urgent class it may ask for: high, normal or low.")
+        str, typer.Option(help="Most urgent class that its requests may have: high, normal or low.")
     ] = "normal",
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Answers it may ask for in a minute.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Maximum responses per minute.")] = None,
     tokens_per_minute: Annotated[
-        int | None, typer.Option(min=1, help="Tokens it may use in a minute, prompts and answers together.")
+        int | None, typer.Option(min=1, help="Maximum tokens per minute, prompts and output together.")
     ] = None,
-    concurrent: Annotated[int | None, typer.Option(min=1, help="Requests it may have at once.")] = None,
+    concurrent: Annotated[int | None, typer.Option(min=1, help="Maximum concurrent requests.")] = None,
     admin: Annotated[
-        bool, typer.Option("--admin", help="It may also watch the whole server, every tenant: the operator's own key.")
+        bool, typer.Option("--admin", help="Also allow monitoring of the whole server, all tenants: for the operator.")
     ] = False,
     cache_group: Annotated[
         str,
         typer.Option(
             metavar="GROUP",
-            help="Share cached blocks with the keys of this group, which can then notice each other's prompts; "
-            "without it with none.",
+            help="Share cached blocks with the keys of this group, which can then detect each other's prompts; "
+            "default: no sharing.",
         ),
     ] = "",
     keys_file: KeysFile = None,
 ) -> None:
-    """Make a key and print it. It is not shown again."""
+    """Create a key and print it. It is not shown again."""
     from quire.api.access.keys import add_key
 
     path = _path(keys_file)
@@ -63,7 +63,7 @@ def add(
         admin=admin,
         cache_group=cache_group,
     )
-    typer.echo(f"key {name} written to {path}; this is the only time it is shown", err=True)
+    typer.echo(f"key {name} written to {path}; it is not shown again", err=True)
     typer.echo(secret)
 
 
@@ -92,31 +92,31 @@ def list_keys(
 
 
 def _shown(value: object) -> str:
-    """What stands in the table."""
+    """A cell of the table."""
     return "yes" if value is True else str(value or "-")
 
 
 @keys_app.command()
 def group(
-    name: Annotated[str, typer.Argument(help="Which key.")],
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
     cache_group: Annotated[
-        str, typer.Argument(metavar="[GROUP]", help="Whom it shares cached blocks with; left out: with none.")
+        str, typer.Argument(metavar="[GROUP]", help="Group to share cached blocks with; omit it for no sharing.")
     ] = "",
     keys_file: KeysFile = None,
 ) -> None:
-    """Put a key into a cache group, or take it out of one."""
+    """Add a key to a cache group, or remove it from one."""
     from quire.api.access.keys import group_key
 
     group_key(_path(keys_file), name, cache_group)
-    typer.echo(f"key {name} shares cached blocks with {cache_group or 'none'}", err=True)
+    typer.echo(f"cache group of key {name}: {cache_group or 'none'}", err=True)
 
 
 @keys_app.command()
 def revoke(
-    name: Annotated[str, typer.Argument(help="Which key.")],
+    name: Annotated[str, typer.Argument(help="Name of the key.")],
     keys_file: KeysFile = None,
 ) -> None:
-    """Refuse a key from now on."""
+    """Revoke a key: its requests are rejected from now on."""
     from quire.api.access.keys import revoke_key
 
     revoke_key(_path(keys_file), name)

@@ -40,7 +40,7 @@ from quire.errors import CheckpointError, QuireError
 app = typer.Typer(
     name="quire",
     help="Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all "
-    "who share a cache group.",
+    "keys that share a cache group.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -87,7 +87,7 @@ app.add_typer(
         "quire.cli.fleet.commands",
         "fleet_app",
         name="fleet",
-        help="Serve a model with many machines behind one gateway. One machine needs only `quire serve`.",
+        help="Serve a model on many machines behind one gateway. One machine needs only `quire serve`.",
         epilog="\b\nExamples:\n  quire fleet member model.gguf --listen tcp://127.0.0.1:7000\n"
         "  quire fleet gateway --members members.txt",
     )
@@ -106,12 +106,12 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
-    """Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all who
-    share a cache group."""
+    """Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all
+    keys that share a cache group."""
 
 
 def _hint(error: QuireError) -> str:
-    """Errors say themselves what to do; only who looks for a model is helped by a list."""
+    """Errors contain their own advice; a failed model lookup also gets a hint to the list of models."""
     return "\n\nhint: quire models lists what is on this machine" if isinstance(error, CheckpointError) else ""
 
 

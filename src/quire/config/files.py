@@ -1,4 +1,4 @@
-"""Which TOML file is read, and what stands in it."""
+"""Finds and reads the TOML settings file."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ MAX_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A place where settings may be written down."""
+    """A possible path of the settings file."""
 
     path: Path
     why: str
-    """What makes quire look there."""
+    """Why this path is tried."""
     must_exist: bool = False
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """Where quire looks, in order; only the first that exists is read, and who has one needs no home."""
+    """Possible paths in order; only the first that exists is read. Lazy: a home is needed only if none came earlier."""
     if named := environ.get("QUIRE_CONFIG"):
         path = expanded(named, "QUIRE_CONFIG to a full path").absolute()
         yield Candidate(path, "$QUIRE_CONFIG", must_exist=True)
@@ -39,27 +39,25 @@ def _config_home(environ: Mapping[str, str]) -> Path:
 
 
 def chosen_file(environ: Mapping[str, str]) -> Path | None:
-    """The file to read: the one $QUIRE_CONFIG names, there or not, else the first that exists."""
+    """The file to read: that of $QUIRE_CONFIG even if it is missing, else the first that exists."""
     return next((one.path for one in candidates(environ) if one.must_exist or one.path.is_file()), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What the file says, or a ConfigError that says what is wrong with it."""
-    import tomllib  # noqa: PLC0415 - only who has a file needs it
+    """The settings of the file. Raises ConfigError if it is unreadable or invalid."""
+    import tomllib  # noqa: PLC0415 - needed only if there is a file
 
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         why = error.strerror or error
-        raise ConfigError(
-            f"the settings file must be readable, {path} is not: {why}; check the path or leave it out"
-        ) from error
+        raise ConfigError(f"cannot read the settings file {path}: {why}; check the path or omit it") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"a settings file may have {MAX_FILE_BYTES:,} bytes, {path} has more; is it the right file?")
+        raise ConfigError(f"expected at most {MAX_FILE_BYTES:,} bytes in {path}, got more; is it the settings file?")
     try:
         return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested without end
         raise ConfigError(
-            f"the settings file must be TOML in UTF-8, {path} is not: {str(error)[:200]}; mend that line"
+            f"expected TOML in UTF-8 in the settings file {path}: {str(error)[:200]}; correct that line"
         ) from error

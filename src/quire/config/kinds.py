@@ -1,7 +1,7 @@
-"""What a setting may be: how its text is read, by which rule, and how its value is shown.
+"""Types of settings: how a text is parsed, the rule for valid values, and how a value is shown.
 
-A kind reads what a flag, a variable or TOML gives, so that `32`, `"32"` and `--max-running 32` mean the same. It raises
-a bare ValueError: who asked knows the setting's name and where the value came from, and says so with the rule.
+A kind parses values from flags, variables and TOML, so that `32`, `"32"` and `--max-running 32` mean the same. It
+raises a bare ValueError: the caller adds the setting's name, its source and the rule.
 """
 
 import math
@@ -28,64 +28,64 @@ AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]{0,3}|%)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One sort of value."""
+    """One type of value."""
 
     metavar: str
-    """What stands for the value in help, such as `SIZE`."""
+    """The placeholder in help, such as `SIZE`."""
     rule: str
     """Completes the sentence "it must be ..."."""
     parse: Callable[[object], Value]
-    """From what a source gives to the value; ValueError if it breaks the rule."""
+    """Parses a raw value; raises ValueError if it breaks the rule."""
     show: Callable[[Value], str] = str
     is_list: bool = False
-    """Several may be given: a flag several times, a list in TOML, or all with commas between."""
+    """Several values: a repeated flag, a list in TOML, or comma-separated."""
     is_switch: bool = False
-    """On a command line the flag alone is enough."""
+    """On the command line the flag takes no value."""
     between: str = ","
-    """What stands between several in one text."""
+    """Separator of several values in one text."""
 
 
 def whole_number(low: int, high: int) -> Kind:
     """A count from `low` to `high`."""
-    return Kind("N", f"a whole number from {low:,} to {high:,}", lambda given: _between(_whole(given), low, high))
+    return Kind("N", f"a whole number from {low:,} to {high:,}", lambda raw: _between(_whole(raw), low, high))
 
 
 def power_of_two(high: int) -> Kind:
-    """A size that divides evenly: 1, 2, 4, ... up to `high`."""
-    return Kind("N", f"a power of two from 1 to {high:,}", lambda given: _one_bit(_between(_whole(given), 1, high)))
+    """1, 2, 4, ... up to `high`."""
+    return Kind("N", f"a power of two from 1 to {high:,}", lambda raw: _one_bit(_between(_whole(raw), 1, high)))
 
 
 def seconds(high: float) -> Kind:
     """A duration from 0 up."""
     rule = f"a number of seconds from 0 to {high:,.0f}"
-    return Kind("SECONDS", rule, lambda given: _between(_number(given), 0.0, high), lambda value: f"{value:g}")
+    return Kind("SECONDS", rule, lambda raw: _between(_number(raw), 0.0, high), lambda value: f"{value:g}")
 
 
 def choice(*words: str) -> Kind:
     """One of a few words."""
-    return Kind("NAME", f"one of {', '.join(words)}", lambda given: words[words.index(_text(given))])
+    return Kind("NAME", f"one of {', '.join(words)}", lambda raw: words[words.index(_text(raw))])
 
 
 def text(rule: str, pattern: str, metavar: str = "NAME") -> Kind:
     """A word of a certain form."""
-    return Kind(metavar, rule, lambda given: _matching(_text(given), pattern))
+    return Kind(metavar, rule, lambda raw: _matching(_text(raw), pattern))
 
 
 def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = str.lower) -> Kind:
-    """Words of a certain form, held as one text with commas between, in small letters unless told otherwise."""
+    """Words that match `pattern`, as one comma-separated text; lower-cased unless `fold` differs."""
 
-    def parse(given: object) -> str:
-        words = given if isinstance(given, list) else _text(given).split(",")
+    def parse(raw: object) -> str:
+        words = raw if isinstance(raw, list) else _text(raw).split(",")
         return ",".join(_matching(fold(_text(word)), pattern) for word in words)
 
     return Kind(metavar, rule, parse, is_list=True)
 
 
 def lines(metavar: str, rule: str, name: str, line: str) -> Kind:
-    """Lines of a certain form, held as one text. A line of names with commas between counts as so many lines."""
+    """Lines that match `line`, as one text. A line of comma-separated names counts as that many lines."""
 
-    def parse(given: object) -> str:
-        each = given if isinstance(given, list) else _text(given).split("\n")
+    def parse(raw: object) -> str:
+        each = raw if isinstance(raw, list) else _text(raw).split("\n")
         return "\n".join(_matching(one, line) for text in each for one in words(_text(text)))
 
     def words(text: str) -> list[str]:
@@ -95,10 +95,10 @@ def lines(metavar: str, rule: str, name: str, line: str) -> Kind:
     return Kind(metavar, rule, parse, lambda value: ", ".join(str(value).split("\n")), is_list=True, between="\n")
 
 
-def _parse_size(given: object) -> int:
-    if isinstance(given, int):
-        return _between(_whole(given), LEAST_SIZE_BYTES, LARGEST_SIZE_BYTES)
-    found = AMOUNT.fullmatch(_text(given))
+def _parse_size(raw: object) -> int:
+    if isinstance(raw, int):
+        return _between(_whole(raw), LEAST_SIZE_BYTES, LARGEST_SIZE_BYTES)
+    found = AMOUNT.fullmatch(_text(raw))
     if found is None:
         raise ValueError
     amount, unit = Decimal(found[1]), found[2].lower()
@@ -110,52 +110,52 @@ def _parse_size(given: object) -> int:
 
 
 def show_size(num_bytes: Value) -> str:
-    """A size as a person says it: `4 GiB`, `3.91 GiB`, `900.00 MiB`."""
+    """A size as text: `4 GiB`, `3.91 GiB`, `900.00 MiB`."""
     if not isinstance(num_bytes, int):
-        raise ValueError(f"a size is a whole number of bytes, {num_bytes!r} given")
+        raise ValueError(f"expected a whole number of bytes, got {num_bytes!r}")
     unit, name = (GIB, "GiB") if num_bytes >= GIB else (MIB, "MiB")
     return f"{num_bytes // unit} {name}" if num_bytes % unit == 0 else f"{num_bytes / unit:.2f} {name}"
 
 
 SIZE = Kind(
     "SIZE",
-    "a size from 1MiB to 1024TiB with its unit, such as 4GiB or 900MB (without one, bytes are counted), "
+    "a size from 1MiB to 1024TiB with its unit, such as 4GiB or 900MB (without a unit: bytes), "
     "or a share of the free memory from 1% to 100%",
     _parse_size,
     show_size,
 )
-FILE_PATH = Kind("FILE", "the path of a file", lambda given: Path(_matching(_text(given), r"[^\0]+")))
+FILE_PATH = Kind("FILE", "the path of a file", lambda raw: Path(_matching(_text(raw), r"[^\0]+")))
 
 
-def _parse_switch(given: object) -> bool:
-    return given if isinstance(given, bool) else _matching(_text(given).lower(), "true|false") == "true"
+def _parse_switch(raw: object) -> bool:
+    return raw if isinstance(raw, bool) else _matching(_text(raw).lower(), "true|false") == "true"
 
 
 SWITCH = Kind("", "true or false", _parse_switch, lambda value: "true" if value else "false", is_switch=True)
 
 
-def _text(given: object) -> str:
-    if not isinstance(given, str | Path) or not 0 < len(str(given)) <= MAX_TEXT_CHARACTERS:
+def _text(raw: object) -> str:
+    if not isinstance(raw, str | Path) or not 0 < len(str(raw)) <= MAX_TEXT_CHARACTERS:
         raise ValueError
-    return str(given).strip()
+    return str(raw).strip()
 
 
-def _matching(given: str, pattern: str) -> str:
-    if not re.fullmatch(pattern, given):
+def _matching(raw: str, pattern: str) -> str:
+    if not re.fullmatch(pattern, raw):
         raise ValueError
-    return given
+    return raw
 
 
-def _whole(given: object) -> int:
-    if isinstance(given, bool):  # TOML's true is no 1
+def _whole(raw: object) -> int:
+    if isinstance(raw, bool):  # TOML's true is not 1
         raise ValueError
-    return given if isinstance(given, int) else int(_matching(_text(given), r"[0-9]{1,18}"))
+    return raw if isinstance(raw, int) else int(_matching(_text(raw), r"[0-9]{1,18}"))
 
 
-def _number(given: object) -> float:
-    if isinstance(given, bool):
+def _number(raw: object) -> float:
+    if isinstance(raw, bool):
         raise ValueError
-    value = float(given) if isinstance(given, int | float) else float(_matching(_text(given), r"[0-9.]{1,30}"))
+    value = float(raw) if isinstance(raw, int | float) else float(_matching(_text(raw), r"[0-9.]{1,30}"))
     if not math.isfinite(value):
         raise ValueError
     return value

@@ -1,9 +1,8 @@
-"""What this process may take of memory and processors, by the machine and by its cgroups. Reads the system, nothing of
-quire.
+"""Memory and CPU limits of this process, from the machine and its cgroups. Imports nothing else of quire.
 
 A container, a systemd unit and a Kubernetes pod are bounded by a cgroup or by one above it, of version 1, version 2 or
-some of both. Which one is ours stands in /proc/self/cgroup, where its files are in /proc/self/mountinfo. The names of
-the files are those of their version, so each is looked for in each folder and there is no question which version it is.
+some of both. /proc/self/cgroup names the process's own cgroup, /proc/self/mountinfo the place of its files. File
+names differ between versions, so all are tried in each folder, without detecting the version.
 """
 
 import math
@@ -13,29 +12,29 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 UNBOUNDED_BYTES = 1 << 60
-"""From here on a number means that there is no limit: version 1 has no word for that."""
+"""Larger numbers mean no limit: version 1 has no other value for that."""
 SHARE_FOR_MODELS = 0.5
 ROOT = Path("/")
 MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
-"""Swap is not counted: what a model has there is read again in every step."""
+"""Without swap: a swapped-out model would be read from disk in every step."""
 MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
 FILE_PAGES = (("total_inactive_file", "total_active_file"), ("inactive_file", "active_file"))
-"""Of files that were read, as `MemAvailable` counts them; the totals of version 1 are with the groups below."""
+"""Page cache of files, as `MemAvailable` counts it; version 1's totals include the groups below."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """The least that the process's own cgroup and all above it leave; None: no limit."""
+    """The tightest limits of the process's own cgroup and all above it; None: no limit."""
 
     memory_bytes: int | None = None
     free_bytes: int | None = None
-    """Of memory: what may still be taken. What files left in memory gives way and counts as free."""
+    """Memory that can still be allocated; page cache counts as free."""
     cpus: float | None = None
-    """Processors that may be kept busy, parts of one included."""
+    """CPU quota, possibly fractional."""
 
 
 def read_limits(root: Path = ROOT) -> ProcessLimits:
-    """As they are at this moment. `root` is where /proc and the mounted cgroups are found."""
+    """The current limits. `root` contains /proc and the mounted cgroups."""
     folders = list(_folders(root))
     bounded = [(folder, limit) for folder in folders if (limit := _memory_limit(folder)) is not None]
     return ProcessLimits(
@@ -46,34 +45,34 @@ def read_limits(root: Path = ROOT) -> ProcessLimits:
 
 
 def share_of_memory_bytes(share: float) -> int:
-    """What the process holds now and this share of what is free: the same rule as when no memory is set."""
+    """Memory in use by this process, plus this share of the free memory: the same rule as the default of memory."""
     return min(_resident_bytes() + int(free_memory_bytes() * share), memory_limit_bytes())
 
 
 def memory_for_models_bytes() -> int:
-    """What a model may need so that it fits this machine: half of its memory, whatever is in use at the moment."""
+    """Memory for a model that fits this machine: half of its memory, independent of current use."""
     return int(memory_limit_bytes() * SHARE_FOR_MODELS)
 
 
 def memory_limit_bytes() -> int:
-    """All that this process could ever hold."""
+    """The most memory that this process can hold."""
     total, limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), read_limits().memory_bytes
     return total if limit is None else min(total, limit)
 
 
 def beyond_the_machine(memory_bytes: int | None, num_threads: int | None) -> Iterator[str]:
-    """A sentence for each limit that was set higher than the machine, or what this process may have of it."""
+    """A warning for each limit that is set above what this process may use."""
     if memory_bytes is not None and memory_bytes > (most := memory_limit_bytes()):
         yield (
-            f"memory {memory_bytes / 2**30:,.2f} GiB is more than the {most / 2**30:,.2f} GiB that this process could "
-            "ever hold: when it is used, the system swaps or ends the process; give less"
+            f"memory {memory_bytes / 2**30:,.2f} GiB exceeds the {most / 2**30:,.2f} GiB that this process can hold: "
+            "if it is used, the system swaps or kills the process; set less"
         )
     if num_threads is not None and num_threads > (cpus := most_threads(len(usable_cpus()))):
-        yield f"{num_threads} threads are more than the {cpus} processors that this process may use; give fewer"
+        yield f"{num_threads} threads exceed the {cpus} processors that this process may use; set fewer"
 
 
 def free_memory_bytes() -> int:
-    """What could be taken without swapping."""
+    """Memory that can be allocated without swapping."""
     try:
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
@@ -89,7 +88,7 @@ def usable_cpus() -> frozenset[int]:
 
 
 def most_threads(wanted: int) -> int:
-    """As many, but no more than the quota rounded up: those beyond it are stopped in the middle of a step."""
+    """`wanted`, but at most the CPU quota rounded up: threads beyond it are throttled in the middle of a step."""
     quota = read_limits().cpus
     return wanted if quota is None else max(1, min(wanted, math.ceil(quota)))
 
@@ -110,14 +109,14 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def _own_groups(root: Path) -> Mapping[str, str]:
-    """By controller; under no name that of version 2."""
+    """The process's groups by controller; version 2 has the empty name."""
     fields = (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))
     return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
 
 
 def _below(group: str, mounted: str) -> PurePosixPath:
-    """A group's place under a mount of that group. In a container the mount may be of the own group, or of one that has
-    no place in the names we see (`/..`): then it is the nearest there is."""
+    """A group's path under a mount. In a container the mount may be the process's own group, or one outside the visible
+    hierarchy (`/..`): then the mount itself is used."""
     path = PurePosixPath(group)
     if ".." in path.parts or not path.is_relative_to(mounted):
         return PurePosixPath()
@@ -125,7 +124,7 @@ def _below(group: str, mounted: str) -> PurePosixPath:
 
 
 def _memory_limit(folder: Path) -> int | None:
-    """The least of what this folder has, and of what version 1 knows about groups that we cannot see."""
+    """The tightest limit in this folder, including version 1's limit of groups that are not visible."""
     found = [*(_number(folder / name) for name in MEMORY_LIMITS), _fields(folder).get("hierarchical_memory_limit")]
     return min((one for one in found if one is not None and one < UNBOUNDED_BYTES), default=None)
 
@@ -138,7 +137,7 @@ def _used_bytes(folder: Path) -> int:
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """`max 100000` and -1 are none; `150000 100000` is one and a half."""
+    """`max 100000` and -1: no quota; `150000 100000`: 1.5."""
     words = " ".join(_lines(folder / "cpu.max")).split()
     quota, period = (
         (int(words[0]), int(words[1]))
@@ -154,7 +153,7 @@ def _fields(folder: Path) -> Mapping[str, int]:
 
 
 def _number(file: Path) -> int | None:
-    """None where there is no such file, or `max` in it."""
+    """None if there is no such file, or it contains `max`."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""How one model is loaded. Checked once, then handed down as values."""
+"""Settings of one model, checked once."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -14,40 +14,40 @@ Speculation = Literal["auto", "off"]
 ToolFormatName = Literal["auto", "hermes"]
 
 MEMORY_SHARE = 0.5
-"""How much of the memory that is free at start the process may take when nothing was said."""
+"""Default share of the memory that is free at start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """How one model is loaded and how much it may hold."""
+    """How one model is loaded, and its limits."""
 
     memory_bytes: int | None = None
-    """The process's whole resident memory, libraries included. None: half of what is free at start."""
+    """Resident memory of the whole process, libraries included. None: half of the memory that is free at start."""
     block_size: int = 32
     max_sequence_tokens: int | None = None
-    """The longest sequence. None: what the model was made for, or what the pool holds if that is less."""
+    """Maximum sequence length. None: the model's context length, or the pool's size if that is less."""
     max_step_tokens: int = 256
     step_ms: int = 1000
-    """How long a step may take that reads prompts; 0: as long as `max_step_tokens` take."""
+    """Time limit of a step with prefill; 0: as long as `max_step_tokens` take."""
     max_running: int = 64
     dtype: Dtype = "auto"
-    """How weights are held. `auto`: as the file has them; torch holds float32."""
+    """Type of the weights. `auto`: as in the file; torch uses float32."""
     arithmetic: ArithmeticName = "auto"
-    """How rows meet weights of 4 to 8 bits. `auto`: in int8."""
+    """Arithmetic with weights of 4 to 8 bits. `auto`: int8."""
     kv_dtype: KVDtype = "auto"
-    """How keys and values are held. `auto` is settled by `with_kv_of`, when the file's types are known."""
+    """Type of keys and values. `with_kv_of` resolves `auto` once the file's types are known."""
     backend: Backend = "auto"
-    """Who computes. `auto`: on Apple silicon MLX, elsewhere the CPU backend, if it can run the model; else torch."""
+    """Which backend runs the model. `auto`: on Apple silicon MLX, elsewhere the CPU backend if possible; else torch."""
     device: str = "cpu"
-    """`cpu` is tested; `cuda` and `mps` are torch's and are not."""
+    """`cpu` is tested; `cuda` and `mps`, for torch, are not."""
     num_threads: int | None = None
     """None: one per physical core."""
     wired_memory: bool = False
-    """MLX on Apple silicon keeps in memory what it holds. There are reports that macOS panics with it."""
+    """MLX on Apple silicon wires its memory. There are reports that macOS panics with it."""
     speculation: Speculation = "auto"
-    """`auto`: guess tokens from what was said before, where it pays and the backend can tell; `off`: never."""
+    """`auto`: draft tokens from earlier text where it saves time and the backend can verify them; `off`: never."""
     tool_format: ToolFormatName = "auto"
-    """`auto`: as the chat template shows; `hermes`: also where it shows nothing, in words of ours."""
+    """`auto`: as in the chat template; `hermes`: also for templates without tools, with quire's own prompt."""
 
     def __post_init__(self) -> None:
         for name in ("block_size", "max_step_tokens", "max_running"):
@@ -57,24 +57,23 @@ class ModelSettings:
                 _require_positive(name, getattr(self, name))
         self._check_steps()
         if self.backend not in get_args(Backend):
-            raise ConfigError(f"backend must be auto, cpu, mlx or torch, {self.backend!r} given", ("backend",))
+            raise ConfigError(f"expected backend auto, cpu, mlx or torch, got {self.backend!r}", ("backend",))
         if self.dtype not in get_args(Dtype):
-            raise ConfigError(f"dtype must be auto, float32, bfloat16 or float16, {self.dtype!r} given", ("dtype",))
+            raise ConfigError(f"expected dtype auto, float32, bfloat16 or float16, got {self.dtype!r}", ("dtype",))
         if self.arithmetic not in get_args(ArithmeticName):
-            raise ConfigError(f"arithmetic must be auto, float or int8, {self.arithmetic!r} given", ("arithmetic",))
+            raise ConfigError(f"expected arithmetic auto, float or int8, got {self.arithmetic!r}", ("arithmetic",))
         if self.arithmetic == "int8" and self.dtype != "auto":
             raise ConfigError(
-                f"arithmetic int8 needs weights as the file has them, dtype is {self.dtype}; set dtype to auto, or "
-                "arithmetic to float",
+                f"expected dtype auto with arithmetic int8, got {self.dtype}; set dtype to auto or arithmetic to float",
                 ("arithmetic", "dtype"),
             )
         if self.speculation not in get_args(Speculation):
-            raise ConfigError(f"speculation must be auto or off, {self.speculation!r} given", ("speculation",))
+            raise ConfigError(f"expected speculation auto or off, got {self.speculation!r}", ("speculation",))
         if self.tool_format not in get_args(ToolFormatName):
-            raise ConfigError(f"tool_format must be auto or hermes, {self.tool_format!r} given", ("tool_format",))
+            raise ConfigError(f"expected tool_format auto or hermes, got {self.tool_format!r}", ("tool_format",))
         if self.kv_dtype not in get_args(KVDtype):
             raise ConfigError(
-                f"kv_dtype must be auto, float32, bfloat16, float16 or int8, {self.kv_dtype!r} given", ("kv_dtype",)
+                f"expected kv_dtype auto, float32, bfloat16, float16 or int8, got {self.kv_dtype!r}", ("kv_dtype",)
             )
 
     def _check_steps(self) -> None:
@@ -82,14 +81,14 @@ class ModelSettings:
             raise ConfigError(f"expected a step_ms of 0 or more, got {self.step_ms}; 0: no limit", ("step_ms",))
         if self.max_step_tokens < self.max_running + self.block_size:
             raise ConfigError(
-                f"max_step_tokens must be at least max_running + block_size = {self.max_running + self.block_size}, "
-                f"{self.max_step_tokens} given; raise it, or lower max_running",
+                f"expected max_step_tokens of at least max_running + block_size = "
+                f"{self.max_running + self.block_size}, got {self.max_step_tokens}; raise it, or lower max_running",
                 ("max_step_tokens", "max_running", "block_size"),
             )
 
     def with_kv_of(self, weight_types: Collection[str]) -> "ModelSettings":
-        """The same with a `kv_dtype` of `auto` settled: as `dtype` if that says one, else bfloat16, but float32 for a
-        model whose every matrix is F32."""
+        """The same with `kv_dtype` `auto` resolved: `dtype` if that is set, else bfloat16, or float32 if every matrix
+        is F32."""
         if self.kv_dtype != "auto":
             return self
         of_files: KVDtype = "float32" if set(weight_types) <= {"F32"} else "bfloat16"
@@ -98,4 +97,4 @@ class ModelSettings:
 
 def _require_positive(name: str, value: int) -> None:
     if value < 1:
-        raise ConfigError(f"{name} must be at least 1, {value} given", (name,))
+        raise ConfigError(f"expected {name} of at least 1, got {value}", (name,))

@@ -1,4 +1,4 @@
-"""Models that a server knows by name, and loads when they are asked for: `[models.NAME]` in the settings file.
+"""Models that a server loads on demand: `[models.NAME]` in the settings file.
 
 [models.coder]
 model = "org/name:Q4_K_M"
@@ -8,7 +8,7 @@ sampling = { temperature = 0.2 }
 memory = "6GiB"
 keep = true
 
-Those that were named on a command line are of the same kind, and kept.
+Models named on the command line have the same type, and are kept.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "repetition_penalty": (1e-3, 1e3),
     }
 )
-"""What may be said of each, here and in a model's own files."""
+"""Valid ranges, here and in a model's own files."""
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "model": text("a directory, a .gguf file or a hub id", r"[^\0]+"),
@@ -47,67 +47,67 @@ KEYS = (*KINDS, "sampling")
 
 
 @dataclass(frozen=True, slots=True)
-class ParkedModel:
-    """One model that a server has."""
+class OnDemandModel:
+    """One model of a server."""
 
     name: str
-    """What clients call it."""
+    """The name for clients."""
     model: str
     """A directory, a .gguf file or a hub id."""
     aliases: tuple[str, ...] = ()
     max_sequence_tokens: int | None = None
     """None: as for all models."""
     memory_bytes: int | None = None
-    """None: decided by its size and the memory of all."""
+    """None: derived from its size and the memory limit of all models."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """What a request that says nothing gets."""
+    """Defaults for requests that leave a parameter out."""
     is_kept: bool = False
-    """Loaded at the start, and never unloaded."""
+    """Loaded at start and never unloaded."""
     idle_s: float | None = None
-    """Unloaded when nobody has used it for so long; None: as for all models."""
+    """Unloaded after so long without a request; None: as for all models."""
 
 
-def parked_models(tables: object, where: str) -> tuple[ParkedModel, ...]:
+def parked_models(tables: object, where: str) -> tuple[OnDemandModel, ...]:
     """The models of a settings file, in its order. Raises ConfigError."""
     if not isinstance(tables, dict) or len(tables) > MAX_MODELS:
         raise ConfigError(
-            f"models must be up to {MAX_MODELS:,} tables such as [models.coder], {str(tables)[:60]!r} given by {where}"
+            f"expected at most {MAX_MODELS:,} tables such as [models.coder], got {str(tables)[:60]!r} from {where}"
         )
     return tuple(_parked(name, table, f"[models.{name[:60]}] in {where}") for name, table in tables.items())
 
 
-def all_models(*several: Iterable[ParkedModel]) -> tuple[ParkedModel, ...]:
-    """Of all sources together. Raises ConfigError if two have one name."""
-    found: dict[str, ParkedModel] = {}
+def all_models(*several: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
+    """The models of all sources. Raises ConfigError if two have the same name."""
+    found: dict[str, OnDemandModel] = {}
     for one in (one for models in several for one in models):
         if one.name in found:
             raise ConfigError(
-                f"names of models must differ, {one.name!r} is given to {found[one.name].model} and {one.model}; say "
+                f"expected distinct model names, got {one.name!r} for {found[one.name].model} and {one.model}; set "
                 "--served-model-name for one on the command line, or rename its table"
             )
         found[one.name] = one
     return tuple(found.values())
 
 
-def _parked(name: str, table: object, where: str) -> ParkedModel:
-    _read("its name", text("up to 128 characters without space, comma, = and *", MODEL_NAME), name, where)
+def _parked(name: str, table: object, where: str) -> OnDemandModel:
+    _read("the model name", text("up to 128 characters without space, comma, = and *", MODEL_NAME), name, where)
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table with model = ..., {str(table)[:60]!r} given")
+        raise ConfigError(f"expected a table with model = ... as {where}, got {str(table)[:60]!r}")
     strange = next((key for key in table if key not in KEYS), None)
     if strange is not None:
-        raise ConfigError(f"{strange[:60]!r} in {where} is no key of a model; the keys are {', '.join(KEYS)}")
+        raise ConfigError(f"unknown key {strange[:60]!r} in {where}; the keys are {', '.join(KEYS)}")
     if "model" not in table:
-        raise ConfigError(f"{where} must say model, a directory, a .gguf file or a hub id; add it")
-    said: dict[str, Any] = {key: _read(key, KINDS[key], raw, where) for key, raw in table.items() if key in KINDS}
-    return ParkedModel(
+        raise ConfigError(f"expected model in {where}: a directory, a .gguf file or a hub id; add it")
+    values: dict[str, Any] = {key: _read(key, KINDS[key], raw, where) for key, raw in table.items() if key in KINDS}
+    return OnDemandModel(
         name,
-        said["model"],
-        tuple((said.get("aliases") or "").split(",")) if said.get("aliases") else (),
-        said.get("max_model_len"),
-        said.get("memory"),
+        values["model"],
+        tuple((values.get("aliases") or "").split(",")) if values.get("aliases") else (),
+        values.get("max_model_len"),
+        values.get("memory"),
         _sampling(table.get("sampling", {}), where),
-        bool(said.get("keep")),
-        said.get("idle_s"),
+        bool(values.get("keep")),
+        values.get("idle_s"),
     )
 
 
@@ -115,20 +115,22 @@ def _read(key: str, kind: Kind, raw: object, where: str) -> Value:
     try:
         return kind.parse(raw)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{key} must be {kind.rule}; {str(raw)[:60]!r} given by {where}; change it") from error
+        raise ConfigError(f"expected {key} to be {kind.rule}, got {str(raw)[:60]!r} from {where}; change it") from error
 
 
-def _sampling(given: object, where: str) -> Mapping[str, float]:
-    if not isinstance(given, dict):
-        raise ConfigError(f"sampling must be a table such as {{ temperature = 0.2 }}, {given!r:.60} given by {where}")
-    for key, value in given.items():
+def _sampling(raw: object, where: str) -> Mapping[str, float]:
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            f"expected sampling to be a table such as {{ temperature = 0.2 }}, got {raw!r:.60} from {where}"
+        )
+    for key, value in raw.items():
         if key not in SAMPLING_LIMITS:
             known = ", ".join(SAMPLING_LIMITS)
-            raise ConfigError(f"{key[:60]!r} in {where} is no default of sampling; they are {known}")
+            raise ConfigError(f"unknown sampling default {key[:60]!r} in {where}; the defaults are {known}")
         low, high = SAMPLING_LIMITS[key]
         if type(value) not in (int, float) or not low <= value <= high or (key == "top_k" and type(value) is not int):
             kind = "whole number" if key == "top_k" else "number"
             raise ConfigError(
-                f"{key} must be a {kind} from {low:g} to {high:g}; {value!r:.60} given by {where}; change it"
+                f"expected {key} to be a {kind} from {low:g} to {high:g}, got {value!r:.60} from {where}; change it"
             )
-    return MappingProxyType(dict(given))
+    return MappingProxyType(dict(raw))

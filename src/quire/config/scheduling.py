@@ -1,4 +1,4 @@
-"""How requests wait, and the secret that names blocks: settings of a server that are not the model's."""
+"""Settings of the queue, the KV key and KV events."""
 
 import os
 import stat
@@ -14,19 +14,19 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """The queue's bounds and classes, and where the KV key is."""
+    """Limits and classes of the queue, the path of the KV key, and KV events."""
 
     head_start_high_s: float = 60.0
     head_start_normal_s: float = 20.0
     head_start_low_s: float = 0.0
     queue: int = 512
-    """How many requests may wait."""
+    """Maximum number of waiting requests."""
     kv_key_file: Path | None = None
     stuck_step_s: float = 30.0
-    """A worker that makes no progress for longer is replaced, and what ran is asked again."""
+    """A worker without progress for longer is replaced, and its requests continue in the new one."""
 
     kv_events: str | None = None
-    """Where cached blocks are announced to routers; None: nowhere."""
+    """Endpoint of KV-cache events for routers; None: none."""
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
     kv_events_encoding: Literal["map", "array"] = "map"
@@ -34,17 +34,17 @@ class ServingSettings:
     def __post_init__(self) -> None:
         if not self.head_start_high_s >= self.head_start_normal_s >= self.head_start_low_s:
             raise ConfigError(
-                "head_start_high_s must be at least head_start_normal_s, and that at least head_start_low_s, "
-                f"{self.head_start_high_s:g}, {self.head_start_normal_s:g} and {self.head_start_low_s:g} given; "
-                "equal ones make classes equal",
+                "expected head_start_high_s to be at least head_start_normal_s, and that at least head_start_low_s, "
+                f"got {self.head_start_high_s:g}, {self.head_start_normal_s:g} and {self.head_start_low_s:g}; "
+                "equal values make classes equal",
                 ("head_start_high_s", "head_start_normal_s", "head_start_low_s"),
             )
         if not self.stuck_step_s > 0:
-            message = f"stuck_step_s must be above 0, {self.stuck_step_s:g} given; 30 suits most machines"
+            message = f"expected stuck_step_s above 0, got {self.stuck_step_s:g}; 30 suits most machines"
             raise ConfigError(message, ("stuck_step_s",))
 
     def read_kv_key(self) -> bytes | None:
-        """The secret in `kv_key_file`, or None where there is no such file and each start makes its own."""
+        """The secret in `kv_key_file`; None without that setting: each start then makes a new secret."""
         if self.kv_key_file is None:
             return None
         path = expanded(self.kv_key_file, "kv_key_file to a full path")
@@ -53,7 +53,7 @@ class ServingSettings:
                 mode = os.fstat(file.fileno()).st_mode
                 key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else b""
         except OSError as error:
-            message = f"kv_key_file {path} cannot be read: {error.strerror}; {_how_to_make(path)}"
+            message = f"cannot read kv_key_file {path}: {error.strerror}; {_how_to_make(path)}"
             raise ConfigError(message, ("kv_key_file",)) from error
         _check_key(path, mode, key)
         return key
@@ -62,13 +62,13 @@ class ServingSettings:
 def _check_key(path: Path, mode: int, key: bytes) -> None:
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(
-            f"kv_key_file must be readable by its owner alone, {path} has mode {stat.S_IMODE(mode):04o}; "
+            f"expected kv_key_file to be readable only by its owner, got mode {stat.S_IMODE(mode):04o} of {path}; "
             f"run: chmod 600 {path}",
             ("kv_key_file",),
         )
     if len(key) != KEY_BYTES:
         size = "more" if len(key) > KEY_BYTES else str(len(key))
-        message = f"kv_key_file must hold {KEY_BYTES} bytes, {path} holds {size}; {_how_to_make(path)}"
+        message = f"expected {KEY_BYTES} bytes in kv_key_file, got {size} in {path}; {_how_to_make(path)}"
         raise ConfigError(message, ("kv_key_file",))
 
 

@@ -1,4 +1,4 @@
-"""Where a server listens, who may come in, how it ends and what it writes down."""
+"""Settings of a server: address, access control, shutdown, files and logs."""
 
 import os
 from collections.abc import Mapping
@@ -9,19 +9,19 @@ from quire.config.home import expanded
 from quire.errors import ConfigError
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""What a key or a cache group may be called: no character that separates parts of a longer name."""
+"""Valid names of keys and cache groups: no separators of longer names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What an operator decides about a server."""
+    """Settings of the HTTP server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     keys_file: Path | None = None
     """None: keys.json in the configuration folder, if it is there."""
     cache_group: str | None = None
-    """Who shares cached blocks, where a key names no group of its own. None: each key alone."""
+    """Cache group of keys without one of their own. None: each key shares only with itself."""
     admin_socket: Path | None = None
     """None: admin-PORT.sock in a runtime folder of quire's own."""
     drain_s: float = 30.0
@@ -36,22 +36,22 @@ class ServerSettings:
     """None: no conversation is kept."""
     store_size_bytes: int = 1 << 30
     stable_prefix: str | None = None
-    """Names and patterns of lines that are taken out of system texts, one on a line. None: nothing is."""
+    """Names and patterns of lines to remove from system texts, one per line. None: nothing is removed."""
     drop_images: bool = False
-    """A text stands where a picture was; otherwise requests with one are refused."""
+    """Replace images by a text; otherwise requests with images are rejected."""
     no_page: bool = False
-    """Nothing is served at /, where else people talk to the models."""
+    """Serve no chat page at /."""
     models_folder: Path | None = None
-    """None: there is none. Its models are served beside those that are named."""
+    """Its models are served besides those that are named. None: no folder."""
     idle_s: float | None = None
     """None: models that are loaded on demand stay until memory is needed."""
     turn_s: float = 30.0
-    """A model that was loaded on demand serves every tenant for so long, whoever waits for its memory."""
+    """How long a model that was loaded on demand serves all tenants, even if another tenant waits for its memory."""
     trace: Path | None = None
-    """None: nothing is written down of what workers do."""
+    """None: no trace is written."""
     trace_max_bytes: int = 1 << 30
     trace_tokens: bool = False
-    """Token ids are written as they are; else under a permutation."""
+    """Write token ids as they are; otherwise under a permutation."""
     otel: str | None = None
     """None: the variables of OpenTelemetry, or no spans."""
     log_format: str = "plain"
@@ -59,12 +59,12 @@ class ServerSettings:
 
     @property
     def allowed_hosts(self) -> frozenset[str]:
-        """Names that a Host header may say, beside the server's own."""
+        """Accepted names in the Host header, besides the server's own."""
         return frozenset((self.allow_host or "").split(",")) - {""}
 
     @property
     def allowed_origins(self) -> frozenset[str]:
-        """Whose web pages may use the server."""
+        """Origins whose web pages may use the server."""
         return frozenset((self.allow_origin or "").split(",")) - {""}
 
     def store_path(self) -> Path | None:
@@ -77,21 +77,21 @@ class ServerSettings:
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Models by the other names they have; a name may have a * for any characters."""
+        """Models by alias; an alias may contain * for any characters."""
         pairs = [pair.partition("=") for pair in (self.alias or "").split(",") if pair]
         return {name: model for name, _, model in pairs}
 
     @property
     def unstable_lines(self) -> tuple[str, ...]:
-        """What is taken out of system texts."""
+        """Names and patterns of lines to remove from system texts."""
         return tuple(filter(None, (self.stable_prefix or "").split("\n")))
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can come in."""
+        """Whether only this machine can connect."""
         if self.host == "localhost":
             return True
-        import ipaddress  # noqa: PLC0415 - only a server asks
+        import ipaddress  # noqa: PLC0415 - only a server needs it
 
         try:
             return ipaddress.ip_address(self.host).is_loopback
@@ -99,33 +99,33 @@ class ServerSettings:
             return False
 
     def keys_path(self, environ: Mapping[str, str] = os.environ) -> Path:
-        """Where the keys are, or would be."""
+        """Path of the keys file, existing or not."""
         if self.keys_file is not None:
             return expanded(self.keys_file, "--keys-file to a full path")
         base = environ.get("XDG_CONFIG_HOME") or "~/.config"
         return expanded(base, "name the file with --keys-file") / "quire" / "keys.json"
 
     def check_keys_file(self) -> None:
-        """A keys file that was named must be there: a typing error must not let everyone in."""
+        """Raise ConfigError for a named keys file that is missing: a typo must not open the server to all clients."""
         if self.keys_file is not None and not self.keys_path().exists():
             raise ConfigError(
-                f"keys_file must name a file that is there, {self.keys_path()} is not; "
-                f"make it with: quire keys add NAME --keys-file {self.keys_path()}, or leave it out",
+                f"expected an existing keys_file, got {self.keys_path()}; "
+                f"create it with: quire keys add NAME --keys-file {self.keys_path()}, or omit it",
                 ("keys_file",),
             )
 
     def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
-        """Where the admin socket of a server is that listens on this port."""
+        """Path of the admin socket of the server on this port."""
         if self.admin_socket is not None:
             return expanded(self.admin_socket, "--admin-socket to a full path")
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME") or "~/.local/state"
         return expanded(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
 
     def check_lock(self, *, has_keys: bool, allow_no_keys: bool) -> None:
-        """Refuse to let a network in without keys, unless somebody wants exactly that."""
+        """Raise ConfigError for a network address without keys, unless that is allowed explicitly."""
         if not (self.is_loopback or has_keys or allow_no_keys):
             raise ConfigError(
-                f"host {self.host} lets other machines in, and there are no keys; make one with: quire keys add NAME, "
-                "listen on 127.0.0.1, or say --insecure-no-keys if a lock of your own stands before this server",
+                f"host {self.host} accepts other machines, and there are no keys; make one with: quire keys add NAME, "
+                "listen on 127.0.0.1, or pass --insecure-no-keys if your own access control is in front of this server",
                 ("host",),
             )

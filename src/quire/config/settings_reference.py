@@ -1,4 +1,4 @@
-"""The reference page of the settings, made from their table so that it cannot tell another story.
+"""The reference page of the settings, generated from their table.
 
 `python -m quire.config.settings_reference > docs/reference/settings.md` writes it; a test compares the two.
 """
@@ -15,9 +15,9 @@ HEAD = """\
 <!-- Made from src/quire/config/table.py: python -m quire.config.settings_reference > docs/reference/settings.md -->
 
 Every setting has one name in three spellings: `max_running` in a TOML file, `QUIRE_MAX_RUNNING` in
-the environment, `--max-running` on the command line. A flag beats the environment, the environment
-beats the file, the file beats the default. `quire config show` prints the settings in force and
-where each came from.
+the environment, `--max-running` on the command line. A flag overrides the environment, the
+environment overrides the file, the file overrides the default. `quire config show` prints the
+settings in force and their sources.
 
 One file is read: the one `--config` names, else the one `$QUIRE_CONFIG` names, else `quire.toml` in
 the current folder, else `$XDG_CONFIG_HOME/quire/config.toml` (`~/.config/quire/config.toml`).
@@ -31,7 +31,7 @@ max_running = 32
 Models of a server may follow, each a table `[models.NAME]`: [several
 models](../guides/several-models.md).
 
-A name that is no setting is an error, in the file and, where it begins with `QUIRE_`, in the
+An unknown name is an error, in the file and, where it begins with `QUIRE_`, in the
 environment. The variables that Kubernetes sets for a service called quire are left alone. An empty
 variable counts as not set.
 
@@ -40,13 +40,13 @@ variable counts as not set.
 TAIL = """\
 Other variables: `QUIRE_CONFIG` names the file that is read, `QUIRE_CACHE` the folder where quire
 keeps converted [models](../guides/models.md), `QUIRE_STRANGER_KEY` has the key of a
-[fleet's members that are not quire](../guides/fleet.md#members-that-are-not-quire). `QUIRE_FAULTS`
-breaks a server on purpose, for tests, and is refused without `QUIRE_TESTING=1`.
+[fleet's OpenAI members](../guides/fleet.md#members-that-are-not-quire). `QUIRE_FAULTS` injects
+faults into a server, for tests, and is rejected without `QUIRE_TESTING=1`.
 """
 
 
 def settings_page() -> str:
-    """The page as it should stand in docs/reference/settings.md."""
+    """The content of docs/reference/settings.md."""
     return HEAD + "\n".join(_group(group) for group in Group) + "\n" + TAIL
 
 

@@ -1,7 +1,7 @@
-"""From flags, environment and file to settings that are checked and know where they came from.
+"""Merges flags, environment and file into checked settings with their sources.
 
-A flag beats the environment, the environment beats the file, the file beats the default. A name that is no setting is
-an error in each of them: a mistyped limit that is silently not in force is worse than a server that does not start.
+A flag overrides the environment, the environment the file, the file the default. An unknown name is an error in each of
+them: a mistyped limit that is silently ignored is worse than a server that does not start.
 """
 
 import os
@@ -16,23 +16,23 @@ from quire.config.files import chosen_file, read_toml
 from quire.config.home import expanded
 from quire.config.kinds import Value
 from quire.config.model_settings import ModelSettings
-from quire.config.parked_models import ParkedModel, parked_models
+from quire.config.parked_models import OnDemandModel, parked_models
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
 from quire.config.table import BY_NAME, PREFIX, RENAMED, SETTINGS, Setting
 from quire.errors import ConfigError
 
 OTHER_VARIABLES = frozenset({"QUIRE_CACHE", "QUIRE_CONFIG", "QUIRE_FAULTS", "QUIRE_STRANGER_KEY", "QUIRE_TESTING"})
-"""Ours, and no settings: where conversions go, which file is read, the key of a fleet's members that are not quire, and
-what a worker breaks on purpose in tests."""
+"""quire's variables that are not settings: the cache folder, the settings file, the key of a fleet's OpenAI members,
+and fault injection for tests."""
 SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-"""What Kubernetes puts into every container beside a service that is called quire."""
+"""Variables that Kubernetes sets for a service called quire."""
 SERVICE_ADDRESS = ("tcp://", "udp://", "sctp://")
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A setting's value and who said so."""
+    """A setting's value and its source."""
 
     value: Value
     source: str
@@ -50,12 +50,12 @@ class Settings:
     server: ServerSettings
     file: Path | None
     """The TOML file that was read."""
-    parked: tuple[ParkedModel, ...] = ()
-    """The models it tells of."""
+    parked: tuple[OnDemandModel, ...] = ()
+    """The models of that file."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _RawValue:
     raw: object
     source: str
 
@@ -66,9 +66,9 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
 ) -> Settings:
-    """The settings in force: flags by name (None: not given), then QUIRE_ variables, then TOML, then defaults.
+    """The settings in force: flags by name (None: not set), then QUIRE_ variables, then TOML, then defaults.
 
-    `file` stands for a path given by flag; without it the file is looked for. Raises ConfigError, and nothing else.
+    `file` is the path set by flag; without it the default paths are tried. Raises ConfigError, and nothing else.
     """
     path = chosen_file(environ) if file is None else expanded(file, "name the file by its full path").absolute()
     written = {} if path is None else read_toml(path)
@@ -85,16 +85,16 @@ def load_settings(
     )
 
 
-def _of_flags(flags: Mapping[str, str | int | float | None]) -> dict[str, _Given]:
+def _of_flags(flags: Mapping[str, str | int | float | None]) -> dict[str, _RawValue]:
     _refuse_unknown(flags, BY_NAME, "the command line")
-    return {name: _Given(raw, f"flag {BY_NAME[name].flag}") for name, raw in flags.items() if raw is not None}
+    return {name: _RawValue(raw, f"flag {BY_NAME[name].flag}") for name, raw in flags.items() if raw is not None}
 
 
-def _of_environment(environ: Mapping[str, str]) -> dict[str, _Given]:
+def _of_environment(environ: Mapping[str, str]) -> dict[str, _RawValue]:
     ours = {name: raw for name, raw in environ.items() if name.startswith(PREFIX) and not _is_other(name, raw)}
     by_variable = {setting.variable: setting.name for setting in SETTINGS}
     _refuse_unknown(ours, by_variable, "the environment")
-    return {by_variable[name]: _Given(raw, f"environment {name}") for name, raw in ours.items() if raw.strip()}
+    return {by_variable[name]: _RawValue(raw, f"environment {name}") for name, raw in ours.items() if raw.strip()}
 
 
 def _is_other(name: str, raw: str) -> bool:
@@ -102,40 +102,40 @@ def _is_other(name: str, raw: str) -> bool:
     return name in OTHER_VARIABLES or bool(is_link)
 
 
-def _of_file(written: Mapping[str, object], path: Path | None) -> dict[str, _Given]:
+def _of_file(written: Mapping[str, object], path: Path | None) -> dict[str, _RawValue]:
     _refuse_unknown(written, BY_NAME, f"file {path}")
-    return {name: _Given(raw, f"file {path}") for name, raw in written.items()}
+    return {name: _RawValue(raw, f"file {path}") for name, raw in written.items()}
 
 
-def _resolved(setting: Setting, layers: Iterable[Mapping[str, _Given]]) -> Resolved:
-    given = next((layer[setting.name] for layer in layers if setting.name in layer), None)
-    if given is None:
+def _resolved(setting: Setting, layers: Iterable[Mapping[str, _RawValue]]) -> Resolved:
+    found = next((layer[setting.name] for layer in layers if setting.name in layer), None)
+    if found is None:
         return Resolved(setting.default, "default")
     try:
-        return Resolved(setting.kind.parse(given.raw), given.source)
+        return Resolved(setting.kind.parse(found.raw), found.source)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"{setting.name} must be {setting.kind.rule}; {_short(given.raw)} given by {given.source}; "
-            f"write for example {setting.example}",
+            f"expected {setting.name} to be {setting.kind.rule}, got {_short(found.raw)} from {found.source}; "
+            f"for example: {setting.example}",
             (setting.name,),
         ) from error
 
 
 def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
-    """The settings of one shape; a rule between several names where each of them came from."""
+    """The settings of one dataclass; an error of a rule between settings gets their sources."""
     ours = [setting for setting in SETTINGS if setting.group.feeds is shape]
     try:
         return shape(**{setting.field_name: values[setting.name].value for setting in ours})
     except ConfigError as error:
         named = tuple(setting.name for setting in ours if setting.field_name in error.settings)
-        sources = ", ".join(f"{name} by {values[name].source}" for name in named)
-        raise ConfigError(f"{error} (given: {sources})", named) from error
+        sources = ", ".join(f"{name} from {values[name].source}" for name in named)
+        raise ConfigError(f"{error} ({sources})", named) from error
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(f"{_short(name)} in {where} is no setting of quire; {_closest(name, list(known))}")
+            raise ConfigError(f"unknown setting {_short(name)} in {where}; {_closest(name, list(known))}")
 
 
 def _closest(name: str, known: list[str]) -> str:

@@ -31,12 +31,12 @@ ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
 RENAMED = {"min_stay_s": "turn_s"}
-"""Settings of earlier versions that have another name and another meaning now: refused, with the new name."""
+"""Settings of earlier versions that were renamed with another meaning: rejected, with the new name."""
 _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
 class Group(Enum):
-    """What a setting is about: its heading in help and reference, and the class of settings it goes into."""
+    """Groups of settings: the heading in help and reference, and the dataclass of the settings."""
 
     MODEL = "Model"
     SCHEDULING = "Scheduling"
@@ -45,13 +45,13 @@ class Group(Enum):
 
     @property
     def feeds(self) -> type[Any]:
-        """The dataclass whose fields its settings are. Only a server reads those of the last group."""
+        """The dataclass that has its settings as fields. Only a server reads those of the last group."""
         return {Group.MODEL: ModelSettings, Group.SERVER: ServerSettings}.get(self, ServingSettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One thing a person may set: its name here is its key in TOML."""
+    """One setting; its name is its TOML key."""
 
     group: Group
     name: str
@@ -59,11 +59,11 @@ class Setting:
     default: Value
     help: str
     example: str
-    """A value as it is written on a command line."""
+    """An example value, as on the command line."""
     unset: str = ""
-    """What happens without a value; only where the default is None."""
+    """Behaviour without a value; only if the default is None."""
     field: str = ""
-    """The field it sets, where that has another name."""
+    """The dataclass field, if its name differs."""
     is_common: bool = False
     """Shown first in help."""
 
@@ -74,268 +74,274 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """How it is written on a command line."""
+        """The command-line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """How it is called in the environment."""
+        """The environment variable."""
         return PREFIX + self.name.upper()
 
     def show(self, value: Value) -> str:
-        """A value for people."""
+        """A value as text."""
         return self.unset if value is None else self.kind.show(value)
 
     @property
     def default_text(self) -> str:
-        """The default for people."""
+        """The default as text."""
         return self.show(self.default)
 
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
         Group.MODEL, "memory", SIZE, _MODEL.memory_bytes,
-        "Memory the whole process may hold: libraries, weights, steps and the KV pool. A share such as 50% is what the "
-        "process holds at start and that share of what is free then. Several models share it: each gets what its "
-        "weights take on disk, and an equal part of the rest.",
-        "4GiB", "half of what is free at start", field="memory_bytes", is_common=True,
+        "Memory limit of the whole process: libraries, weights, steps and the KV pool. A share such as 50% is what "
+        "the process holds at start plus that share of the memory that is free then. Several models share the limit: "
+        "each gets the size of its weights on disk, and an equal part of the rest.",
+        "4GiB", "half of the free memory at start", field="memory_bytes", is_common=True,
     ),
     Setting(
         Group.MODEL, "block_size", power_of_two(1024), _MODEL.block_size,
-        "Tokens in one block of KV memory. Smaller blocks share more of a prompt, larger ones cost less to keep.",
+        "Tokens per block of KV memory. Smaller blocks share more of a prompt, larger ones have less overhead.",
         "16",
     ),
     Setting(
         Group.MODEL, "max_model_len", whole_number(2, 1 << 30), _MODEL.max_sequence_tokens,
-        "Tokens in the longest sequence, prompt and answer together.",
-        "8192", "what the model was made for, or what the KV pool holds if that is less",
+        "Maximum length of a sequence in tokens, prompt and output together.",
+        "8192", "the context length of the model, or what the KV pool holds if that is less",
         field="max_sequence_tokens", is_common=True,
     ),
     Setting(
         Group.MODEL, "max_step_tokens", whole_number(2, 1 << 20), _MODEL.max_step_tokens,
-        "Tokens computed in one step, at least max_running + block_size. More makes long prompts quicker and every "
-        "other answer less smooth.",
+        "Maximum tokens computed in one step, at least max_running + block_size. More makes long prompts faster and "
+        "every other response less smooth.",
         "512",
     ),
     Setting(
         Group.MODEL, "step_ms", whole_number(0, 3_600_000), _MODEL.step_ms,
-        "Milliseconds a step may last: it feeds as many prompt tokens, up to max_step_tokens, as fit by the time that "
-        "steps took before, a block at least. Less makes other answers smoother and long prompts slower. 0: always "
-        "max_step_tokens.",
+        "Time limit of a step in milliseconds: a step takes as many prompt tokens, up to max_step_tokens, as fit by "
+        "the duration of earlier steps, but at least one block. Less makes other responses smoother and long prompts "
+        "slower. 0: always max_step_tokens.",
         "250",
     ),
     Setting(
         Group.MODEL, "max_running", whole_number(1, 1 << 16), _MODEL.max_running,
-        "Sequences that run at once.", "32", is_common=True,
+        "Maximum number of sequences that run at once.", "32", is_common=True,
     ),
     Setting(
         Group.MODEL, "dtype", choice("auto", "float32", "bfloat16", "float16"), _MODEL.dtype,
-        "How weights are held. auto: as the file has them, in as many bits; the torch backend holds float32. float32 "
-        "and bfloat16: all of them so, whatever the file has; where the processor has tile registers, bfloat16 takes "
-        "much less time. On the CPU backend an answer is the same bit for bit, alone or in company, in each.",
+        "Type of the weights in memory. auto: as in the file, with the same number of bits; the torch backend uses "
+        "float32. float32 and bfloat16: all weights, whatever the file has; on processors with tile registers, "
+        "bfloat16 takes much less time. On the CPU backend, with each type, a request alone and in a batch has the "
+        "same output bit for bit.",
         "bfloat16", is_common=True,
     ),
     Setting(
         Group.MODEL, "arithmetic", choice("auto", "float", "int8"), _MODEL.arithmetic,
-        "How rows meet weights of 4 to 8 bits. int8: a row's inputs are rounded to 8 bits by groups of 32, sums of a "
-        "group are exact; refused where no weight has 4 to 8 bits. float: weights are widened to float32, nothing is "
-        "rounded. auto: int8. All other weights are multiplied in float.",
+        "How inputs are multiplied with weights of 4 to 8 bits. int8: inputs are rounded to 8 bits in groups of 32, "
+        "sums of a group are exact; rejected if no weight has 4 to 8 bits. float: weights are widened to float32, "
+        "nothing is rounded. auto: int8. All other weights are multiplied in float.",
         "float",
     ),
     Setting(
         Group.MODEL, "kv_dtype", choice("auto", "float32", "bfloat16", "float16", "int8"), _MODEL.kv_dtype,
-        "How keys and values are held. bfloat16 halves what a token takes and what a step reads, int8 (CPU backend) "
-        "takes a little more than half of that: a scale for each token and head. auto: as dtype where that says "
-        "one; else bfloat16, or float32 for a model in float32.",
+        "Type of keys and values in memory. bfloat16 halves the memory per token and the reads per step, int8 (CPU "
+        "backend) takes a little more than half of that: a scale for each token and head. auto: as dtype if that is "
+        "set; else bfloat16, or float32 for a model in float32.",
         "float32",
     ),
     Setting(
         Group.MODEL, "wired_memory", SWITCH, _MODEL.wired_memory,
-        "On Apple silicon through MLX: keep the model in memory, so that the system does not page it out between two "
-        "requests. macOS was reported to panic with it (ml-explore/mlx#3186).",
+        "On Apple silicon with MLX: keep the model in memory, so that the system does not page it out between two "
+        "requests. There are reports that macOS panics with it (ml-explore/mlx#3186).",
         "true",
     ),
     Setting(
         Group.MODEL, "speculation", choice("auto", "off"), _MODEL.speculation,
-        "Whether tokens are guessed from what was said before and checked beside the next one. An answer is the same "
+        "Whether tokens are guessed from the text so far and verified together with the next one. Output is the same "
         "with and without, token for token. auto: on the CPU backend, as far as it saves time. off: never.",
         "off",
     ),
     Setting(
         Group.MODEL, "tool_format", choice("auto", "hermes"), _MODEL.tool_format,
-        "How calls of tools are written. auto: as the model's chat template shows; models whose template knows no "
-        "tools refuse them. hermes: such models are told of tools in the system text, and write calls as JSON between "
-        "<tool_call> tags.",
+        "Format of tool calls. auto: as in the model's chat template; models whose template has no tools reject "
+        "requests with tools. hermes: for such models, tools are described in the system text, and calls are JSON "
+        "between <tool_call> tags.",
         "hermes",
     ),
     Setting(
         Group.MODEL, "backend", choice("auto", "cpu", "mlx", "torch"), _MODEL.backend,
-        "Who computes. cpu: quire's own kernels, for families it knows (the guide on models lists them). mlx: models "
-        "of mlx-lm on Apple silicon, experimental; it needs quire[mlx]. torch: any other full-attention decoder of "
-        "transformers; it needs quire[torch]. auto: mlx on Apple silicon if it is installed and can run the model, "
-        "then cpu, then torch.",
+        "Which backend runs the model. cpu: quire's own kernels, for the families they support (the guide on models "
+        "lists them). mlx: models of mlx-lm on Apple silicon, experimental; needs quire[mlx]. torch: any other "
+        "full-attention decoder of transformers; needs quire[torch]. auto: mlx on Apple silicon if it is installed "
+        "and can run the model, then cpu, then torch.",
         "torch",
     ),
     Setting(
         Group.MODEL, "device",
         text("cpu, cuda, mps, or one of several such as cuda:1", r"(cpu|mps|cuda)(:[0-9]{1,3})?"),
         _MODEL.device,
-        "Where the model runs. cpu is tested; cuda and mps are torch's and are not.",
+        "Device that runs the model. cpu is tested; cuda and mps are for the torch backend and are not.",
         "cpu",
     ),
     Setting(
         Group.MODEL, "threads", whole_number(1, 4096), _MODEL.num_threads,
-        "Threads that compute.", "4", "one per physical core, at most the CPU quota", field="num_threads",
+        "Number of compute threads.", "4", "one per physical core, at most the CPU quota", field="num_threads",
         is_common=True,
     ),
     Setting(
         Group.SCHEDULING, "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,
-        "Seconds by which a HIGH request counts as having come earlier than it did.",
+        "Head start of a HIGH request in seconds: it is scheduled as if it had arrived that much earlier.",
         "120",
     ),
     Setting(
         Group.SCHEDULING, "head_start_normal_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_normal_s,
-        "Seconds by which a NORMAL request counts as having come earlier than it did; no more than for HIGH.", "30",
+        "Head start of a NORMAL request in seconds: it is scheduled as if it had arrived that much earlier; no more "
+        "than for HIGH.", "30",
     ),
     Setting(
         Group.SCHEDULING, "head_start_low_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_low_s,
-        "Seconds by which a LOW request counts as having come earlier than it did; no more than for NORMAL.", "0",
+        "Head start of a LOW request in seconds: it is scheduled as if it had arrived that much earlier; no more than "
+        "for NORMAL.", "0",
     ),
     Setting(
         Group.SCHEDULING, "queue", whole_number(1, 1_000_000), _SERVING.queue,
-        "Requests that may wait; keys share them, and one more is turned away and told to come back.", "2048",
+        "Maximum number of waiting requests, shared by all keys; further requests are rejected and may be retried "
+        "later.", "2048",
     ),
     Setting(
         Group.SCHEDULING, "stuck_step_s", seconds(MAX_STUCK_STEP_S), _SERVING.stuck_step_s,
-        "Seconds without progress, no step and no layer of one done, after which a worker is replaced; what ran goes "
-        "on in the new one.", "60",
+        "Seconds without progress (no step and no layer of a step completed) after which a worker is replaced; its "
+        "requests continue in the new one.", "60",
     ),
     Setting(
         Group.KV_EVENTS, "kv_key_file", FILE_PATH, _SERVING.kv_key_file,
-        "A file of 32 secret bytes, readable by its owner alone, that names blocks. Replicas with the same file agree "
-        "on names, and names outlive a restart. A relative path starts where quire is started.",
+        "File of 32 secret bytes, readable only by its owner, from which block names are derived. Replicas with the "
+        "same file use the same names, and names survive a restart. A relative path is relative to the folder where "
+        "quire is started.",
         "~/.config/quire/kv.key", "a new secret at every start",
     ),
     Setting(
         Group.KV_EVENTS, "kv_events", text("an address such as tcp://127.0.0.1:5557", ENDPOINT, "ADDRESS"),
         _SERVING.kv_events,
-        "ZMQ endpoint that publishes KV-cache events in vLLM's format. A second model takes the next port.",
-        "tcp://127.0.0.1:5557", "nowhere",
+        "ZMQ endpoint that publishes KV-cache events in vLLM's format. A second model uses the next port.",
+        "tcp://127.0.0.1:5557", "none",
     ),
     Setting(
         Group.KV_EVENTS, "kv_events_replay", text("an address such as tcp://127.0.0.1:5558", ENDPOINT, "ADDRESS"),
         _SERVING.kv_events_replay,
-        "ZMQ endpoint where routers ask for events they missed.",
-        "tcp://127.0.0.1:5558", "nowhere",
+        "ZMQ endpoint where routers request events they missed.",
+        "tcp://127.0.0.1:5558", "none",
     ),
     Setting(
         Group.KV_EVENTS, "kv_events_topic", text("1 to 200 plain characters", r"[\x20-\x7e]{1,200}"),
         _SERVING.kv_events_topic,
-        "The first frame of every event; some routers want it to name the sender.", "kv@pod-1@model", "empty",
+        "First frame of every event; some routers require it to name the sender.", "kv@pod-1@model", "empty",
     ),
     Setting(
         Group.KV_EVENTS, "kv_events_encoding", choice("map", "array"), _SERVING.kv_events_encoding,
-        "How events are written; array suits readers of before mid-2026.", "array",
+        "Encoding of events; array suits consumers from before mid-2026.", "array",
     ),
     Setting(
         Group.SERVER, "host", text("a host name or an address", r"[A-Za-z0-9._:-]{1,253}", "HOST"), _SERVER.host,
-        "Address to listen on. Beyond this machine only with keys.", "0.0.0.0", is_common=True,  # noqa: S104
+        "Address to listen on. An address that other machines can reach requires keys.",
+        "0.0.0.0", is_common=True,  # noqa: S104
     ),
     Setting(
-        Group.SERVER, "port", whole_number(0, 65535), _SERVER.port, "Port to listen on; 0 takes a free one.",
+        Group.SERVER, "port", whole_number(0, 65535), _SERVER.port, "Port to listen on; 0: a free one.",
         "8080", is_common=True,
     ),
     Setting(
         Group.SERVER, "allow_host",
-        several("NAMES", "names or addresses without ports, with commas between, or * for any", HOST_NAME),
+        several("NAMES", "names or addresses without ports, comma-separated, or * for any", HOST_NAME),
         _SERVER.allow_host,
-        "Names in the Host header by which a server without keys is known, beside localhost and the address it listens "
-        "on. Any other is refused, because a web page may have made its own name point here. With keys every Host is "
-        "taken.",
+        "Names that a server without keys accepts in the Host header, besides localhost and the address it listens "
+        "on. Requests with any other name are rejected, because a web page may have pointed its own name to this "
+        "machine. With keys every Host is accepted.",
         "box.local,192.168.1.5", "none",
     ),
     Setting(
         Group.SERVER, "allow_origin",
-        several("ORIGINS", "origins such as https://chat.example.com, with commas between, or * for any", ORIGIN),
+        several("ORIGINS", "origins such as https://chat.example.com, comma-separated, or * for any", ORIGIN),
         _SERVER.allow_origin,
-        "Origins whose web pages may use the server: they get CORS headers. Without keys requests from all others are "
-        "refused, unless the page came from this server.",
+        "Origins whose web pages may use the server: they get CORS headers. Without keys, requests from all others "
+        "are rejected, unless the page came from this server.",
         "http://localhost:3000", "none",
     ),
     Setting(
         Group.SERVER, "keys_file", FILE_PATH, _SERVER.keys_file,
-        "The file that quire keys writes. Once it is there, every route but /health and /ready needs a key.",
-        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it is there", is_common=True,
+        "File that quire keys writes. If it exists, every route but /health and /ready needs a key.",
+        "~/.config/quire/keys.json", "keys.json in the configuration folder, if it exists", is_common=True,
     ),
     Setting(
         Group.SERVER, "cache_group",
-        text("up to 64 letters, digits, dots, dashes and underscores, a letter or digit first", NAME),
+        text("up to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit", NAME),
         _SERVER.cache_group,
-        "The cache group of every key that was made without --cache-group, and of a server without keys. Keys of one "
-        "group share cached blocks, so each can notice what the others have sent; see the guide on keys before.",
-        "team-a", "each key shares with itself alone",
+        "Cache group of every key that was created without --cache-group, and of a server without keys. Keys of one "
+        "group share cached blocks, so each can detect what the others have sent; read the guide on keys first.",
+        "team-a", "each key shares only with itself",
     ),
     Setting(
         Group.SERVER, "admin_socket", FILE_PATH, _SERVER.admin_socket,
-        "Unix socket for the operator: statistics, requests, draining. Its folder must be its owner's alone.",
+        "Unix socket for the operator: statistics, requests, draining. Only its owner may have access to its folder.",
         "/run/quire/admin.sock", "admin-PORT.sock in quire's runtime folder",
     ),
     Setting(
         Group.SERVER, "drain_s", seconds(86_400.0), _SERVER.drain_s,
-        "Seconds that requests may take to finish once the server is asked to end.", "60",
+        "Seconds that requests may take to finish during a shutdown.", "60",
     ),
     Setting(
         Group.SERVER, "max_open_requests", whole_number(1, 1_000_000), _SERVER.max_open_requests,
-        "Requests that may be open at once, from their first byte to their last; keys share them, and one more is "
-        "turned away unread.",
+        "Maximum number of open requests, from their first byte to their last, shared by all keys; further requests "
+        "are rejected unread.",
         "4096",
     ),
     Setting(
         Group.SERVER, "alias",
-        several("NAME=MODEL", "pairs such as gpt-5=coder or claude-*=coder, with commas between", ALIAS, str),
+        several("NAME=MODEL", "pairs such as gpt-5=coder or claude-*=coder, comma-separated", ALIAS, str),
         _SERVER.alias,
-        "Other names of models, for clients that ask for names of their own. A * stands for any characters; the first "
-        "pair that fits is taken, and a model's own name comes before all of them.",
+        "Other names of models, for clients that request fixed names. A * stands for any characters; the first pair "
+        "that matches is used, and a model's own name takes precedence over all of them.",
         "claude-*=coder", "none",
     ),
     Setting(
         Group.SERVER, "store", FILE_PATH, _SERVER.store,
-        "A file for conversations that clients go on with by an id: previous_response_id of /v1/responses, threads of "
-        "/v1/messages. Each can be found with the key it was kept for alone. It is made readable by its owner alone; "
-        "what is in it is not encrypted.",
-        "~/.local/state/quire/conversations.db", "none is kept",
+        "File for conversations that clients continue by an id: previous_response_id of /v1/responses, threads of "
+        "/v1/messages. Each is available only with the key it was stored for. The file is readable only by its owner; "
+        "its content is not encrypted.",
+        "~/.local/state/quire/conversations.db", "no conversation is stored",
     ),
     Setting(
         Group.SERVER, "store_size", SIZE, _SERVER.store_size_bytes,
-        "How much the store may hold; then whoever takes most of it loses the oldest.",
+        "Maximum size of the store; beyond it, the tenant that uses most of it loses its oldest conversations.",
         "1GiB", field="store_size_bytes",
     ),
     Setting(
         Group.SERVER, "stable_prefix",
-        lines("PATTERNS", "dates, times, ids and billing-header with commas between, or a regular expression of up to "
+        lines("PATTERNS", "dates, times, ids and billing-header, comma-separated, or a regular expression of up to "
               "200 printable characters", "dates|times|ids|billing-header", r"[\x20-\x7e]{1,200}"),
         _SERVER.stable_prefix,
-        "Lines to take out of system texts before a template sees them, so that prompts begin alike: short lines about "
-        "a date, a time or an id; a client's billing header; whole lines that match a regular expression. Say it again "
-        "for each expression. What users and assistants say and tools are never touched, and an answer's header tells "
-        "what was taken out.",
-        "dates,times", "nothing is taken out",
+        "Lines to remove from system texts before the chat template is applied, so that prompts share a prefix: short "
+        "lines about a date, a time or an id; the billing header of a client; whole lines that match a regular "
+        "expression. Repeat the flag for each expression. Messages of users and assistants and tools are never "
+        "changed, and a response header lists what was removed.",
+        "dates,times", "nothing is removed",
     ),
     Setting(
         Group.SERVER, "drop_images", SWITCH, _SERVER.drop_images,
-        "Put the text [image left out] where a conversation has a picture: models here read text. Otherwise a request "
-        "with one is refused.",
+        "Put the text [image left out] in place of an image in a conversation: models here read text. Otherwise a "
+        "request with an image is rejected.",
         "true",
     ),
     Setting(
         Group.SERVER, "no_page", SWITCH, _SERVER.no_page,
-        "Serve no page at /, where people can talk to the models in a browser.",
+        "Serve no page at /, where users can chat with the models in a browser.",
         "true",
     ),
     Setting(
         Group.SERVER, "models_folder", FILE_PATH, _SERVER.models_folder,
-        "A folder of models: each .gguf file and each directory with a config.json in it can be asked for by its name, "
-        "and is loaded when it is.",
+        "Folder of models: each .gguf file and each directory with a config.json in it can be requested by its name, "
+        "and is loaded on the first request.",
         "~/models", "none",
     ),
     Setting(
@@ -345,39 +351,39 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         Group.SERVER, "turn_s", seconds(MAX_HEAD_START_S), _SERVER.turn_s,
-        "Seconds of a turn: how long a model which was loaded on demand serves everybody from when it is ready, though "
-        "another tenant waits for its memory. Then the next tenant's model has its turn.",
+        "Length of a turn in seconds: how long a model that was loaded on demand serves all tenants once it is ready, "
+        "even if another tenant waits for its memory. Then the model of the next tenant has its turn.",
         "30",
     ),
     Setting(
         Group.SERVER, "trace", FILE_PATH, _SERVER.trace,
-        "A new file for a trace: what the worker was told, planned and got, which quire replay runs again. It has no "
+        "New file for a trace: the inputs, plans and results of the worker, which quire replay runs again. It has no "
         "text, and token ids under a secret permutation; equal tokens are still equal, so do not publish it. Only its "
-        "owner can read it. A second model has a file of its own, FILE-2 and so on.",
+        "owner can read it. A second model has its own file, FILE-2 and so on.",
         "trace.jsonl", "none",
     ),
     Setting(
         Group.SERVER, "trace_max_bytes", SIZE, _SERVER.trace_max_bytes,
-        "How large a trace may become; then it ends, and the server goes on.", "4GiB",
+        "Maximum size of a trace; beyond it the trace ends, and the server continues.", "4GiB",
     ),
     Setting(
         Group.SERVER, "trace_tokens", SWITCH, _SERVER.trace_tokens,
-        "Write token ids into the trace as they are: who has the model can read what was said.", "true",
+        "Write token ids into the trace as they are: with the model, the text can be read from them.", "true",
     ),
     Setting(
         Group.SERVER, "otel", text("a URL such as http://localhost:4318", r"https?://[\x21-\x7e]{1,200}", "URL"),
         _SERVER.otel,
-        "Where OpenTelemetry spans go, one for each request, over HTTP. Needs quire[otel].",
-        "http://localhost:4318", "where OTEL_EXPORTER_OTLP_ENDPOINT says, or nowhere",
+        "URL that OpenTelemetry spans are sent to over HTTP, one for each request. Needs quire[otel].",
+        "http://localhost:4318", "the value of OTEL_EXPORTER_OTLP_ENDPOINT, or none",
     ),
     Setting(
         Group.SERVER, "log_format", choice("plain", "json"), _SERVER.log_format,
-        "How log lines are written: for people or for machines.", "json",
+        "Format of log lines: plain for people, json for machines.", "json",
     ),
     Setting(
         Group.SERVER, "metrics_prefix", text("a word of letters and digits", r"[a-z][a-z0-9_]{0,31}"),
         _SERVER.metrics_prefix,
-        "What names of metrics begin with. Dashboards made for vLLM expect vllm.", "quire",
+        "Prefix of metric names. Dashboards made for vLLM expect vllm.", "quire",
     ),
 )  # fmt: skip
 

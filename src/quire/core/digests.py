@@ -15,7 +15,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything beside the tokens that changes what KV a block holds, or who may see it."""
+    """Everything beside the tokens that changes what KV a block holds, or which tenants may hit it."""
 
     format_version: int
     model: str
@@ -33,13 +33,13 @@ class Namespace:
 
 
 class BlockHasher:
-    """Makes digests. The key is a fleet's secret: names agree between replicas, and nobody else can aim a collision."""
+    """Makes digests. The key is a fleet's secret: names agree between replicas, and no client can aim a collision."""
 
     __slots__ = ("_block_state", "_root_state")
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
-            raise ConfigError(f"the digest key must have {KEY_BYTES} bytes, {len(key)} given; make one with os.urandom")
+            raise ConfigError(f"expected a digest key of {KEY_BYTES} bytes, got {len(key)}; make one with os.urandom")
         # A keyed state copied is cheaper than one built anew for every block.
         self._root_state = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"quire.root")
         self._block_state = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"quire.block")

@@ -1,4 +1,4 @@
-"""How far a prompt is cached, and why no further: what the prefix tree answers and clients are shown. Pure."""
+"""How far a prompt is cached, and why no further: what the prefix tree returns and clients are shown. Pure."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -7,10 +7,10 @@ A request's events are, in order:
 
 `Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. One that ends in the queue
 has no more than its first and its last two kinds. They cross between processes as they are: arrays that begin with
-their own name. None says what time it is: clocks differ. Whoever hears an event knows when that was; one that tells
-of something before says how long before.
+their own name. None has the time: clocks differ. The receiver dates an event; one about
+something before has its age.
 
-The KV events carry everything the field's wire format asks for (block hashes in chain order, the parent, the
+The KV events carry everything the field's wire format needs (block hashes in chain order, the parent, the
 tokens, the block size, and the adapter and cache group that entered the hash). A block's `BlockStored` always
 comes before those of its children and before its own `BlockRemoved`.
 """
@@ -84,7 +84,7 @@ class Queued(_Event, frozen=True):
 
 
 class Refused(_Event, frozen=True):
-    """A request was not let in, or nobody is there to run it: the only event of its id, or the last."""
+    """A request was not let in, or no worker is there to run it: the only event of its id, or the last."""
 
     kind: str
     """Name of the error."""
@@ -92,21 +92,21 @@ class Refused(_Event, frozen=True):
 
     @classmethod
     def of(cls, request_id: str, error: QuireError, epoch: int = 0) -> "Refused":
-        """How this error is told."""
+        """This error as an event."""
         names = _DETAILS.get(type(error))
         details = (str(error),) if names is None else tuple(getattr(error, name) for name in names)
         return cls(request_id, type(error).__name__, details, epoch=epoch)
 
     @property
     def error(self) -> QuireError:
-        """The same error, wherever it is read. Raises MessageError for one that nobody could have told."""
+        """The same error, wherever it is read. Raises MessageError for one that could not have been sent."""
         kind: Any = _REFUSALS.get(self.kind)
         if kind is None:
-            raise MessageError(f"a request may be refused by {', '.join(_REFUSALS)}; by {self.kind!r} it was")
+            raise MessageError(f"expected a rejection by one of {', '.join(_REFUSALS)}, got {self.kind!r}")
         try:
             return kind(*self.details)  # type: ignore[no-any-return]
         except TypeError as error:
-            raise MessageError(f"{self.kind} was told with {len(self.details)} details: {error}") from error
+            raise MessageError(f"{self.kind} has {len(self.details)} details, which do not fit it: {error}") from error
 
 
 _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
@@ -131,12 +131,12 @@ class Admitted(_Event, frozen=True):
     """A request began to run for the first time."""
 
     age_s: float
-    """How long before it is told that was: the step it began with may take long."""
+    """How long before the event is sent that was: the step it began with may take long."""
     wait_s: float
-    """How long it had waited, as far as this engine knows."""
+    """How long it had waited, as measured by this engine."""
     num_cached_tokens: int
     miss: Divergence | None = None
-    """Why the next token was not found in the cache at this moment, where the request wants to know."""
+    """Why the next token was not found in the cache at this moment, where the request is explained."""
 
 
 class FirstToken(_Event, frozen=True):
@@ -164,7 +164,7 @@ class PromptLogprobs(_Event, frozen=True):
 
 
 class Preempted(_Event, frozen=True):
-    """A sequence gave up its place; it comes back with what it knows."""
+    """A sequence gave up its place; it comes back with the tokens it has."""
 
     sequence_index: int
 
@@ -177,7 +177,7 @@ class SequenceFinished(_Event, frozen=True):
     num_output_tokens: int
     error: str | None
     retry_after_s: int | None = None
-    """When to ask again, of one that was displaced."""
+    """When to retry, of one that was displaced."""
 
 
 class Finished(_Event, frozen=True):
@@ -189,14 +189,14 @@ class Finished(_Event, frozen=True):
 
 
 class Replayed(_Event, frozen=True):
-    """The worker that ran it is gone and another goes on with it. Told by whoever replaces workers, not by the core."""
+    """The worker that ran it is gone and another goes on with it. Sent by supervisors and gateways, not by the core."""
 
     is_exact: bool = True
-    """False: told once more, because whoever goes on may choose other tokens than the one before would have."""
+    """False: sent once more, because the new worker may choose other tokens than the one before would have."""
 
 
 class Explained(_Event, frozen=True):
-    """The answer to a question about the cache, which has an id like a request."""
+    """The result of a query of the cache, which has an id like a request."""
 
     found: Divergence
 

@@ -1,6 +1,6 @@
-"""What a client asked, checked. Plain data; decides nothing.
+"""What a client requested, checked. Plain data; decides nothing.
 
-A **request** asks for one or more continuations of a prompt. Each becomes a **sequence** (`scheduling/sequence.py`).
+A **request** is for one or more continuations of a prompt. Each becomes a **sequence** (`scheduling/sequence.py`).
 """
 
 from enum import Enum
@@ -52,7 +52,7 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
     min_tokens: int = 0
     """Stop tokens cannot be chosen before this many tokens have been produced."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the sequence; the model's own end-of-text tokens are among them unless the client asked not."""
+    """Tokens that end the sequence; the model's own end-of-text tokens are among them unless `ignore_eos` was set."""
     logprobs: int | None = None
     """How many alternatives to report beside the chosen token; None reports nothing."""
     prompt_logprobs: int | None = None
@@ -65,41 +65,41 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """One of the answers a request asks for; after a crash, or from elsewhere, with the tokens it had already."""
+    """One of the answers of a request; after a crash, or from elsewhere, with the tokens it had already."""
 
     index: int = 0
     produced: tuple[int, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a client asked, checked."""
+    """What a client requested, checked."""
 
     request_id: str
     prompt: tuple[int, ...]
     namespace: Namespace
     arrival_s: float
-    """On the clock of whoever holds it, as its deadline: between processes it is an age (`engine.commands`)."""
+    """On its process's own clock, as its deadline: between processes it is an age (`engine.commands`)."""
     params: ResolvedSampling = ResolvedSampling()
     seed: int = 0
     """Drawn at admission if the client gave none, so that a crash changes nothing."""
     tenant: str = "default"
     priority: PriorityClass = PriorityClass.NORMAL
     continuations: tuple[Continuation, ...] = (Continuation(),)
-    """One for each answer still wanted."""
+    """One for each answer that is still to come."""
     deadline_s: float | None = None
     is_explained: bool = False
-    """Whether its admission is to say why the next token was not found in the cache."""
-    is_promised: bool = False
-    """Its tenant was told to come back at this time, or it was let in before: it is let in whatever waits."""
+    """Whether its admission is to have the reason why the next token was not found in the cache."""
+    has_reservation: bool = False
+    """Its tenant was promised a place at this time, or it was let in before: it is let in whatever waits."""
     epoch: int = 0
-    """Which assignment to an engine this is, larger than all before it; counted by whoever assigns, and told with every
-    event."""
+    """Which assignment to an engine this is, larger than all before it; counted by the process that assigns, and sent
+    with every event."""
     grammar: str | None = None
     """What every answer must match, from its first token to its last; opaque here."""
     has_stop_texts: bool = False
-    """Whether texts may end its answers: they are found where tokens become text, and here nobody sees them."""
+    """Whether texts may end its answers: they are found where tokens become text, and here there are only tokens."""
     work_tokens: int = 0
-    """What its words have cost before it came here, in computed prompt tokens (`work_budget`)."""
+    """What its text has cost before it came here, in computed prompt tokens (`work_budget`)."""
 
     @property
     def adapter(self) -> str:

@@ -3,7 +3,7 @@
 Plain data only: a plan must survive being logged, replayed and sent over a wire. Tokens and block ids are integers; no
 tensor ever appears. Named tuples, because hundreds are made in every step.
 
-An item feeds a run of tokens and says what is wanted at which of its positions:
+An item feeds a run of tokens and has what is to be computed at which of its positions:
 
     fed          t4 t5 t6 │ g7 g8        known tokens, then drafts: guesses at what follows
     positions     4  5  6    7  8
@@ -80,7 +80,7 @@ class WorkItem(NamedTuple):
     """Choose the token that follows the known ones, and one after each draft that is right. None: choose nothing."""
     scoring: Scoring | None = None
     hidden_positions: tuple[int, ...] = ()
-    """Fed positions whose last hidden state is wanted."""
+    """Fed positions whose last hidden state is returned."""
     adapter: str = ""
     """The LoRA to compute with; empty is the model itself."""
     state_slot: int = 0
@@ -130,7 +130,7 @@ class StepPlan(NamedTuple):
 
 Masks = Mapping[int, Sequence[bytes]]
 """Sequence id -> for each position at which it samples, which tokens may be chosen there: bit t % 8 of byte t // 8 is
-set if token t may. Who has no entry may choose any."""
+set if token t may. One without an entry may choose any."""
 NO_MASKS: Masks = MappingProxyType({})
 
 
@@ -158,11 +158,11 @@ class RowResult(NamedTuple):
     """What one item came to."""
 
     token_ids: tuple[int, ...] = ()
-    """The tokens chosen. Where the item asked for sampling: the drafts that were right, and one more; else none."""
+    """The tokens chosen. Where the item has sampling: the drafts that were right, and one more; else none."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of them, where the parameters ask for it."""
+    """Of each of them, where the parameters request it."""
     scores: tuple[TokenLogprobs, ...] = ()
-    """Of each token the item asked to be scored."""
+    """Of each token the item scores."""
     hidden_states: tuple[bytes, ...] = ()
     """One for each of the item's `hidden_positions`: float32 numbers, little-endian."""
     error: str | None = None

@@ -1,4 +1,4 @@
-"""What an outsider's words may cost in processor time. Pure: seconds are handed in, a verdict is returned.
+"""What text from outside may cost in processor time. Pure: seconds are handed in, a verdict is returned.
 
 Tokenising, templates, grammars and their masks, reading answers, what members of a fleet send: how long each takes
 follows from what a client or a member wrote. Every such piece of work has a payer, and is bounded three times:
@@ -7,7 +7,7 @@ follows from what a client or a member wrote. Every such piece of work has a pay
     request      all pieces of one kind for one account       an account is one request, or one connected member
     tenant       all accounts of a tenant together            a bucket that empties at a fixed rate
 
-The one place where such seconds are compared: whoever does the work measures it, calls `spend` and obeys the verdict.
+The one place where such seconds are compared: the worker of a piece measures it, calls `spend` and obeys the verdict.
 Clocks differ between a run and its replay, so a cut is recorded where it was made, and never decided twice.
 """
 

@@ -1,7 +1,7 @@
 """What an engine may be told, as tagged structs: the same in a thread's queue and on the wire to a worker.
 
 Two processes need not agree what time it is. So a request travels with its age and the time it has left at the moment
-of sending, and becomes instants again on the clock of whoever receives it. What it spends on the way, at most about a
+of sending, and becomes instants again on the clock of the receiver. What it spends on the way, at most about a
 step, counts for neither.
 """
 
@@ -30,7 +30,7 @@ class _Assignment(_Command, frozen=True):
     priority: PriorityClass
     continuations: tuple[Continuation, ...]
     is_explained: bool
-    is_promised: bool
+    has_reservation: bool
     grammar: str | None = None
     has_stop_texts: bool = False
     work_tokens: int = 0
@@ -61,20 +61,20 @@ class Explain(_Command, frozen=True):
 
 
 class ClearCache(_Command, frozen=True):
-    """Forget every cached block that nobody uses."""
+    """Forget every cached block that is not in use."""
 
 
-class BeginWatch(_Command, frozen=True):
-    """Somebody looks: show a snapshot so often, until nobody does."""
+class StartSnapshots(_Command, frozen=True):
+    """Show a snapshot so often, until StopSnapshots."""
 
     period_s: float
 
 
-class Unwatch(_Command, frozen=True):
-    """Nobody looks any more."""
+class StopSnapshots(_Command, frozen=True):
+    """Stop the snapshots."""
 
 
-class AskBlock(_Command, frozen=True):
+class GetBlock(_Command, frozen=True):
     """Say what is known of one block."""
 
     question_id: str
@@ -85,4 +85,4 @@ class Close(_Command, frozen=True):
     """The last one: end after the step in flight."""
 
 
-Command = Submit | Restore | Cancel | Explain | ClearCache | BeginWatch | Unwatch | AskBlock | Close
+Command = Submit | Restore | Cancel | Explain | ClearCache | StartSnapshots | StopSnapshots | GetBlock | Close

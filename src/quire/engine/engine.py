@@ -21,7 +21,7 @@ from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guessing_scheduler import make_scheduler
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.engine.trace_recorder import TracedEngine, TraceRecorder, TraceSettings, open_recorder
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
@@ -32,7 +32,7 @@ HELD_WAIT_S = 0.05
 Clock = Callable[[], float]
 """Seconds that never go back."""
 OnStepBegan = Callable[[list[str]], None]
-"""Told the ids of a step's requests before it runs."""
+"""Called with the ids of a step's requests before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
     """What the person who loaded it should know."""
     exactness: str = ""
-    """Two engines with the same one give the same bits; empty: nobody can tell."""
+    """Two engines with the same one give the same bits; empty: unknown."""
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
         """The namespace of a tenant's blocks on this model."""
@@ -69,7 +69,7 @@ class ModelInfo:
 
 
 class Engine:
-    """One model's requests. Not safe for threads: whoever owns it steps it."""
+    """One model's requests. Not safe for threads: the thread that owns it steps it."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Engine:
         identity: ModelIdentity,
         key: bytes,
         emit: Callable[[KVEvent], None] | None = None,
-        guides: Guides | None = None,
+        guides: GrammarMatchers | None = None,
     ) -> None:
         capacity = runner.capacity
         self.runner = runner
@@ -92,7 +92,7 @@ class Engine:
         # Who knows what a guess costs lets sequences guess.
         self.scheduler = make_scheduler(config, self.memory, guesses=config.step_cost is not None)
         self.recorder: TraceRecorder | None = None
-        """Who writes down what this engine is told and does, if anybody does."""
+        """Records the commands and steps of this engine in a trace; None: no trace."""
         self.info = ModelInfo(
             identity,
             capacity.block_size,
@@ -101,7 +101,7 @@ class Engine:
             config.max_sequence_tokens,
         )
         self.watch: EngineWatch | None = None
-        """None: nobody looks."""
+        """None: not watched."""
         self._num_snapshots = 0
         self._compiling: dict[str, tuple[Request, bool]] = {}
         """Requests whose grammars are being compiled, and whether each is restored."""
@@ -187,7 +187,7 @@ class Engine:
         self.scheduler.cancel(request_id, index)
 
     def clear(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Forget every cached block that is not in use."""
         if self.recorder is not None:
             self.recorder.clearing()
         self.memory.clear()
@@ -210,24 +210,24 @@ class Engine:
         if not plan.items:
             if self.guides is not None and (plan.held or self._compiling):
                 self.guides.wait(HELD_WAIT_S)
-            return late + self._told(self.scheduler.take_events())
+            return late + self._record_events(self.scheduler.take_events())
         if self.watch is not None:
             self.watch.began(plan, clock)
         try:
             result = self._result_of(plan)
         except BaseException as error:
             # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
-            rows = {item.sequence_id: RowResult(error=f"the step was broken off: {error!r}") for item in plan.items}
+            rows = {item.sequence_id: RowResult(error=f"the step was aborted: {error!r}") for item in plan.items}
             self._apply(StepResult(plan.step, rows), clock())
             self._give_up_states()
             raise
         self._check_tokens(result)
-        events = late + self._told(self._apply(result, clock()))
+        events = late + self._record_events(self._apply(result, clock()))
         if self.watch is not None:
             self.watch.ended(clock())
         return events
 
-    def _collect(self, guides: Guides) -> None:
+    def _collect(self, guides: GrammarMatchers) -> None:
         """What was done beside the steps; those whose grammars are compiled by now enter."""
         guides.collect()
         waiting, self._compiling = self._compiling, {}
@@ -248,17 +248,17 @@ class Engine:
         return self.scheduler.apply(result, now_s)
 
     def _give_up_states(self) -> None:
-        """Nobody knows which copies of states a broken step has made: whoever runs begins again from a kept one."""
+        """It is unknown which copies of states a broken step has made: what runs begins again from a kept one."""
         if self.recorder is not None:
             self.recorder.giving_up()
         while self.memory.states is not None and self.scheduler.running:
             self.scheduler.preempt_latest()
 
-    def _told(self, events: list[RequestEvent]) -> list[RequestEvent]:
+    def _record_events(self, events: list[RequestEvent]) -> list[RequestEvent]:
         if self.guides is not None:
             self.guides.forget(events)
         if self.recorder is not None:
-            self.recorder.told(events)
+            self.recorder.record_events(events)
         return events
 
     def _result_of(self, plan: StepPlan) -> StepResult:
@@ -269,13 +269,13 @@ class Engine:
         result = pending.wait(self.guides.masks(plan, planned))
         return self.guides.guided(plan, planned, result)
 
-    def _opened_guides(self) -> Guides:
+    def _opened_guides(self) -> GrammarMatchers:
         if self.guides is None:
-            raise InvalidParameterError("a grammar needs the model's tokenizer, and this model has none", "grammar")
+            raise InvalidParameterError("a grammar needs the model's tokenizer, this model has none", "grammar")
         return self.guides
 
     def _check_tokens(self, result: StepResult) -> None:
-        """A runner that names a token nobody has is broken, and must not get as far as a client."""
+        """A runner that names a token outside the vocabulary is broken, and must not get as far as a client."""
         size = self.runner.capacity.vocabulary_size
         for row in result.rows.values():
             for token_id in (*row.token_ids, *row.forced):
@@ -293,7 +293,7 @@ class Engine:
         self.watch = EngineWatch(self.scheduler, self.memory, period_s, show)
 
     def end_watch(self) -> None:
-        """Nobody looks any more."""
+        """Stop the snapshots."""
         self._num_snapshots, self.watch = self.num_snapshots, None
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What an engine shows while somebody watches it: made between planning a step and running it, and while it is idle.
+"""What an engine shows while it is watched: made between planning a step and running it, and while it is idle.
 
-Nothing of this is there while nobody looks: `Engine.watch` is None, and a step costs nothing more. A drawing of a large
+Nothing of this exists without a watcher: `Engine.watch` is None, and a step costs nothing more. A drawing of a large
 pool is made a little at each step, so that no step waits for it; the tree, which costs most, is drawn less often.
 """
 
@@ -38,7 +38,7 @@ ShowSnapshot = Callable[[EngineSnapshot], None]
 
 
 class EngineWatch:
-    """From the moment somebody looks until nobody does."""
+    """From the first watcher to the last."""
 
     def __init__(self, scheduler: Scheduler, memory: KVMemory, period_s: float, show: ShowSnapshot) -> None:
         self._scheduler = scheduler
@@ -46,7 +46,7 @@ class EngineWatch:
         self._show = show
         self._period_s = period_s
         self._due_s = self._tree_due_s = float("-inf")
-        self._asked_s: float | None = None
+        self._last_work_s: float | None = None
         """When there was last a chance to draw."""
         self._pool: tuple[PoolDrawing, Iterator[None]] | None = None
         self._tree: tuple[TreeDrawing, Iterator[None]] | None = None
@@ -84,8 +84,8 @@ class EngineWatch:
     def work(self, clock: MonotonicClock) -> None:
         """Draw a little more, if it is time; show it when it is done."""
         now_s = clock()
-        since_s = 0.0 if self._asked_s is None else min(now_s - self._asked_s, MAX_STEP_S)
-        self._asked_s = now_s
+        since_s = 0.0 if self._last_work_s is None else min(now_s - self._last_work_s, MAX_STEP_S)
+        self._last_work_s = now_s
         if self._pool is None and self._tree is None and now_s < self._due_s:
             return
         until_s = now_s + max(WORK_S, WORK_SHARE * since_s)

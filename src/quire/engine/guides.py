@@ -82,7 +82,7 @@ class _Grammar:
         self.is_slow = self.is_slow or seconds > SLOW_S
 
 
-class _Guide:
+class _GrammarMatcher:
     """One answer on its way through its grammar."""
 
     __slots__ = ("account", "error", "follow_s", "grammar", "is_at_work", "mask", "matcher", "num_consumed",
@@ -132,7 +132,7 @@ class _Guide:
         return (*made, *[b"\xff" * width] * (len(drafts) + 1 - len(made)))
 
 
-class Guides:
+class GrammarMatchers:
     """The grammars of one engine's requests."""
 
     def __init__(self, read_vocabulary: Callable[[], "LLTokenizer"]) -> None:
@@ -144,7 +144,7 @@ class Guides:
         self._failures: OrderedDict[str, str] = OrderedDict()
         """Of the latest that could not be compiled."""
         self._compiling: set[str] = set()
-        self._guides: dict[tuple[str, int], _Guide] = {}
+        self._guides: dict[tuple[str, int], _GrammarMatcher] = {}
         """By request and answer."""
         self._owed_s: OrderedDict[str, float] = OrderedDict()
         """What work took that was not charged yet, by tenant: the next row of the tenant pays."""
@@ -215,7 +215,7 @@ class Guides:
         if guide is None:
             if (grammar := self._grammars.get(text)) is None:
                 return text not in self._failures and not self.is_compiled(sequence.request)
-            guide = _Guide(grammar, sequence.request.tenant)
+            guide = _GrammarMatcher(grammar, sequence.request.tenant)
             self._guides[sequence.request.request_id, sequence.index] = guide
         if guide.error is not None:
             return False  # it ends with its next row
@@ -231,7 +231,7 @@ class Guides:
             return True
         return not self._has_room(guide)
 
-    def _has_room(self, guide: _Guide) -> bool:
+    def _has_room(self, guide: _GrammarMatcher) -> bool:
         """Whether what following took the last time has room in this step."""
         if self._step_s and self._step_s + guide.follow_s > STEP_S:
             return False
@@ -293,14 +293,14 @@ class Guides:
                 found[item.sequence_id] = row._replace(work_tokens=work_tokens)
         return StepResult(result.step, result.rows | found) if found else result
 
-    def _mask_now(self, guide: _Guide) -> bytes:
+    def _mask_now(self, guide: _GrammarMatcher) -> bytes:
         if guide.mask is None:
             started_s = thread_time()
             guide.make_mask()
             self._took(guide, thread_time() - started_s)
         return guide.mask or b""
 
-    def _masks_on_a_copy(self, item: WorkItem, guide: _Guide, width: int) -> tuple[bytes, ...]:
+    def _masks_on_a_copy(self, item: WorkItem, guide: _GrammarMatcher, width: int) -> tuple[bytes, ...]:
         started_s = thread_time()
         made = guide.masks_of_drafts(item.drafts, width, max(0.0, STEP_S - self._step_s))
         took_s = thread_time() - started_s
@@ -308,7 +308,9 @@ class Guides:
         self._took(guide, took_s, guide.num_true_masks)
         return made
 
-    def _masks_of_drafts(self, drafted: Sequence[tuple[WorkItem, _Guide]], width: int) -> dict[int, tuple[bytes, ...]]:
+    def _masks_of_drafts(
+        self, drafted: Sequence[tuple[WorkItem, _GrammarMatcher]], width: int
+    ) -> dict[int, tuple[bytes, ...]]:
         """Of each item one for the place of every draft, and one for what follows the last."""
         if not drafted:
             return {}
@@ -350,7 +352,7 @@ class Guides:
         return row._replace(token_ids=chosen[:count], forced=forced)
 
     def _followed_tokens(
-        self, guide: _Guide, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
+        self, guide: _GrammarMatcher, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
     ) -> tuple[int, tuple[int, ...]]:
         """How many of the tokens chosen count, and what is forced behind them.
 
@@ -380,10 +382,10 @@ class Guides:
 
     # -- in the thread, and taken back ---------------------------------------------------------------------------------
 
-    def _begin_mask(self, guide: _Guide, sequence: scheduled.Sequence) -> None:
+    def _begin_mask(self, guide: _GrammarMatcher, sequence: scheduled.Sequence) -> None:
         self._put(guide, sequence, guide.make_mask, lambda piece: self._took(guide, piece.seconds))
 
-    def _catch_up(self, guide: _Guide, sequence: scheduled.Sequence) -> None:
+    def _catch_up(self, guide: _GrammarMatcher, sequence: scheduled.Sequence) -> None:
         """Follow what is known from before a crash. It was paid then, and is not cut: whatever the clock says now, it
         was within its budget."""
         first = sequence.num_prompt_tokens + guide.num_consumed
@@ -391,7 +393,11 @@ class Guides:
         self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._look(guide))
 
     def _put(
-        self, guide: _Guide, sequence: scheduled.Sequence, work: Callable[[], None], done: Callable[[ThreadWork], None]
+        self,
+        guide: _GrammarMatcher,
+        sequence: scheduled.Sequence,
+        work: Callable[[], None],
+        done: Callable[[ThreadWork], None],
     ) -> None:
         def finish(piece: ThreadWork) -> None:
             guide.is_at_work = False
@@ -432,16 +438,16 @@ class Guides:
             try:
                 self._opened = self._read_vocabulary(), LLExecutor(num_threads=1)
             except CheckpointError as error:  # who asks for a grammar is refused; the model answers all others
-                raise InvalidParameterError(f"this model follows no grammars: {error}", "grammar") from error
+                raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
         return self._opened
 
     # -- what it costs -------------------------------------------------------------------------------------------------
 
-    def _took(self, guide: _Guide, seconds: float, num_masks: int = 1) -> None:
+    def _took(self, guide: _GrammarMatcher, seconds: float, num_masks: int = 1) -> None:
         guide.grammar.took(seconds / num_masks)
         self._spend(guide, seconds, num_masks)
 
-    def _spend(self, guide: _Guide, seconds: float, num_units: int) -> None:
+    def _spend(self, guide: _GrammarMatcher, seconds: float, num_units: int) -> None:
         self.mask_s += seconds
         self._owe(guide.account.tenant, seconds)
         cut = self.budget.spend(guide.account, WorkKind.GRAMMAR_MASK, seconds, self._now_s, num_units)
@@ -450,7 +456,7 @@ class Guides:
             guide.error = f"{WORK_CUT}: {cut.error}"
 
     @staticmethod
-    def _look(guide: _Guide) -> None:
+    def _look(guide: _GrammarMatcher) -> None:
         if guide.error is None and guide.matcher.is_error():
             guide.error = _sentence(guide.matcher.get_error())
 

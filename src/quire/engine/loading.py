@@ -14,7 +14,7 @@ from quire.core.events import KVEvent
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def open_engine(
         settings.max_sequence_tokens, capacity.max_sequence_tokens
     ):
         raise ConfigError(
-            f"one sequence must fit the KV pool: {pool_tokens} tokens do, "
-            f"{settings.max_sequence_tokens} were asked for; give more memory or a shorter max_model_len"
+            f"expected a KV pool that holds one sequence of {settings.max_sequence_tokens} tokens, got one of "
+            f"{pool_tokens}; give more memory or a shorter max_model_len"
         )
     config = SchedulerConfig(
         max_step_tokens=capacity.max_step_tokens,
@@ -55,7 +55,7 @@ def open_engine(
     computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
     identity = ModelIdentity(computed, loaded.kv_layout)
     engine = Engine(loaded.runner, config, identity, key, emit, _guides(checkpoint, capacity.vocabulary_size))
-    line = f"{loaded.plan.line}; a request may have {longest:,} tokens"
+    line = f"{loaded.plan.line}; at most {longest:,} tokens per request"
     parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
     exactness = " ".join(map(str, parts)) if loaded.exactness else ""
     notes = (*loaded.notes, *_shorter(settings, longest))
@@ -66,10 +66,10 @@ def open_engine(
 def _shorter(settings: ModelSettings, longest: int) -> Iterator[str]:
     """A pool that is too small for what was asked for is refused, so this is the model's own limit."""
     if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > longest:
-        yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model was made for: {longest:,} hold"
+        yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model supports; using {longest:,}"
 
 
-def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> Guides | None:
+def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> GrammarMatchers | None:
     if checkpoint.tokenizer_file is None:
         return None
 
@@ -77,11 +77,11 @@ def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> Guides | None:
         tokenizer_json, end_tokens = grammar_tokens(checkpoint)
         return grammar_vocabulary(tokenizer_json, vocabulary_size, end_tokens)
 
-    return Guides(read)
+    return GrammarMatchers(read)
 
 
 def kv_key(serving: ServingSettings) -> bytes:
-    """The secret that names blocks. Without a key file names need not outlive this process: nobody needs to know it."""
+    """The secret that names blocks. Without a key file names need not outlive this process."""
     return serving.read_kv_key() or os.urandom(KEY_BYTES)
 
 

@@ -18,21 +18,21 @@ from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.inspect.block_facts import facts_of_block
 from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
-from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.shares import AdmissionHint
 from quire.engine.commands import (
-    AskBlock,
-    BeginWatch,
     Cancel,
     ClearCache,
     Close,
     Command,
     Explain,
+    GetBlock,
     Restore,
+    StartSnapshots,
+    StopSnapshots,
     Submit,
-    Unwatch,
 )
 from quire.engine.engine import Clock, Engine
-from quire.engine.port import Listener, OnFailure, TellBlock, WorkerRecord
+from quire.engine.port import Listener, OnBlock, OnFailure, WorkerRecord
 from quire.errors import EngineDeadError, QuireError
 
 
@@ -47,7 +47,7 @@ class LoopHost(Protocol):
         """These are about to be looked at or computed."""
         ...
 
-    def tell(self, events: Sequence[RequestEvent]) -> None:
+    def send(self, events: Sequence[RequestEvent]) -> None:
         """What commands or a step brought, perhaps nothing."""
         ...
 
@@ -64,37 +64,37 @@ def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
     """Obey and step until `Close`."""
     is_open = True
     while is_open:
-        told: list[RequestEvent] = []
-        is_open = _obey_all(engine, host, clock, told)
-        if told:  # before the step, which may take long; and before the end, which may be now
-            host.tell(told)
+        events: list[RequestEvent] = []
+        is_open = _obey_all(engine, host, clock, events)
+        if events:  # before the step, which may take long; and before the end, which may be now
+            host.send(events)
         if is_open:
-            host.tell(engine.step(clock, host.began))
+            host.send(engine.step(clock, host.began))
         if engine.watch is not None and not engine.has_work:
             engine.watch.work(clock)
 
 
-def _obey_all(engine: Engine, host: LoopHost, clock: Clock, told: list[RequestEvent]) -> bool:
+def _obey_all(engine: Engine, host: LoopHost, clock: Clock, events: list[RequestEvent]) -> bool:
     """Carry out all commands that are there, and add what came of them; false after the last one there will be."""
-    while (command := host.next_command(waits=not engine.has_work and not told)) is not None:
+    while (command := host.next_command(waits=not engine.has_work and not events)) is not None:
         match command:
             case Submit():
                 host.began([command.request_id])
-                told += engine.enter(received(command, clock()), is_restored=False)
+                events += engine.enter(received(command, clock()), is_restored=False)
             case Restore():
                 host.began([command.request_id])
-                told += engine.enter(received(command, clock()), is_restored=True)
+                events += engine.enter(received(command, clock()), is_restored=True)
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
             case Explain(question_id, namespace, prompt):
-                told.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
+                events.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
             case ClearCache():
                 engine.clear()
-            case BeginWatch(period_s):
+            case StartSnapshots(period_s):
                 engine.begin_watch(period_s, host.show)
-            case Unwatch():
+            case StopSnapshots():
                 engine.end_watch()
-            case AskBlock(question_id, block_id):
+            case GetBlock(question_id, block_id):
                 host.answer(question_id, facts_of_block(engine.memory, engine.scheduler.running, block_id, clock()))
             case Close():
                 return False
@@ -115,7 +115,7 @@ def received(command: Submit | Restore, now_s: float) -> Request:
         command.continuations,
         None if command.time_left_s is None else now_s + command.time_left_s,
         command.is_explained,
-        command.is_promised,
+        command.has_reservation,
         command.epoch,
         command.grammar,
         command.has_stop_texts,
@@ -131,33 +131,33 @@ class ThreadWatch:
     def __init__(self, put: Callable[[Command], bool]) -> None:
         """`put` says whether the command will be seen."""
         self._put = put
-        self.show: Callable[[EngineSnapshot], None] = _unseen
-        self._questions: dict[str, TellBlock] = {}
+        self.show: Callable[[EngineSnapshot], None] = _noop
+        self._questions: dict[str, OnBlock] = {}
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often."""
         self.show = show
-        self._put(BeginWatch(period_s))
+        self._put(StartSnapshots(period_s))
 
     def unwatch(self) -> None:
-        """Nobody looks any more."""
-        self.show = _unseen
-        self._put(Unwatch())
+        """Stop the snapshots."""
+        self.show = _noop
+        self._put(StopSnapshots())
 
-    def ask_block(self, block_id: int, tell: TellBlock) -> None:
-        """Ask what is known of one block."""
+    def request_block(self, block_id: int, on_block: OnBlock) -> None:
+        """Request the facts of one block."""
         question_id = uuid4().hex
-        self._questions[question_id] = tell
-        if not self._put(AskBlock(question_id, block_id)):
+        self._questions[question_id] = on_block
+        if not self._put(GetBlock(question_id, block_id)):
             self.answer(question_id, EngineDeadError("the engine has stopped; start it again"))
 
     def answer(self, question_id: str, facts: BlockFacts | QuireError | None) -> None:
-        """What is known of it, or why it cannot be told."""
+        """Pass on the facts of a block, or the error."""
         self._questions.pop(question_id)(facts)
 
 
-def _unseen(_snapshot: EngineSnapshot) -> None:
-    """One that was made when nobody looked any more."""
+def _noop(_snapshot: EngineSnapshot) -> None:
+    """Discard a snapshot that was made after the watch ended."""
 
 
 class EngineThread:
@@ -173,7 +173,7 @@ class EngineThread:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self.watching = ThreadWatch(self._try_put)
-        self.verdicts: Sequence[Verdict] = ()
+        self.verdicts: Sequence[AdmissionHint] = ()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
         self._thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
@@ -198,7 +198,7 @@ class EngineThread:
             request.priority,
             request.continuations,
             request.is_explained,
-            request.is_promised,
+            request.has_reservation,
             request.grammar,
             request.has_stop_texts,
             request.work_tokens,
@@ -214,7 +214,7 @@ class EngineThread:
         self._commands.put(Cancel(request_id, index))
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Forget every cached block that is not in use."""
         self._commands.put(ClearCache())
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class EngineThread:
             return None
 
     def began(self, request_ids: list[str]) -> None:
-        """Nobody asks: what ends this thread ends the engine."""
+        """Not needed: what ends this thread ends the engine."""
 
     def show(self, snapshot: EngineSnapshot) -> None:
         """For those who watch."""
@@ -253,7 +253,7 @@ class EngineThread:
         """What is known of a block."""
         self.watching.answer(question_id, facts)
 
-    def tell(self, events: Sequence[RequestEvent]) -> None:
+    def send(self, events: Sequence[RequestEvent]) -> None:
         """Pass on what there is."""
         if events:
             shares = self._engine.scheduler.queue.shares
@@ -272,12 +272,12 @@ class EngineThread:
     def _refuse_the_rest(self) -> None:
         with self._lock:
             self._is_over = True
-        error = EngineDeadError("the engine stopped before it saw this request; ask again")
+        error = EngineDeadError("the engine stopped before it received this request; send it again")
         while (command := self.next_command(waits=False)) is not None:
             match command:
                 case Submit(request_id):
                     self._listener([Refused.of(request_id, error)])
                 case Explain(question_id):
                     self._listener([Refused.of(question_id, error)])
-                case AskBlock(question_id):
+                case GetBlock(question_id):
                     self.watching.answer(question_id, error)

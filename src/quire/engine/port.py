@@ -13,15 +13,15 @@ from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
 from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
-from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.shares import AdmissionHint
 from quire.errors import QuireError
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]
 
 
-TellBlock = Callable[[BlockFacts | QuireError | None], None]
-"""Hears of a block: what is known of it, None if there is no such block, or why it cannot be told."""
+OnBlock = Callable[[BlockFacts | QuireError | None], None]
+"""Receives the facts of a block, None if there is no such block, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class WorkerRecord:
 
 
 class WatchPort(Protocol):
-    """Through which an engine is looked at. Nothing is made of what nobody looks at."""
+    """Through which an engine is watched. Nothing is made while no one watches."""
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
@@ -51,18 +51,18 @@ class WatchPort(Protocol):
         ...
 
     def unwatch(self) -> None:
-        """Nobody looks any more."""
+        """Stop the snapshots."""
         ...
 
-    def ask_block(self, block_id: int, tell: TellBlock) -> None:
-        """Ask what is known of one block: told once, on whatever thread."""
+    def request_block(self, block_id: int, on_block: OnBlock) -> None:
+        """Request the facts of one block; `on_block` is called once, on any thread."""
         ...
 
 
 class EnginePort(Protocol):
     """Where requests go."""
 
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[AdmissionHint]
     """What tenants would be told that the queue turned away lately, as of the last events. Never changed, but replaced
     by others."""
 
@@ -80,7 +80,7 @@ class EnginePort(Protocol):
         ...
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Forget every cached block that is not in use."""
         ...
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:

@@ -50,7 +50,7 @@ class _Watched:
 def timed_steps(
     engine: Engine, make: MakeLoadRequest, num_rounds: int, longest_tokens: int, random: Random
 ) -> list[TimedStep]:
-    """Steps of an engine that nobody else uses; it is empty again at the end."""
+    """Steps of an engine that has no other user; it is empty again at the end."""
     runner = engine.runner
     watched = _Watched(runner)
     engine.runner = watched

@@ -33,7 +33,7 @@ class TimedStep:
 def fitted_profile(name: str, steps: Sequence[TimedStep]) -> StepProfile:
     """The profile that is nearest to these steps."""
     if len(steps) < LEAST_STEPS or min(one.duration_s for one in steps) <= 0.0:
-        raise InvariantError(f"a profile is made of at least {LEAST_STEPS} steps that took time, {len(steps)} given")
+        raise InvariantError(f"expected at least {LEAST_STEPS} steps that took time for a profile, got {len(steps)}")
     points = _points(max(one.load.num_rows for one in steps))
     taught = [one for at, one in enumerate(steps) if at % HELD_OUT]
     profile = _profile(name, points, _nearest([(_parts(one.load, points), one.duration_s) for one in taught]))

@@ -74,26 +74,26 @@ class StepProfile:
     """The median difference from steps it was not fitted to, over what they took."""
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in COSTS}
-        wrong = {name: value for name, value in given.items() if not 0.0 <= value < 3600.0}
-        if wrong or not (any(given.values()) or self.row_points):
+        costs = {name: getattr(self, name) for name in COSTS}
+        wrong = {name: value for name, value in costs.items() if not 0.0 <= value < 3600.0}
+        if wrong or not (any(costs.values()) or self.row_points):
             raise ConfigError(
-                f"a profile's costs must be from 0 to 3,600 seconds and not all of them 0, {wrong or given} given; "
-                "mend the file, or leave --profile out"
+                f"expected costs of a profile from 0 to 3,600 seconds and not all of them 0, got {wrong or costs}; "
+                "correct the file, or leave --profile out"
             )
         points = list(self.row_points)
         if len(points) == 1 or any(
             not 0 <= rows < more or not 0.0 <= took_s <= longer_s
             for (rows, took_s), (more, longer_s) in pairwise(points)
         ):
-            raise ConfigError(f"a profile's row_points must be none or at least two, rising, {points} given")
+            raise ConfigError(f"expected row_points of a profile to be none or at least two, rising, got {points}")
 
     @property
-    def told(self) -> str:
-        """Where it comes from, for who reads figures made with it."""
+    def origin(self) -> str:
+        """Where it comes from, for readers of figures made with it."""
         if self.is_by_hand:
-            return "steps by hand: nobody measured them"
-        return f"steps as {self.name} took, within {self.relative_error:.0%}"
+            return "step times by hand: not measured"
+        return f"step times of {self.name}, within {self.relative_error:.0%}"
 
     def duration_s(self, load: StepLoad, speed: float = 1.0) -> float:
         """Of one step, on a machine so many times as fast."""
@@ -116,7 +116,7 @@ class StepProfile:
     def by_hand(
         cls, prompt_tokens_per_s: float, step_s: float, kv_bytes_per_token: float = 0.0, bytes_per_s: float = 1.0
     ) -> "StepProfile":
-        """Of a machine nobody has measured: how fast prompts are read, how long a step takes that only reads weights,
+        """Of a machine that was not measured: how fast prompts are read, how long a step takes that only reads weights,
         and how fast keys and values are."""
         return cls(
             "by hand",
@@ -127,19 +127,19 @@ class StepProfile:
         )
 
     @classmethod
-    def parse(cls, given: str) -> "StepProfile":
+    def parse(cls, text: str) -> "StepProfile":
         """A file, or numbers by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
-        if "=" not in given:
-            return cls.read(Path(given))
+        if "=" not in text:
+            return cls.read(Path(text))
         try:
-            numbers = {name: float(number) for name, _, number in (part.partition("=") for part in given.split(","))}
+            numbers = {name: float(number) for name, _, number in (part.partition("=") for part in text.split(","))}
             if not {"prompt", "answer"} <= numbers.keys() <= {*BY_HAND, "bytes"} or min(numbers.values()) <= 0:
-                raise ValueError("these are not the names, or not all numbers are above 0")
+                raise ValueError("unexpected names, or not all numbers are above 0")
         except ValueError as error:
-            told = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
+            keys = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
             raise ConfigError(
-                f"a profile by hand gives {told} and bytes (read in a second) as numbers, the last two together or "
-                f"not at all, {given!r} given: {error}; for example prompt=16000,answer=100"
+                f"expected {keys} and bytes (read in a second) as numbers for a profile by hand, the last two together "
+                f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100"
             ) from error
         return cls.by_hand(
             numbers["prompt"], 1.0 / numbers["answer"], numbers.get("kv", 0.0), numbers.get("bytes", 1e12)

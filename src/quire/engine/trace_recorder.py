@@ -33,7 +33,7 @@ from quire.engine.trace_records import (
     TracedSampling,
     TraceHeader,
     TurnedAway,
-    told_events,
+    event_fields,
 )
 from quire.observe.trace_file import TraceFile
 
@@ -102,23 +102,23 @@ class TraceRecorder:
         self._guarded(self._put, Cleared())
 
     def asking(self, now_s: float) -> None:
-        """The memory is told the time because somebody asks about it."""
+        """The memory gets the time because of an explain request."""
         self._guarded(self._put, ExplainedRecord(at_s=now_s))
 
     def planned(self, plan: StepPlan, now_s: float) -> None:
-        """The scheduler was told the time and answered this."""
+        """The scheduler got the time and returned this plan."""
         self._guarded(self._planned, plan, now_s)
 
     def returned(self, result: StepResult, now_s: float) -> None:
         """The scheduler is about to get this."""
         self._guarded(self._returned, result, now_s)
 
-    def told(self, events: Sequence[RequestEvent]) -> None:
-        """This is what others hear."""
-        self._guarded(self._told, events)
+    def record_events(self, events: Sequence[RequestEvent]) -> None:
+        """Events that leave the engine."""
+        self._guarded(self._record_events, events)
 
     def giving_up(self) -> None:
-        """Whoever runs is to begin again from a kept state."""
+        """What runs is to begin again from a kept state."""
         self._guarded(self._put, GaveUp())
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class TraceRecorder:
             try:
                 write(*args, **kwargs)
             except Exception as error:
-                self._file.end(f"a line could not be made: {type(error).__name__}")
+                self._file.end(f"could not write a line: {type(error).__name__}")
 
     def _put(self, record: AnyTraceRecord) -> None:
         self._file.put(self._encode(record) + b"\n")
@@ -161,7 +161,7 @@ class TraceRecorder:
             ),
             deadline_s=request.deadline_s,
             is_explained=request.is_explained,
-            is_promised=request.is_promised,
+            has_reservation=request.has_reservation,
             epoch=request.epoch,
             has_grammar=request.grammar is not None,
             has_stop_texts=request.has_stop_texts,
@@ -204,8 +204,8 @@ class TraceRecorder:
             return error
         return next((words for words in (GRAMMAR_FAILED, WORK_CUT) if error.startswith(words)), FAILED)
 
-    def _told(self, events: Sequence[RequestEvent]) -> None:
-        if found := told_events(events):
+    def _record_events(self, events: Sequence[RequestEvent]) -> None:
+        if found := event_fields(events):
             self._put(EventsRecord(events=found))
 
 

@@ -6,7 +6,7 @@
     plan ─► result ─► events?                       a step: what was planned, what came of it, what was told
 
 All that plans depend on is here: settings, commands in their order, every reading of the clock that was handed in, and
-what the device answered. So whoever runs these lines through a scheduler again must get the same plans. Token ids are
+what the device answered. So a scheduler that gets these lines again must make the same plans. Token ids are
 as `token_names` has them; no text is here, and of a grammar only that there was one.
 """
 
@@ -84,7 +84,7 @@ class _Entered(TraceRecord, frozen=True, kw_only=True):
     continuations: tuple[Continuation, ...]
     deadline_s: Seconds | None = None
     is_explained: bool = False
-    is_promised: bool = False
+    has_reservation: bool = msgspec.field(default=False, name="is_promised")
     epoch: int = 0
     has_grammar: bool = False
     has_stop_texts: bool = False
@@ -119,7 +119,7 @@ class Cleared(TraceRecord, frozen=True, kw_only=True, tag="clear"):
 
 
 class ExplainedRecord(TraceRecord, frozen=True, kw_only=True, tag="explain"):
-    """Somebody asked about the cache, which tells the memory the time."""
+    """An explain request, which passes the time to the memory."""
 
     at_s: Seconds
 
@@ -181,7 +181,7 @@ class EventsRecord(TraceRecord, frozen=True, kw_only=True, tag="events"):
 
 
 class GaveUp(TraceRecord, frozen=True, kw_only=True, tag="gave_up"):
-    """The step broke off, and whoever ran was to begin again from a kept state."""
+    """The step broke off, and what ran was to begin again from a kept state."""
 
 
 class RequestEnded(TraceRecord, frozen=True, kw_only=True, tag="ended"):
@@ -206,12 +206,12 @@ AnyTraceRecord = (
 )
 
 
-def told_events(events: Iterable[RequestEvent]) -> tuple[tuple[str | int, ...], ...]:
+def event_fields(events: Iterable[RequestEvent]) -> tuple[tuple[str | int, ...], ...]:
     """What a trace has of these."""
-    return tuple(found for event in events if type(event) is not Token and (found := _told(event)))
+    return tuple(found for event in events if type(event) is not Token and (found := _fields_of(event)))
 
 
-def _told(event: RequestEvent) -> tuple[str | int, ...]:
+def _fields_of(event: RequestEvent) -> tuple[str | int, ...]:
     match event:
         case Admitted(request_id=request_id, num_cached_tokens=num_cached):
             return "admitted", request_id, num_cached

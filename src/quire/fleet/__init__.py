@@ -1,8 +1,8 @@
-"""Several members behind one address. Here is what decides: pure, standard library only, time handed in.
+"""Several members behind one address. This is the routing: pure, standard library only, time is a parameter.
 
-Reading order: `names` (what a router calls blocks), `index` (who holds which), `load` (who has how much to compute),
-`membership` (who is there, and may get work), `choice` (who gets a request), `checks` (that all of these agree).
+Reading order in `routing`: `block_names`, `block_index` (which member holds which block), `member_load` (how much each
+has to compute), `membership` (which members there are), `router` (which gets a request), `invariants` (all agree).
 
-Whatever is believed here about a member's cache may be wrong. That costs a prefill, never a wrong answer: members look
-for themselves.
+What a router expects of a member's cache may be wrong. That costs a prefill, never a wrong response: members check
+their own cache.
 """

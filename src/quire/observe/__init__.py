@@ -1,1 +1,1 @@
-"""Metrics and logs. Takes plain figures from its callers; knows neither the engine nor the API."""
+"""Metrics and logs. Takes plain figures from its callers; imports neither the engine nor the API."""

@@ -1,6 +1,6 @@
-"""Logs for machines or for people, on stderr: one line for each request, and whatever else has to be said.
+"""Logs on stderr, as JSON or plain text: one line for each request, and other messages.
 
-JSON has every field by its name; plain text has the same fields as `name=value` behind the time.
+JSON has every field by its name; plain text has the same fields as `name=value` after the time.
 """
 
 import logging
@@ -16,40 +16,40 @@ ACCESS = logging.getLogger("quire.access")
 
 
 def set_up(form: LogFormat, level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Everything that logs, logs to stderr in this form."""
+    """Send all logging to stderr in this format."""
     handler = OnStderr() if stream is None else logging.StreamHandler(stream)
     handler.setFormatter(JsonLines() if form == "json" else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # What the server library says of its own doing is said by us already, or by nobody.
+    # quire logs requests itself, so uvicorn's own messages below WARNING are dropped.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def write_access(fields: Mapping[str, Any]) -> None:
-    """One request's line."""
+    """Log one request."""
     ACCESS.info("request", extra={"fields": dict(fields)})
 
 
 def write_routine(fields: Mapping[str, Any]) -> None:
-    """The line of a request that is no news: a poll, a page's file."""
+    """Log a routine request, such as a poll or a page's file, at debug level."""
     ACCESS.debug("request", extra={"fields": dict(fields)})
 
 
 def end_typed_line() -> None:
-    """A terminal shows a typed ^C where the cursor was: what is written next begins on a line of its own."""
+    """Start a new line after a typed ^C in a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write("\n")
 
 
 class OnStderr(logging.Handler):
-    """Writes to whatever sys.stderr is at that moment: while a bar is drawn, the console that draws it."""
+    """Writes to the current sys.stderr: while a progress bar is drawn, that is its console."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line, in one piece."""
         try:
             sys.stderr.write(f"{self.format(record)}\n")
-        except Exception:  # as every handler does: what cannot be logged must not end what logs
+        except Exception:  # as every handler does: a logging failure must not break the caller
             self.handleError(record)
 
 
@@ -58,23 +58,23 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
-        told = {"time": _time(record), "level": record.levelname.lower(), "from": record.name}
+        entry = {"time": _time(record), "level": record.levelname.lower(), "from": record.name}
         fields = getattr(record, "fields", {})
         if not fields:
-            told["message"] = record.getMessage()
+            entry["message"] = record.getMessage()
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(told | fields).decode()
+            entry["trace"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(entry | fields).decode()
 
 
 class PlainLines(logging.Formatter):
-    """A line a person can read."""
+    """A plain-text line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
         fields = getattr(record, "fields", None)
-        said = " ".join(f"{name}={_plain(value)}" for name, value in fields.items()) if fields else record.getMessage()
-        line = f"{_time(record)} {record.levelname.lower()} {said}"
+        text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items()) if fields else record.getMessage()
+        line = f"{_time(record)} {record.levelname.lower()} {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

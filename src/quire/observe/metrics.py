@@ -1,7 +1,7 @@
-"""Prometheus metrics under the field's names, so that dashboards, gateways and autoscalers that exist can read them.
+"""Prometheus metrics under vLLM's names, for existing dashboards, gateways and autoscalers.
 
-Counters and histograms are fed by the API: output tokens as they come, the rest by one `ModelFigures` for each
-request. Gauges are read at each scrape: a `Picture` for each model, with what its engine counts where it can tell.
+The API updates counters and histograms: output tokens as they arrive, the rest with one `ModelFigures` per request.
+Gauges are read at each scrape from a `Picture` of each model, with the engine's counters where available.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ TOKENS = one_two_five(LONGEST_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """What one request came to."""
+    """Figures of one finished request."""
 
     model: str
     reason: str
@@ -50,35 +50,35 @@ class ModelFigures:
     num_preemptions: int
     queue_s: float
     first_token_s: float | None
-    """Since it was submitted; None if none came."""
+    """Since submission; None without any token."""
     total_s: float
 
 
 ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
-    "num_computed_tokens": ("quire:computed_tokens", "Tokens computed; of the step in flight by the layers done."),
-    "num_draft_tokens": ("{prefix}:spec_decode_num_draft_tokens", "Tokens that were guessed and checked."),
-    "num_accepted_tokens": ("{prefix}:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
-    "num_forced_tokens": ("quire:forced_tokens", "Tokens that a grammar left no choice about."),
-    "grammar_compile_s": ("quire:grammar_compile_seconds", "Processor time of grammars read for the first time."),
-    "grammar_mask_s": ("quire:grammar_mask_seconds", "Processor time of what grammars allow, step by step."),
+    "num_computed_tokens": ("quire:computed_tokens", "Tokens computed; of the step in flight by layers done."),
+    "num_draft_tokens": ("{prefix}:spec_decode_num_draft_tokens", "Draft tokens verified."),
+    "num_accepted_tokens": ("{prefix}:spec_decode_num_accepted_tokens", "Draft tokens accepted."),
+    "num_forced_tokens": ("quire:forced_tokens", "Tokens forced by a grammar."),
+    "grammar_compile_s": ("quire:grammar_compile_seconds", "Processor time spent compiling grammars."),
+    "grammar_mask_s": ("quire:grammar_mask_seconds", "Processor time spent computing grammar masks."),
 }
-"""What an engine has done in its worker's life: the field's name for it, and what it says."""
+"""An engine's counters since its worker started: metric name and help."""
 Meter = Callable[[float], None]
 TokenMeters = tuple[Meter, Meter]
-"""The first is told how long a token took to follow the one before, the second how many have come since the last time:
-a rate must not wait for answers to end."""
+"""The first takes the time between two tokens, the second the number of new tokens: both during the response, so that
+rates are current."""
 
 
-def _unheard(_figure: float) -> None:
-    """Where nobody measures."""
+def _noop(_figure: float) -> None:
+    """A meter that does nothing."""
 
 
-UNMETERED: TokenMeters = (_unheard, _unheard)
+UNMETERED: TokenMeters = (_noop, _noop)
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A model at the moment of a scrape. None: cannot be told from here."""
+    """A model at the moment of a scrape. None: not available in this process."""
 
     model: str
     num_running: int
@@ -88,15 +88,15 @@ class Picture:
     block_size: int | None = None
     num_restarts: int | None = None
     step_sizes: Sequence[tuple[str, int]] = ()
-    """How many steps computed at most so many tokens, bound after bound; the last is `+Inf`."""
+    """Cumulative histogram of steps by tokens computed; the last bound is `+Inf`."""
     num_step_tokens: int = 0
-    """Of all these steps."""
+    """Tokens of all these steps."""
     totals: Sequence[tuple[str, float]] = ()
-    """Of `ENGINE_TOTALS`, since the worker began."""
+    """Values of `ENGINE_TOTALS` since the worker started."""
 
 
 class Metrics:
-    """One registry of its own: nothing else of the process is shown."""
+    """Metrics with their own registry: nothing else of the process is exported."""
 
     def __init__(self, prefix: str = "vllm") -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -106,85 +106,85 @@ class Metrics:
         self._make_counters()
         self._make_histograms()
         self.num_prompt_tokens = self.num_cached_tokens = 0
-        """Of all requests that have ended."""
+        """Of all finished requests."""
 
     def watch(
         self, pictures: Callable[[], Iterable[Picture]], work_cut: Callable[[], Mapping[str, int]] = dict
     ) -> None:
-        """Where gauges come from, and how often work was cut, by its kind."""
+        """Set the sources of gauges and of the counts of cut work, by kind."""
         self._pictures.source, self._pictures.work_cut = pictures, work_cut
 
     def token_meters(self, model: str) -> TokenMeters:
-        """Those of one model."""
+        """The token meters of one model."""
         return self._gap.labels(model, ENGINE).observe, self._generated.labels(model, ENGINE).inc
 
     def page(self) -> bytes:
-        """As Prometheus reads it."""
+        """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def observe(self, told: ModelFigures) -> None:
-        """A request has ended."""
-        where = (told.model, ENGINE)
-        num_computed = told.num_prompt_tokens - told.num_cached_tokens
-        self.num_prompt_tokens += told.num_prompt_tokens
-        self.num_cached_tokens += told.num_cached_tokens
-        self._success.labels(*where, told.reason).inc()
-        self._prompt.labels(*where).inc(told.num_prompt_tokens)
+    def observe(self, figures: ModelFigures) -> None:
+        """Record a finished request."""
+        where = (figures.model, ENGINE)
+        num_computed = figures.num_prompt_tokens - figures.num_cached_tokens
+        self.num_prompt_tokens += figures.num_prompt_tokens
+        self.num_cached_tokens += figures.num_cached_tokens
+        self._success.labels(*where, figures.reason).inc()
+        self._prompt.labels(*where).inc(figures.num_prompt_tokens)
         self._by_source.labels(*where, "local_compute").inc(num_computed)
-        self._by_source.labels(*where, "local_cache_hit").inc(told.num_cached_tokens)
-        self._cached.labels(*where).inc(told.num_cached_tokens)
-        self._queries.labels(*where).inc(told.num_prompt_tokens)
-        self._hits.labels(*where).inc(told.num_cached_tokens)
-        self._preemptions.labels(*where).inc(told.num_preemptions)
-        self._prompt_size.labels(*where).observe(told.num_prompt_tokens)
+        self._by_source.labels(*where, "local_cache_hit").inc(figures.num_cached_tokens)
+        self._cached.labels(*where).inc(figures.num_cached_tokens)
+        self._queries.labels(*where).inc(figures.num_prompt_tokens)
+        self._hits.labels(*where).inc(figures.num_cached_tokens)
+        self._preemptions.labels(*where).inc(figures.num_preemptions)
+        self._prompt_size.labels(*where).observe(figures.num_prompt_tokens)
         self._computed_size.labels(*where).observe(num_computed)
-        self._answer_size.labels(*where).observe(told.num_output_tokens)
-        self._longest.labels(*where).observe(told.num_longest_answer)
-        self._n.labels(*where).observe(told.num_answers)
-        if told.max_tokens is not None:
-            self._max_tokens.labels(*where).observe(told.max_tokens)
-        self._observe_times(told, where)
+        self._answer_size.labels(*where).observe(figures.num_output_tokens)
+        self._longest.labels(*where).observe(figures.num_longest_answer)
+        self._n.labels(*where).observe(figures.num_answers)
+        if figures.max_tokens is not None:
+            self._max_tokens.labels(*where).observe(figures.max_tokens)
+        self._observe_times(figures, where)
 
     def observe_reuse(self, model: str, reason: str, num_lost_tokens: int) -> None:
-        """Why a prompt's next token was not found, and how many tokens that cost."""
+        """Record the reason for a prompt's cache miss, and the tokens lost by it."""
         self._misses.labels(model, ENGINE, reason).inc()
         self._lost.labels(model, ENGINE, reason).inc(num_lost_tokens)
 
     def count_guarded(self, model: str, num_lost_tokens: int) -> None:
-        """What lines cost that somebody was warned of."""
+        """Record tokens lost to unstable lines that were warned about."""
         self._guarded.labels(model, ENGINE).inc(num_lost_tokens)
 
-    def _observe_times(self, told: ModelFigures, where: tuple[str, str]) -> None:
-        self._total_s.labels(*where).observe(told.total_s)
-        self._queue_s.labels(*where).observe(told.queue_s)
-        if told.first_token_s is None:
+    def _observe_times(self, figures: ModelFigures, where: tuple[str, str]) -> None:
+        self._total_s.labels(*where).observe(figures.total_s)
+        self._queue_s.labels(*where).observe(figures.queue_s)
+        if figures.first_token_s is None:
             return
-        decode_s = max(0.0, told.total_s - told.first_token_s)
-        self._first_s.labels(*where).observe(told.first_token_s)
-        self._prefill_s.labels(*where).observe(max(0.0, told.first_token_s - told.queue_s))
+        decode_s = max(0.0, figures.total_s - figures.first_token_s)
+        self._first_s.labels(*where).observe(figures.first_token_s)
+        self._prefill_s.labels(*where).observe(max(0.0, figures.first_token_s - figures.queue_s))
         self._decode_s.labels(*where).observe(decode_s)
-        self._inference_s.labels(*where).observe(max(0.0, told.total_s - told.queue_s))
-        if told.num_longest_answer > 1:
-            self._per_token_s.labels(*where).observe(decode_s / (told.num_longest_answer - 1))
+        self._inference_s.labels(*where).observe(max(0.0, figures.total_s - figures.queue_s))
+        if figures.num_longest_answer > 1:
+            self._per_token_s.labels(*where).observe(decode_s / (figures.num_longest_answer - 1))
 
     def _make_counters(self) -> None:
-        self._success = self._counter("request_success", "Requests that ended, by reason.", "finished_reason")
+        self._success = self._counter("request_success", "Finished requests, by reason.", "finished_reason")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
-        self._by_source = self._counter("prompt_tokens_by_source", "Prompt tokens, by where they came from.", "source")
+        self._by_source = self._counter("prompt_tokens_by_source", "Prompt tokens, by source.", "source")
         self._cached = self._counter("prompt_tokens_cached", "Prompt tokens that were not computed.")
-        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked for in the cache.")
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens looked up in the cache.")
         self._hits = self._counter("prefix_cache_hits", "Prompt tokens found in the cache.")
-        self._generated = self._counter("generation_tokens", "Tokens produced.")
+        self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._misses = self._own_counter(
-            "prefix_misses", "Prompts that ran, by why their next token was not found.", "reason"
+            "prefix_misses", "Prompts that ran, by the reason for their first cache miss.", "reason"
         )
         self._lost = self._own_counter(
-            "prefix_tokens_lost", "Prompt tokens computed that might have been found, by why not.", "reason"
+            "prefix_tokens_lost", "Computed prompt tokens that the cache could have held, by reason.", "reason"
         )
         self._guarded = self._own_counter(
-            "prefix_guard_tokens_lost", "Prompt tokens computed because of lines that change at every request."
+            "prefix_guard_tokens_lost", "Prompt tokens computed because of lines that change with every request."
         )
-        self._preemptions = self._counter("num_preemptions", "Times a sequence gave up its place.")
+        self._preemptions = self._counter("num_preemptions", "Preemptions of running sequences.")
 
     def _make_histograms(self) -> None:
         make = self._histogram
@@ -193,30 +193,30 @@ class Metrics:
         self._per_token_s = make("request_time_per_output_token_seconds", "Mean time for a token after the first.",
                                  GAP_S)  # fmt: skip
         self._total_s = make("e2e_request_latency_seconds", "From the first byte to the last.", PHASE_S)
-        self._queue_s = make("request_queue_time_seconds", "In the queue.", PHASE_S)
+        self._queue_s = make("request_queue_time_seconds", "Time in the queue.", PHASE_S)
         self._inference_s = make("request_inference_time_seconds", "Running.", PHASE_S)
-        self._prefill_s = make("request_prefill_time_seconds", "From the queue to the first token.", PHASE_S)
-        self._decode_s = make("request_decode_time_seconds", "From the first token to the last.", PHASE_S)
+        self._prefill_s = make("request_prefill_time_seconds", "Time from the queue to the first token.", PHASE_S)
+        self._decode_s = make("request_decode_time_seconds", "Time from the first token to the last.", PHASE_S)
         self._prompt_size = make("request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
-        self._computed_size = make("request_prefill_kv_computed_tokens", "Prompt tokens computed for it.", TOKENS)
-        self._answer_size = make("request_generation_tokens", "Tokens produced for it.", TOKENS)
-        self._longest = make("request_max_num_generation_tokens", "Tokens of its longest answer.", TOKENS)
-        self._max_tokens = make("request_params_max_tokens", "The limit it gave.", TOKENS)
-        self._n = make("request_params_n", "Answers it asked for.", ANSWERS)
+        self._computed_size = make("request_prefill_kv_computed_tokens", "Computed prompt tokens of a request.", TOKENS)
+        self._answer_size = make("request_generation_tokens", "Generated tokens of a request.", TOKENS)
+        self._longest = make("request_max_num_generation_tokens", "Generated tokens of the longest choice.", TOKENS)
+        self._max_tokens = make("request_params_max_tokens", "max_tokens of a request.", TOKENS)
+        self._n = make("request_params_n", "Number of choices of a request.", ANSWERS)
 
-    def _counter(self, name: str, said: str, *labels: str) -> Counter:
-        return Counter(f"{self._prefix}:{name}", said, (*LABELS, *labels), registry=self.registry)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(f"{self._prefix}:{name}", help_text, (*LABELS, *labels), registry=self.registry)
 
-    def _own_counter(self, name: str, said: str, *labels: str) -> Counter:
-        """One that the field has no name for."""
-        return Counter(f"quire:{name}", said, (*LABELS, *labels), registry=self.registry)
+    def _own_counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        """A counter without an equivalent in vLLM."""
+        return Counter(f"quire:{name}", help_text, (*LABELS, *labels), registry=self.registry)
 
-    def _histogram(self, name: str, said: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"{self._prefix}:{name}", said, LABELS, buckets=buckets, registry=self.registry)
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"{self._prefix}:{name}", help_text, LABELS, buckets=buckets, registry=self.registry)
 
 
 class _Pictures(Collector):
-    """Gauges, made when they are asked for."""
+    """Gauges, built at each scrape."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -224,16 +224,16 @@ class _Pictures(Collector):
         self.work_cut: Callable[[], Mapping[str, int]] = dict
 
     def collect(self) -> Iterator[Metric]:
-        """One family after the other; what no model can tell is left out."""
+        """All metric families; values that a model does not have are left out."""
         pictures = list(self.source())
-        running = self._gauge("num_requests_running", "Requests that run.")
-        waiting = self._gauge("num_requests_waiting", "Requests that wait.")
-        reasons = self._gauge("num_requests_waiting_by_reason", "Requests that wait, by why.", "reason")
+        running = self._gauge("num_requests_running", "Running requests.")
+        waiting = self._gauge("num_requests_waiting", "Waiting requests.")
+        reasons = self._gauge("num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason")
         usage = self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
         config = GaugeMetricFamily(f"{self._prefix}:cache_config_info", "Sizes of the KV cache.",
                                    labels=("block_size", "num_gpu_blocks", *LABELS))  # fmt: skip
         restarts = CounterMetricFamily("quire:worker_restarts", "Times the worker was replaced.", labels=LABELS)
-        steps = HistogramMetricFamily(f"{self._prefix}:iteration_tokens_total", "Tokens that a step computed.",
+        steps = HistogramMetricFamily(f"{self._prefix}:iteration_tokens_total", "Tokens computed per step.",
                                       labels=LABELS)  # fmt: skip
         for one in pictures:
             where = (one.model, ENGINE)
@@ -253,16 +253,16 @@ class _Pictures(Collector):
 
     def _totals(self, pictures: Sequence[Picture]) -> list[CounterMetricFamily]:
         families = {
-            name: CounterMetricFamily(told.format(prefix=self._prefix), said, labels=LABELS)
-            for name, (told, said) in ENGINE_TOTALS.items()
+            name: CounterMetricFamily(metric.format(prefix=self._prefix), help_text, labels=LABELS)
+            for name, (metric, help_text) in ENGINE_TOTALS.items()
         }
         for one in pictures:
             for name, total in one.totals:
                 families[name].add_metric((one.model, ENGINE), total)
-        cut = CounterMetricFamily("quire:work_cut", "Work that passed its budget and ended, by kind.", labels=("kind",))
+        cut = CounterMetricFamily("quire:work_cut", "Work stopped at its budget, by kind.", labels=("kind",))
         for kind, count in self.work_cut().items():
             cut.add_metric((kind,), count)
         return [*families.values(), cut]
 
-    def _gauge(self, name: str, said: str, *labels: str) -> GaugeMetricFamily:
-        return GaugeMetricFamily(f"{self._prefix}:{name}", said, labels=(*LABELS, *labels))
+    def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"{self._prefix}:{name}", help_text, labels=(*LABELS, *labels))

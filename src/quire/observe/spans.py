@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, one for each request, by the extra `otel`. Takes plain figures, and no token comes this way.
+"""OpenTelemetry spans, one for each request, with the extra `otel`. Spans contain plain figures and no tokens.
 
-Spans are handed to the library's own thread, which keeps a bounded number and sends them in batches; what it cannot
-send it drops. It is imported when somebody wants spans, and not before.
+The library's own thread holds a bounded number of spans and sends them in batches; it drops those that it cannot send.
+The library is imported only if spans are enabled.
 """
 
 import logging
@@ -27,23 +27,23 @@ AttributeValue = str | int | float | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """One request, as far as others may know of it."""
+    """The exported data of one request."""
 
     name: str
     started_unix_s: float
     ended_unix_s: float
     attributes: Mapping[str, AttributeValue]
     traceparent: str = ""
-    """Of whoever asked, as it stood in the header."""
+    """The client's traceparent header."""
     error: str = ""
-    """The code of what went wrong."""
+    """The error code."""
 
 
 class RequestSpanWriter:
     """Writes spans through one processor of the library."""
 
     def __init__(self, processor: "SpanProcessor", version: str) -> None:
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra, paid by who wants spans
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - the same
 
         name = os.environ.get("OTEL_SERVICE_NAME") or "quire"
@@ -54,16 +54,16 @@ class RequestSpanWriter:
         self._has_failed = False
 
     def write(self, span: RequestSpan) -> None:
-        """Hand it on. Whatever goes wrong is told once, and no request's business."""
+        """Pass a span to the library. Failures are logged once and never affect a request."""
         try:
             self._write(span)
         except Exception:
             if not self._has_failed:
                 self._has_failed = True
-                log.exception("a span could not be written; further ones may be missing too")
+                log.exception("could not write a span; more spans may be missing")
 
     def close(self) -> None:
-        """Send what there is, and wait for it no longer than a moment."""
+        """Send the remaining spans, waiting at most `CLOSE_S`."""
         closing = threading.Thread(target=self._provider.shutdown, name="quire-spans", daemon=True)
         closing.start()
         closing.join(CLOSE_S)
@@ -74,21 +74,21 @@ class RequestSpanWriter:
             TraceContextTextMapPropagator,
         )
 
-        # Not its tracestate: that is text of whoever asked.
+        # Not its tracestate: that is free text from the client.
         context = TraceContextTextMapPropagator().extract({"traceparent": span.traceparent})
-        told = self._tracer.start_span(
+        otel_span = self._tracer.start_span(
             span.name, context, SpanKind.SERVER, span.attributes, start_time=int(span.started_unix_s * 1e9)
         )
         if span.error:
-            told.set_status(Status(StatusCode.ERROR, span.error))
-        told.end(int(span.ended_unix_s * 1e9))
+            otel_span.set_status(Status(StatusCode.ERROR, span.error))
+        otel_span.end(int(span.ended_unix_s * 1e9))
 
 
 def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> RequestSpanWriter | None:
-    """Where spans go, by the setting or else by the variables that the field has for it; None: nowhere.
+    """A span writer, by the setting or else by OpenTelemetry's variables; None: no spans.
 
-    Raises ConfigError if the setting asks for what is not installed. With a variable alone, which may be meant for
-    others, that is only told.
+    Raises ConfigError if the setting needs the library and it is not installed. With a variable alone, which may be
+    meant for other programs, that is only logged.
     """
     if endpoint is None and not any(environ.get(name) for name in ENDPOINT_VARIABLES):
         return None

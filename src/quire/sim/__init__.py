@@ -1,6 +1,5 @@
-"""The real scheduler and the real memory with a pretended device, pretended clients and a clock moved by hand.
+"""The real scheduler and the real memory with a simulated device, simulated clients and a simulated clock.
 
-One seed decides everything, so a failure is replayed by one line. `shape` is the server's size, `faults` what goes
-wrong, `config` what a name and a seed stand for, `ledger` what each client is owed, `simulation` the loop, `report` the
-summary.
+One seed decides everything, so a failure is replayed by one line. `server/` is one server, `fleet/` several behind
+gateways, `planning/` how many of them a trace needs, `replay/` a recorded trace planned again.
 """

@@ -75,7 +75,7 @@ def receive(end: socket.socket, deadline_s: float | None = None) -> bytes:
     """One frame. Raises EOFError if the other side has ended, OSError, TimeoutError."""
     size = int.from_bytes(_exactly(end, LENGTH_BYTES, deadline_s), "little")
     if size > MAX_FRAME_BYTES:
-        raise EOFError(f"a frame may have {MAX_FRAME_BYTES} bytes, {size} announced")
+        raise EOFError(f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {size}")
     return bytes(_exactly(end, size, deadline_s))
 
 
@@ -86,7 +86,7 @@ def _exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearr
         _allow(end, deadline_s)
         count = end.recv_into(view)
         if not count:
-            raise EOFError("the other side has ended")
+            raise EOFError("the other process has ended")
         view = view[count:]
     return data
 
@@ -109,7 +109,7 @@ def bound_memory(num_bytes: int) -> None:
 
 
 def allow_time(cpu_s: int) -> None:
-    """The system ends a process that uses more processor time than this from now on, whoever else is alive."""
+    """The system ends a process that uses more processor time than this from now on, whatever else is alive."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
@@ -145,7 +145,7 @@ class Helper:
         """It has not ended by itself."""
         return self._process.poll() is None
 
-    def ask(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+    def request(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
         """Its answer within this time, or it is killed and StoppedError says why."""
         begun_s = processor_s(self.pid)
         try:
@@ -156,7 +156,7 @@ class Helper:
             raise self._stopped(error, is_starved=is_starved) from None
 
     def stop(self) -> None:
-        """End the process, whatever it does; whoever waits for its answer is told."""
+        """End the process, whatever it does; a caller that waits for its answer gets StoppedError."""
         self._process.kill()
 
     def kill(self) -> None:
@@ -169,4 +169,4 @@ class Helper:
         self.kill()
         if isinstance(error, TimeoutError):
             return StoppedError("took longer and was stopped", is_starved=is_starved)
-        return StoppedError("ended in the middle")
+        return StoppedError("ended unexpectedly")

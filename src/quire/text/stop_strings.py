@@ -33,9 +33,7 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise InvalidTextError(
-                "a stop string must have at least one character, an empty one was given; leave it out"
-            )
+            raise InvalidTextError("expected a stop string of at least one character, got an empty one; leave it out")
         # The longest first, so that of several complete at once it is found first.
         self._stops = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""

@@ -8,7 +8,7 @@ token of a text begins with. So a token has two values, `in_text` and `at_start`
 Two ways to know the bytes:
 
     ByteLevelBytes   GPT-2, Llama 3, Qwen, SmolLM, Mistral's newer models: each character of a token stands for one byte
-    AskedBytes       all others, Llama 2, Mistral 7B and Gemma among them: the library is asked what a token looks like
+    DecodedBytes     all others, Llama 2, Mistral 7B and Gemma among them: the library returns what a token looks like
                      after another token, and alone; `<0xNN>` is the byte NN
 
 A decoder that is not such a sum (one that looks at the token after, say) is refused when the model is loaded.
@@ -67,9 +67,9 @@ def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
     kinds = _decoder_kinds(json.loads(library.to_str())["decoder"])
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
         return ByteLevelBytes(library)
-    asked = AskedBytes(library, has_byte_tokens="ByteFallback" in kinds)
-    _check_is_a_sum(library, asked, kinds)
-    return asked
+    decoded = DecodedBytes(library, has_byte_tokens="ByteFallback" in kinds)
+    _check_is_a_sum(library, decoded, kinds)
+    return decoded
 
 
 def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
@@ -96,7 +96,7 @@ class ByteLevelBytes:
         self.in_text = self.at_start = TokenTable(lambda _: b"", known)
 
 
-class AskedBytes:
+class DecodedBytes:
     """Tokens whose bytes the library is asked for, once each: after another token, and alone."""
 
     __slots__ = ("_anchor_id", "_anchor_text", "_has_byte_tokens", "_library", "at_start", "in_text")
@@ -133,7 +133,9 @@ class AskedBytes:
             is_plain = self._byte(token_id) is None and text.isalnum()
             if is_plain and self._decode([token_id, token_id]).startswith(text):
                 return token_id, text
-        raise CheckpointError("a tokenizer must have one token of letters or digits, this one has none; choose another")
+        raise CheckpointError(
+            "expected a tokenizer with a plain token of letters or digits, found none; choose another"
+        )
 
 
 def _read(content: str) -> bytes:
@@ -157,13 +159,13 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> list[str]:
     return [str(decoder["type"])]
 
 
-def _check_is_a_sum(library: tokenizers.Tokenizer, asked: AskedBytes, kinds: list[str]) -> None:
+def _check_is_a_sum(library: tokenizers.Tokenizer, decoded: DecodedBytes, kinds: list[str]) -> None:
     token_ids = library.encode(SAMPLE, add_special_tokens=False).ids
-    summed = join_bytes(asked, token_ids).decode("utf-8", "replace")
+    summed = join_bytes(decoded, token_ids).decode("utf-8", "replace")
     if summed != library.decode(token_ids, skip_special_tokens=False):
         raise CheckpointError(
-            f"a tokenizer's text must be the sum of its tokens to be streamed, by decoder {'+'.join(kinds)} it is not;"
-            " choose a model with a byte-level or SentencePiece tokenizer"
+            "expected a tokenizer whose text is the sum of its tokens, as streaming needs, got decoder "
+            f"{'+'.join(kinds)}; choose a model with a byte-level or SentencePiece tokenizer"
         )
 
 

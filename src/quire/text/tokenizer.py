@@ -27,7 +27,7 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer, max_bytes: int, max_tokens: int | None = None) -> None:
         if max_bytes < 1:
-            raise ConfigError(f"max_bytes must be at least 1, {max_bytes} given")
+            raise ConfigError(f"expected max_bytes of at least 1, got {max_bytes}")
         self.max_bytes = max_bytes
         self.max_tokens = max_tokens
         """Of one text; none leaves it to its bytes."""
@@ -79,8 +79,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             code = ord(text[error.start])
             raise InvalidTextError(
-                f"a text must be made of whole characters, U+{code:04X} at position {error.start} is half of a"
-                " surrogate pair; send both halves or neither"
+                f"expected a text of whole characters, got half of a surrogate pair, U+{code:04X} at position "
+                f"{error.start}; send both halves or neither"
             ) from None
         if size > self.max_bytes:
             raise self._too_long(size)
@@ -89,7 +89,7 @@ class Tokenizer:
         """The ids, or the refusal of a text that has more tokens than one may have."""
         if self.max_tokens is not None and len(ids) > self.max_tokens:
             raise RequestTooLargeError(
-                f"a prompt may have {self.max_tokens} tokens, this one has more; shorten the prompt"
+                f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
             )
         return ids
 
@@ -117,7 +117,7 @@ class Tokenizer:
 
     def _too_long(self, size: int) -> RequestTooLargeError:
         return RequestTooLargeError(
-            f"a text may have {self.max_bytes} bytes, at least {size} given; shorten the prompt"
+            f"expected a text of at most {self.max_bytes} bytes, got at least {size}; shorten the prompt"
         )
 
     def _bounded_twin(self) -> tokenizers.Tokenizer:

@@ -1,4 +1,4 @@
-"""Where a worker publishes KV-cache events, and how they are written."""
+"""Where a worker publishes KV-cache events, and how they are encoded."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,13 +13,13 @@ class KVEventSettings:
     endpoint: str
     """Bound if it is a pattern (`tcp://*:5557`), ipc or inproc, or of this machine; else connected to."""
     replay_endpoint: str = ""
-    """Where lost batches can be asked for; empty: nowhere."""
+    """Where lost batches can be requested; empty: nowhere."""
     topic: str = ""
     encoding: Encoding = "map"
     num_kept_batches: int = 10_000
     high_water_mark: int = 100_000
-    tells_incarnation: bool = False
-    """The topic is a new one in each incarnation of a worker: readers see that its numbers begin again."""
+    has_incarnation_topic: bool = False
+    """Each incarnation of a worker has a topic of its own: readers see that its numbers restart."""
 
     def of_worker(self, index: int) -> "KVEventSettings":
         """Several workers of one server announce on consecutive ports."""

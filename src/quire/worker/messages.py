@@ -1,7 +1,7 @@
 """What crosses between a worker and its parent: msgspec structs as msgpack. Nothing that can carry code.
 
     parent ──► Open, then the engine's commands ──► worker
-    parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · BlockTold ◄── worker
+    parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · BlockInfo ◄── worker
 
 Commands are the engine's own types, requests and events the core's. Bytes that are no message raise `MessageError`, and
 nothing else.
@@ -14,7 +14,7 @@ import msgspec
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
 from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
-from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.shares import AdmissionHint
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.work_budget import WorkSpent
 from quire.engine.commands import Command
@@ -39,10 +39,10 @@ class Open(_Message, frozen=True):
     queue: QueueConfig
     key: bytes
     kv_events: KVEventSettings | None = None
-    gives_way: bool = False
-    """It is loaded at a low priority: other models may answer meanwhile."""
+    runs_at_low_priority: bool = False
+    """Load it at low priority: other models may be serving meanwhile."""
     trace: TraceSettings | None = None
-    """Where what its engine is told and does is written down."""
+    """Where its engine's inputs and outputs are recorded."""
 
 
 ToWorker = Open | Command
@@ -59,13 +59,13 @@ class LoadProgress(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """The model is loaded; from now on steps are made."""
+    """The model is loaded; steps begin."""
 
     info: ModelInfo
 
 
 class Failed(_Message, frozen=True):
-    """The last message of a worker that could not go on."""
+    """The last message of a worker that could not continue."""
 
     kind: str
     """Name of the exception."""
@@ -82,43 +82,43 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
-    """What each step since the last message has computed."""
-    verdicts: tuple[Verdict, ...] = ()
-    """What tenants would be told that its queue turned away lately."""
+    """Tokens of each step since the last message."""
+    verdicts: tuple[AdmissionHint, ...] = ()
+    """The refusals that tenants would get whose requests its queue refused lately."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_forced_tokens: int = 0
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     num_snapshots: int = 0
-    """For those who watch; none are made while nobody does."""
+    """For observers; none are made without one."""
     work: WorkSpent = WorkSpent()
     """On grammars, of the tenants that cost most."""
 
 
 class Stepped(_Message, frozen=True):
-    """All that commands or one step brought: either all of it arrives or nothing."""
+    """All events of commands or of one step: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
     load: WorkerLoad | None = None
-    """None: about as it was told last."""
+    """None: about the same as the one before."""
 
 
 class SnapshotMade(_Message, frozen=True):
-    """For those who watch."""
+    """For observers."""
 
     snapshot: EngineSnapshot
 
 
-class BlockTold(_Message, frozen=True):
-    """The answer to `AskBlock`."""
+class BlockInfo(_Message, frozen=True):
+    """The response to `GetBlock`."""
 
     question_id: str
     facts: BlockFacts | None
     """None: there is no such block."""
 
 
-ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | BlockTold
+ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | BlockInfo
 
 encode_message = msgspec.msgpack.Encoder().encode
 _to_worker = msgspec.msgpack.Decoder(ToWorker)
@@ -126,12 +126,12 @@ _to_parent = msgspec.msgpack.Decoder(ToParent)
 
 
 def decode_to_worker(data: bytes) -> ToWorker:
-    """What the parent says. Raises MessageError."""
+    """A message of the parent. Raises MessageError."""
     return _decode(_to_worker, data)  # type: ignore[no-any-return]
 
 
 def decode_to_parent(data: bytes) -> ToParent:
-    """What a worker says. Raises MessageError."""
+    """A message of a worker. Raises MessageError."""
     return _decode(_to_parent, data)  # type: ignore[no-any-return]
 
 
@@ -139,5 +139,5 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
-        # Settings check themselves when they are made: what breaks their rules is no message either.
-        raise MessageError(f"{len(data)} bytes between worker and parent are no message: {error}") from error
+        # Settings validate themselves when they are made: invalid ones are no message either.
+        raise MessageError(f"malformed message between worker and parent ({len(data)} bytes): {error}") from error

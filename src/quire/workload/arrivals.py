@@ -1,4 +1,4 @@
-"""When asks come: endless streams of moments, in seconds from the start. Take as many as you need."""
+"""When requests come: endless streams of moments, in seconds from the start. Take as many as you need."""
 
 from collections.abc import Iterator
 from itertools import count, repeat
@@ -7,7 +7,7 @@ from random import Random
 
 
 def at_once() -> Iterator[float]:
-    """Everyone at the start."""
+    """All at the start."""
     return repeat(0.0)
 
 

@@ -30,11 +30,11 @@ class Mix:
     purpose: str
     sizes: MixSizes
     visits: Callable[[Random, MixSizes], Iterator[Visit]]
-    """Endless; whoever runs them takes as many requests as they need."""
+    """Endless; a load takes as many requests as it needs."""
 
 
 def distinct(_random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """Nobody shares anything: what a server can do without its cache."""
+    """Prompts that share nothing: what a server can do without its cache."""
     for index in count():
         question = Span(f"prompt {index}", sizes.prompt_tokens)
         yield Visit(f"distinct{index}", (Turn((question,), sizes.output_tokens),))
@@ -48,7 +48,7 @@ def shared(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def chat_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """People who talk: every turn carries the whole conversation."""
+    """People in a chat: every turn carries the whole conversation."""
     for index in count():
         turns = tuple(
             Turn((Span(f"chat {index} turn {turn}", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
@@ -69,7 +69,7 @@ def agent_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """Questions about long documents, each document asked about by several."""
+    """Questions about long documents, each document used by several."""
     for index in count():
         document = Span(f"document {random.randrange(sizes.num_groups)}", sizes.shared_tokens)
         question = Span(f"about {index}", sizes.prompt_tokens)
@@ -77,7 +77,7 @@ def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def mixed(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """People who wait, agents at work, and long jobs nobody waits for, in one stream."""
+    """People in a chat, agents at work, and long jobs in the background, in one stream."""
     people = chat_mix(Random(random.getrandbits(64)), sizes)
     at_work = agent_mix(Random(random.getrandbits(64)), sizes)
     long = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)

@@ -1,8 +1,8 @@
-"""A trace that `quire serve --trace` has written, as a load: who asked when, with which prompt, and what was answered.
+"""A trace that `quire serve --trace` has written, as a load: each request's tenant, arrival, prompt and answer length.
 
-Of its lines those count that say what came and how it ended; plans and results only for answers that had not ended when
-the trace did. A request that a second worker went on with is one request. Each of several answers to one prompt is a
-request of the load, for that is what it costs.
+Of its lines those count that record what came and how it ended; plans and results only for answers that had not ended
+when the trace did. A request that a second worker went on with is one request. Each of several answers to one prompt is
+a request of the load, for that is what it costs.
 """
 
 import json
@@ -15,7 +15,7 @@ HEADER_FIELD = "quire_trace"
 
 
 @dataclass(slots=True)
-class _Asked:
+class _RecordedRequest:
     """One request, and how many tokens each of its answers has."""
 
     line: int
@@ -30,11 +30,11 @@ class _Asked:
 
 
 class _Session:
-    """What is known of one worker's sequences."""
+    """The sequences of one worker."""
 
     def __init__(self) -> None:
         self.next_sequence = 1
-        self.sequences: dict[int, tuple[_Asked, int]] = {}
+        self.sequences: dict[int, tuple[_RecordedRequest, int]] = {}
         self.planned: list[int] = []
 
 
@@ -42,8 +42,8 @@ class RecordedLoad:
     """Takes a trace line by line."""
 
     def __init__(self) -> None:
-        self.asked: list[_Asked] = []
-        self._by_name: dict[str, _Asked] = {}
+        self.requests: list[_RecordedRequest] = []
+        self._by_name: dict[str, _RecordedRequest] = {}
         self._session = _Session()
         self._entered: tuple[str, int] | None = None
         """The request of the line before, and how many sequences it has: perhaps it was refused."""
@@ -79,44 +79,44 @@ class RecordedLoad:
 
     def _enter(self, number: int, found: Mapping[str, Any], *, is_new: bool) -> None:
         name, session = str(found["request_id"]), self._session
-        asked = self._by_name.get(name)
-        if asked is None or is_new:
+        request = self._by_name.get(name)
+        if request is None or is_new:
             fields = {
                 "arrival_s": found["arrival_s"],
                 "token_ids": found["prompt"],
                 "tenant": found["tenant"],
                 "class": found["priority"],
             }
-            asked = self._by_name[name] = _Asked(number, fields)
-            self.asked.append(asked)
+            request = self._by_name[name] = _RecordedRequest(number, fields)
+            self.requests.append(request)
         for one in found["continuations"]:
-            asked.counts[int(one["index"])] = len(one["produced"])
-            session.sequences[session.next_sequence] = asked, int(one["index"])
+            request.counts[int(one["index"])] = len(one["produced"])
+            session.sequences[session.next_sequence] = request, int(one["index"])
             session.next_sequence += 1
         self._entered = name, len(found["continuations"])
 
     def _forget(self, name: str, num_sequences: int) -> None:
         self._session.next_sequence -= num_sequences
-        asked = self._by_name.pop(name)
-        if asked is self.asked[-1]:
-            self.asked.pop()
+        request = self._by_name.pop(name)
+        if request is self.requests[-1]:
+            self.requests.pop()
 
     def _count(self, outcomes: Iterable[Any]) -> None:
         for sequence, outcome in zip(self._session.planned, outcomes, strict=False):
             if sequence not in self._session.sequences or outcome is None:
                 continue
-            asked, first = self._session.sequences[sequence]
+            request, first = self._session.sequences[sequence]
             tokens = outcome if isinstance(outcome, list) else [*outcome.get("tokens", ()), *outcome.get("forced", ())]
-            if (index := asked.going_on(first)) is not None:
-                asked.counts[index] = asked.counts.get(index, 0) + len(tokens)
+            if (index := request.going_on(first)) is not None:
+                request.counts[index] = request.counts.get(index, 0) + len(tokens)
 
     def _end(self, events: Iterable[list[Any]]) -> None:
         for kind, name, *rest in events:
-            asked = self._by_name.get(name)
-            if asked is not None and kind == "answer_ended":
-                asked.counts[int(rest[0])] = int(rest[2])
-                asked.ended.add(int(rest[0]))
-            elif asked is not None and kind == "finished":
+            request = self._by_name.get(name)
+            if request is not None and kind == "answer_ended":
+                request.counts[int(rest[0])] = int(rest[2])
+                request.ended.add(int(rest[0]))
+            elif request is not None and kind == "finished":
                 del self._by_name[name]
 
 
@@ -126,6 +126,6 @@ def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, R
     for number, line in lines:
         if line.strip():
             load.take(number, line)
-    for asked in load.asked:
-        for count in asked.counts.values():
-            yield asked.line, {**asked.fields, "output_tokens": count}
+    for request in load.requests:
+        for count in request.counts.values():
+            yield request.line, {**request.fields, "output_tokens": count}

@@ -14,7 +14,7 @@ from quire.workload.traces import Row, Trace
 from quire.workload.workload_request import WorkloadRequest
 
 FIRST_OF_CONVERSATION = 2
-"""Hash ids that tell conversations apart: the first is often a system prompt that all share."""
+"""Hash ids that distinguish conversations: the first is often a system prompt that all share."""
 FIRST_TOKENS = 64
 """The same where a trace has token ids."""
 
@@ -33,8 +33,8 @@ class TraceRules:
 
 
 def ruled_rows(trace: Trace, rules: TraceRules) -> Iterator[tuple[int, Row]]:
-    """Rows that are kept, with their numbers: each at its moment, with a tenant and a class. What a trace says of these
-    itself stays."""
+    """Rows that are kept, with their numbers: each at its moment, with a tenant and a class. Those of the
+    trace itself stay."""
     for index, row in enumerate(trace.rows):
         dice = _share_of(row, trace.name_of(index))
         if dice >= rules.share:
@@ -79,8 +79,8 @@ def sampled(trace: Trace, share: float) -> Trace:
 
 def _share_of(row: Row, name: str) -> float:
     """A number from 0 to 1 that belongs to the row's conversation."""
-    said = row.token_ids[:FIRST_TOKENS] or row.hash_ids[:FIRST_OF_CONVERSATION]
-    return _other_share(repr(said) if said else name)
+    beginning = row.token_ids[:FIRST_TOKENS] or row.hash_ids[:FIRST_OF_CONVERSATION]
+    return _other_share(repr(beginning) if beginning else name)
 
 
 def _other_share(what: object) -> float:

@@ -37,19 +37,19 @@ HASH_TOKENS = 512
 ID_TOKENS = 16
 """Tokens that are one span where a trace has token ids: what prompts share shows to so many tokens."""
 MAX_LENGTH = 1 << 24
-"""No prompt or answer of a trace is longer; a file that says so is not a trace."""
+"""No prompt or answer of a trace is longer; a file with a longer one is not a trace."""
 MAX_LINE_CHARS = 64 << 20
-"""A prompt of six million token ids. A packed file of a megabyte may say more in one line than a machine can hold."""
+"""A prompt of six million token ids. A packed file of a megabyte may hold more in one line than a machine can hold."""
 MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
 MAX_HEADER_FIELD = 64
-"""Characters of a recorded trace's first line, in which its form is said."""
+"""Characters of a recorded trace's first line, that have its form."""
 RowSource = TypeVar("RowSource")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class TraceError(ValueError):
-    """A file is not a trace of a known format. The message says where and what was expected."""
+    """A file is not a trace of a known format. The message has the line and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ class Row:
     token_ids: tuple[int, ...] = ()
     """The prompt itself."""
     tenant: str = ""
-    """Empty: the trace does not say."""
+    """Empty: the trace has none."""
     priority: str = ""
-    """high, normal or low; empty: the trace does not say."""
+    """high, normal or low; empty: the trace has none."""
 
     def content(self) -> tuple[list[str], int]:
         """Names of the pieces of its prompt, as far as they are known, and how many tokens each has."""
@@ -101,7 +101,7 @@ class Trace:
 
     def spread(self) -> "Trace":
         """The same trace with rows of one moment spread evenly up to the next one: some clocks tick every few seconds,
-        and nobody knows when between two ticks a request came. The last moment stays as it is."""
+        and when between two ticks a request came is not recorded. The last moment stays as it is."""
         moments = sorted({row.arrival_s for row in self.rows})
         following = dict(pairwise(moments))
         counts, rows = Counter(row.arrival_s for row in self.rows), []
@@ -127,7 +127,7 @@ class Trace:
         return f"{self.name}{index}"
 
     def turn(self, index: int) -> Turn:
-        """What the row with this number says and asks for."""
+        """The turn that the row with this number stands for."""
         row = self.rows[index]
         prompt_tokens = max(1, int(row.prompt_tokens * self.factor))
         return Turn(tuple(self._spans(row, index, prompt_tokens)), max(1, int(row.output_tokens * self.factor)))
@@ -147,7 +147,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file; its format is told by its first line."""
+    """The trace in a file; its format is that of its first line."""
     try:
         with _opened(path, "r") as lines:
             rows = tuple(_rows(path, _bounded(path, lines)))
@@ -156,20 +156,18 @@ def read_trace(path: Path) -> Trace:
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise TraceError(f"the trace {path} cannot be read: {error}; give a plain or a .gz file of text") from error
     if not rows:
-        raise TraceError(f"a trace must have at least one request, {path} has none")
+        raise TraceError(f"expected at least one request in a trace, {path} has none")
     return Trace(path.name.partition(".")[0], _from_zero(rows))
 
 
 def write_trace(path: Path, rows: Iterable[Row]) -> None:
-    """In quire's own format, which has everything a row can say."""
+    """In quire's own format, which has everything of a row."""
     try:
         with _opened(path, "w") as file:
             for row in rows:
                 file.write(json.dumps(_as_fields(row)) + "\n")
     except OSError as error:
-        raise TraceError(
-            f"the trace {path} cannot be written: {error}; give a file in a folder that is there"
-        ) from error
+        raise TraceError(f"the trace {path} cannot be written: {error}; give a file in an existing folder") from error
 
 
 def _opened(path: Path, mode: str) -> Any:
@@ -191,7 +189,7 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _rows(path: Path, source: Iterator[str]) -> Iterator[Row]:
-    """Rows under the header or the first line that tells what they are."""
+    """Rows under the header or the first line that shows their format."""
     first = next(source, "").strip().lstrip("\ufeff")
     parse: Callable[[str], Row] = _azure
     if f'"{HEADER_FIELD}"' in first[:MAX_HEADER_FIELD]:
@@ -215,9 +213,9 @@ def _parse_of(path: Path, first: str) -> Callable[[str], Row]:
         if field in fields:
             return lambda line: parse(json.loads(line))
     raise TraceError(
-        f"a trace begins with a JSON object that has timestamp (Mooncake), input_toks (ShareGPT), arrival_s (quire) or "
-        f"{HEADER_FIELD} (quire serve --trace), or with {','.join(AZURE_FIELDS)} (Azure); "
-        f"{path} begins with {first[:60]!r}"
+        "expected a trace that begins with a JSON object that has timestamp (Mooncake), input_toks (ShareGPT), "
+        f"arrival_s (quire) or {HEADER_FIELD} (quire serve --trace), or with {','.join(AZURE_FIELDS)} (Azure); {path} "
+        f"begins with {first[:60]!r}"
     )
 
 
@@ -226,33 +224,33 @@ def _recorded(path: Path, lines: Iterable[str]) -> Iterator[Row]:
     try:
         found = list(recorded_requests(enumerate(lines, start=1)))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
-        raise TraceError(f"the trace {path} is damaged: {error!r}; quire replay says where") from error
+        raise TraceError(f"the trace {path} is damaged: {error!r}; find the line with quire replay") from error
     for number, fields in found:
         yield _row(path, number, fields, _own)
 
 
-def _row(path: Path, number: int, given: RowSource, parse: Callable[[RowSource], Row]) -> Row:
+def _row(path: Path, number: int, source: RowSource, parse: Callable[[RowSource], Row]) -> Row:
     where = f"line {number} of {path}"
     try:
-        row = parse(given)
+        row = parse(source)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, csv.Error) as error:
         raise TraceError(f"{where} is not a request of a trace: {error!r}") from error
     if not isfinite(row.arrival_s):
-        raise TraceError(f"{where}: a request arrives at some moment, {row.arrival_s} given")
+        raise TraceError(f"{where}: expected a finite arrival time, got {row.arrival_s}")
     for what, length, least in (
         ("prompt", row.prompt_tokens, 0),
         ("answer", row.output_tokens, 0),
         ("block", row.block_tokens, 1),
     ):
         if not least <= length <= MAX_LENGTH:
-            raise TraceError(f"{where}: a {what} has {least} to {MAX_LENGTH} tokens, {length} given")
+            raise TraceError(f"{where}: expected a {what} of {least} to {MAX_LENGTH} tokens, got {length}")
     if row.token_ids and len(row.token_ids) != row.prompt_tokens:
-        raise TraceError(f"{where}: a prompt of {row.prompt_tokens} tokens has {len(row.token_ids)} token ids")
+        raise TraceError(f"{where}: expected {row.prompt_tokens} token ids for the prompt, got {len(row.token_ids)}")
     wrong = [one for one in row.token_ids if not 0 <= one <= MAX_TOKEN_ID]
     if wrong:
-        raise TraceError(f"{where}: a token id is from 0 to {MAX_TOKEN_ID}, {wrong[0]} given")
+        raise TraceError(f"{where}: expected token ids from 0 to {MAX_TOKEN_ID}, got {wrong[0]}")
     if row.priority not in ("", *CLASSES):
-        raise TraceError(f"{where}: a class is one of {', '.join(CLASSES)}, {row.priority!r} given")
+        raise TraceError(f"{where}: expected a class of {', '.join(CLASSES)}, got {row.priority!r}")
     return row
 
 
@@ -269,7 +267,7 @@ def _mooncake(fields: Mapping[str, Any]) -> Row:
 
 
 def _sharegpt(fields: Mapping[str, Any]) -> Row:
-    """What the answer was is not read: here another model answers."""
+    """The recorded answer is not read: another model generates here."""
     return Row(
         arrival_s=float(fields["arrival_time_ns"]) / 1e9,
         prompt_tokens=int(fields["input_toks"]),
@@ -293,7 +291,7 @@ def _own(fields: Mapping[str, Any]) -> Row:
 
 
 def _as_fields(row: Row) -> dict[str, object]:
-    """What `_own` reads, without what a row does not say."""
+    """What `_own` reads, without what a row does not have."""
     fields: dict[str, object] = {
         "arrival_s": row.arrival_s,
         "prompt_tokens": row.prompt_tokens,
@@ -315,10 +313,10 @@ JSON_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
 
 
 def _integers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
-    given = fields.get(name, ())
-    if not isinstance(given, list | tuple):
-        raise TypeError(f"{name} must be a list of integers, {type(given).__name__} given")
-    return tuple(map(int, given))
+    numbers = fields.get(name, ())
+    if not isinstance(numbers, list | tuple):
+        raise TypeError(f"expected {name} to be a list of integers, got {type(numbers).__name__}")
+    return tuple(map(int, numbers))
 
 
 def _azure(line: str) -> Row:

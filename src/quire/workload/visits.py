@@ -1,4 +1,4 @@
-"""What one client says to a server, turn by turn: plain data, before any word of it is written.
+"""What one client sends to a server, turn by turn: plain data, before any text of it is written.
 
 Content is named, not spelled: a **span** is so many tokens under a name, and spans of one name begin with the same
 content. What two prompts have in common can then be read off their names, a published trace of hashes is spans already,
@@ -18,7 +18,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the client adds to the conversation, and how long an answer it asks for."""
+    """What the client adds to the conversation, and how long an answer it requests."""
 
     spans: tuple[Span, ...]
     max_tokens: int
@@ -31,15 +31,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One client's turns. Each is sent when the answer to the one before has come, and carries all that was said."""
+    """One client's turns. Each is sent when the answer to the one before has come, and has the whole conversation."""
 
     name: str
     turns: tuple[Turn, ...]
     system: tuple[Span, ...] = ()
-    """Said before the first turn: a system prompt, a document."""
+    """Sent before the first turn: a system prompt, a document."""
     kind: str = "all"
-    """Which class of a mixed workload it belongs to; figures are given for each."""
+    """Which class of a mixed workload it belongs to; figures are reported for each."""
     priority: str = "normal"
     """high, normal or low."""
     arrival_s: float | None = None
-    """When it comes, if the workload knows: a trace does. Else the load decides."""
+    """When it comes, if the workload has it: a trace does. Else the load decides."""

@@ -1,4 +1,4 @@
-"""One ask of a workload: plain data, before any server has seen it."""
+"""One request of a workload: plain data, before any server has seen it."""
 
 from dataclasses import dataclass
 

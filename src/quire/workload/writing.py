@@ -1,7 +1,7 @@
 """Named content, written: as common English words, or as token ids. The same name and seed give the same content.
 
 A common word with a space before it is one token in nearly every vocabulary, so a text of n words is about n tokens;
-how many it really was, the server says. Token ids are exact, for servers that take them.
+how many it really was, the server reports. Token ids are exact, for servers that take them.
 """
 
 from collections.abc import Iterable

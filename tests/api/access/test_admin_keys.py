@@ -24,7 +24,7 @@ from quire.api.models.registry import Models
 from quire.cli import app
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 PATH = "/v1/admin/probe"
@@ -35,7 +35,7 @@ def with_probe(admission: Admission, gate: Gate) -> RequestMiddleware:
     """The server, and one route more that only the operator may see."""
     public_app = make_app(admission, gate)
     add_route(public_app, "GET", PATH, probe, require_admin)
-    return RequestMiddleware(public_app, admission.told, Pages(admission.settings.origins, gate.ring))
+    return RequestMiddleware(public_app, admission.note_refusal, Pages(admission.settings.origins, gate.ring))
 
 
 async def probe(request: Request) -> Response:
@@ -44,7 +44,7 @@ async def probe(request: Request) -> Response:
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, dict[str, str]]]:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, dict[str, str]]]:
     """A server with an admin key, and with tenants whose names pretend to be one."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     names = ("alice", "admin", "operator", "default", "root")
@@ -53,13 +53,13 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, dict
         yield running, secrets
 
 
-def test_an_admin_key_opens_it_in_either_header(here: tuple[House, dict[str, str]]) -> None:
+def test_an_admin_key_opens_it_in_either_header(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     assert server.get(PATH, authorization=f"Bearer {secrets['boss']}").data == b"boss"
     assert server.get(PATH, x_api_key=secrets["boss"]).data == b"boss"
 
 
-def test_no_other_key_does_whatever_it_is_called(here: tuple[House, dict[str, str]]) -> None:
+def test_no_other_key_does_whatever_it_is_called(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     for name in set(secrets) - {"boss"}:
         refused = server.get(PATH, authorization=f"Bearer {secrets[name]}")
@@ -67,7 +67,7 @@ def test_no_other_key_does_whatever_it_is_called(here: tuple[House, dict[str, st
         assert "quire keys add NAME --admin" in refused.json["error"]["message"]
 
 
-def test_without_a_key_it_is_401_and_nothing_is_said_of_admins(here: tuple[House, dict[str, str]]) -> None:
+def test_without_a_key_it_is_401_and_nothing_is_said_of_admins(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     for headers in ({}, {"authorization": "Bearer boss"}, {"x_api_key": secrets["boss"][:-1]}):
         refused = server.get(PATH, **headers)
@@ -89,13 +89,13 @@ def test_without_a_key_it_is_401_and_nothing_is_said_of_admins(here: tuple[House
         {"x_rewrite_url": "/health"},
     ],
 )
-def test_a_header_makes_nobody_an_admin(here: tuple[House, dict[str, str]], claim: dict[str, str]) -> None:
+def test_a_header_makes_nobody_an_admin(here: tuple[LiveServer, dict[str, str]], claim: dict[str, str]) -> None:
     server, secrets = here
     assert server.get(PATH, **claim).status == 401
     assert server.get(PATH, authorization=f"Bearer {secrets['alice']}", **claim).status == 403
 
 
-def test_of_two_keys_the_first_counts_and_bearer_before_the_other(here: tuple[House, dict[str, str]]) -> None:
+def test_of_two_keys_the_first_counts_and_bearer_before_the_other(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     alice, boss = secrets["alice"], secrets["boss"]
     assert status_of(server, [f"authorization: Bearer {alice}", f"x-api-key: {boss}"]) == 403
@@ -106,7 +106,7 @@ def test_of_two_keys_the_first_counts_and_bearer_before_the_other(here: tuple[Ho
     assert status_of(server, [f"authorization: Bearer {boss}", f"x-api-key: {alice}"]) == 200
 
 
-def status_of(server: House, headers: list[str]) -> int:
+def status_of(server: LiveServer, headers: list[str]) -> int:
     """What a request with exactly these lines is answered."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as wire:
         lines = [f"GET {PATH} HTTP/1.1", "host: localhost", *headers, "connection: close", "", ""]
@@ -114,7 +114,7 @@ def status_of(server: House, headers: list[str]) -> int:
         return int(wire.makefile("rb").readline().split()[1])
 
 
-def test_no_other_way_to_write_the_path_avoids_the_guard(here: tuple[House, dict[str, str]]) -> None:
+def test_no_other_way_to_write_the_path_avoids_the_guard(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     for path in (
         f"/{PATH}",
@@ -128,7 +128,7 @@ def test_no_other_way_to_write_the_path_avoids_the_guard(here: tuple[House, dict
         assert server.get(path).status in (401, 404)
 
 
-def test_an_admin_key_may_generate_as_its_own_tenant(here: tuple[House, dict[str, str]]) -> None:
+def test_an_admin_key_may_generate_as_its_own_tenant(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     asked = BODY | {"prompt": list(range(100, 140))}
 
@@ -150,7 +150,7 @@ def test_without_keys_everybody_is_the_operator_but_no_foreign_page() -> None:
 def test_once_there_are_keys_nobody_is_the_operator_for_want_of_an_admin_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(keys_module, "RELOAD_S", 0.0)
     path = tmp_path / "keys.json"
     gate = Gate(KeyRing(path))
     assert gate.caller(None, None).is_admin
@@ -194,7 +194,7 @@ def test_a_key_keeps_what_it_is_in_the_file(tmp_path: Path) -> None:
     assert msgspec.structs.asdict(kept[1])["admin"] is False
 
 
-def test_the_description_says_which_routes_an_admin_key_opens(here: tuple[House, dict[str, str]]) -> None:
+def test_the_description_says_which_routes_an_admin_key_opens(here: tuple[LiveServer, dict[str, str]]) -> None:
     server, secrets = here
     described = server.get("/openapi.json", x_api_key=secrets["alice"]).json["paths"]
     assert "403" in described[PATH]["get"]["responses"]
@@ -203,7 +203,7 @@ def test_the_description_says_which_routes_an_admin_key_opens(here: tuple[House,
 
 def test_a_guard_belongs_to_a_route_and_not_to_a_prefix() -> None:
     public_app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
-    with pytest.raises(InvariantError, match="needs one guard"):
+    with pytest.raises(InvariantError, match="expected one guard"):
         public_app.router.routes.append(Route("/v1/admin/open", probe))
 
 

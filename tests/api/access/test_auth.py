@@ -25,7 +25,7 @@ from quire.api.web_page import PAGES, WebPage
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 PROBES = {"/health", "/ready"}
@@ -35,7 +35,7 @@ BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, dict[str, str]]]:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, dict[str, str]]]:
     """A server with a good key and a revoked one."""
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     secrets = {"good": add_key(path, "alice"), "revoked": add_key(path, "mallory"), "urgent": ""}
@@ -61,7 +61,7 @@ def test_every_route_has_a_guard_and_only_probes_and_the_page_are_public() -> No
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])
-def test_no_door_opens_without_a_key(locked: tuple[House, dict[str, str]], presented: str) -> None:
+def test_no_door_opens_without_a_key(locked: tuple[LiveServer, dict[str, str]], presented: str) -> None:
     here, secrets = locked
     headers: dict[str, str] = {
         "none": {},
@@ -95,13 +95,13 @@ def test_no_door_opens_without_a_key(locked: tuple[House, dict[str, str]], prese
         assert here.request(next(iter(route.methods or ())), path, b"{}", **headers).status == 401
 
 
-def test_the_two_public_doors_say_nothing(locked: tuple[House, dict[str, str]]) -> None:
+def test_the_two_public_doors_say_nothing(locked: tuple[LiveServer, dict[str, str]]) -> None:
     for path in PROBES:
         reply = locked[0].get(path)
         assert (reply.status, reply.data) == (200, b"")
 
 
-def test_a_key_opens_in_either_header(locked: tuple[House, dict[str, str]]) -> None:
+def test_a_key_opens_in_either_header(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, secrets = locked
     assert here.post("/v1/completions", BODY, authorization=f"Bearer {secrets['good']}").status == 200
     assert here.post("/v1/completions", BODY, x_api_key=secrets["good"]).status == 200
@@ -110,7 +110,7 @@ def test_a_key_opens_in_either_header(locked: tuple[House, dict[str, str]]) -> N
     assert refused.headers["www-authenticate"] == "Bearer"
 
 
-def test_no_request_is_more_urgent_than_its_key(locked: tuple[House, dict[str, str]]) -> None:
+def test_no_request_is_more_urgent_than_its_key(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, secrets = locked
     chat = {"model": "oracle", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 
@@ -130,7 +130,7 @@ def test_no_request_is_more_urgent_than_its_key(locked: tuple[House, dict[str, s
     assert tier("urgent", {"x_vllm_priority": "soon"}, priority=-5) == "priority"
 
 
-def test_tenants_do_not_see_each_others_cache(locked: tuple[House, dict[str, str]]) -> None:
+def test_tenants_do_not_see_each_others_cache(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, secrets = locked
     asked = {"model": "oracle", "prompt": list(range(100, 140)), "max_tokens": 2}
 
@@ -158,12 +158,12 @@ def test_keys_are_kept_hashed_in_a_file_of_their_owner_alone(tmp_path: Path) -> 
 def test_a_name_is_taken_once_and_only_a_key_that_is_there_can_be_revoked(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     add_key(path, "alice")
-    with pytest.raises(ConfigError, match="is taken"):
+    with pytest.raises(ConfigError, match="expected an unused key name"):
         add_key(path, "alice")
     with pytest.raises(ConfigError, match="the keys are: alice"):
         revoke_key(path, "bob")
     for name in ("", "a b", "../x", "x" * 65, "-x"):
-        with pytest.raises(ConfigError, match="a key's name"):
+        with pytest.raises(ConfigError, match="expected a key name"):
             add_key(path, name)
     with pytest.raises(ConfigError, match="max_class"):
         add_key(path, "carol", max_class="highest")
@@ -202,14 +202,14 @@ def test_a_file_that_others_can_read_or_that_is_damaged_lets_nobody_in(tmp_path:
         with pytest.raises(ConfigError):
             read_keys(path)
     write_keys(path, [Key("a", digest_of("s")), Key("a", digest_of("t"))])
-    with pytest.raises(ConfigError, match="two keys of one name"):
+    with pytest.raises(ConfigError, match="two keys with the same name"):
         read_keys(path)
 
 
 def test_what_changes_in_the_file_is_in_force_without_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys_module, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(keys_module, "RELOAD_S", 0.0)
     path = tmp_path / "keys.json"
     ring = KeyRing(path)
     assert not ring.is_locked

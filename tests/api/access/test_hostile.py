@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from quire.api.http import limits
-from quire.api.http.errors import TELLING
+from quire.api.http.errors import INTERNAL_DETAILS
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House
+from tests.support.servers.local_api import LiveServer
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -50,7 +50,7 @@ BODIES: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("data", "code"), BODIES, ids=range(len(BODIES)))
-def test_a_body_that_is_not_plain_json_is_refused(here: House, data: bytes, code: str) -> None:
+def test_a_body_that_is_not_plain_json_is_refused(here: LiveServer, data: bytes, code: str) -> None:
     for path in (COMPLETE, CHAT, "/tokenize", "/detokenize"):
         reply = here.post(path, data)
         assert (reply.status, reply.code) == (400, code), reply.data
@@ -72,7 +72,7 @@ def test_a_body_that_is_not_plain_json_is_refused(here: House, data: bytes, code
     {"cache_salt": "x" * 1025}, {"priority": "high"}, {"priority": 1.5}, {"model": 5}, {"model": ["oracle"]},
     {"ignore_eos": "no"}, {"skip_special_tokens": 0}, {"service_tier": 5},
 ])  # fmt: skip
-def test_a_parameter_out_of_its_range_is_refused(here: House, extra: dict[str, Any]) -> None:
+def test_a_parameter_out_of_its_range_is_refused(here: LiveServer, extra: dict[str, Any]) -> None:
     for path, asked in ((CHAT, chat(**extra)), (COMPLETE, complete(**extra))):
         for streams in ({}, {"stream": True}):
             reply = here.post(path, {**streams, **asked})
@@ -92,7 +92,7 @@ def test_a_parameter_out_of_its_range_is_refused(here: House, extra: dict[str, A
     chat(chat_template_kwargs=[]), chat(add_generation_prompt=True, continue_final_message=True), chat(documents=[5]),
     chat(max_completion_tokens=0), chat(messages=[5] * 100), {"messages": HELLO},
 ])  # fmt: skip
-def test_a_conversation_that_is_none_is_refused(here: House, asked: dict[str, Any]) -> None:
+def test_a_conversation_that_is_none_is_refused(here: LiveServer, asked: dict[str, Any]) -> None:
     assert here.post(CHAT, asked).status == 400
 
 
@@ -105,17 +105,17 @@ def test_a_conversation_that_is_none_is_refused(here: House, asked: dict[str, An
     complete(logprobs=True), complete(best_of=3), complete(max_tokens=0), complete(prompt={"a": 1}),
     complete(prompt="\x00" * 5000), {"model": "oracle"},
 ])  # fmt: skip
-def test_a_prompt_that_is_none_is_refused(here: House, asked: dict[str, Any]) -> None:
+def test_a_prompt_that_is_none_is_refused(here: LiveServer, asked: dict[str, Any]) -> None:
     assert here.post(COMPLETE, asked).status == 400
 
 
 @pytest.mark.parametrize("asked", [{}, {"tokens": "x"}, {"tokens": [-1]}, {"tokens": [10**6]}, {"tokens": [1.5]},
                                    {"tokens": None}, {"tokens": [[1]]}])  # fmt: skip
-def test_tokens_that_are_none_are_not_made_text(here: House, asked: dict[str, Any]) -> None:
+def test_tokens_that_are_none_are_not_made_text(here: LiveServer, asked: dict[str, Any]) -> None:
     assert here.post("/detokenize", {"model": "oracle", **asked}).status == 400
 
 
-def test_megabytes_of_mistakes_are_one_complaint(here: House) -> None:
+def test_megabytes_of_mistakes_are_one_complaint(here: LiveServer) -> None:
     for asked in (complete(prompt=["x"] * 300_000), complete(prompt=[1.5] * 300_000), chat(messages=[5] * 300_000),
                   complete(stop_token_ids=["x"] * 300_000), complete(prompt="a",
                   x=[[]] * 300_000) | {"n": 99}):  # fmt: skip
@@ -124,33 +124,33 @@ def test_megabytes_of_mistakes_are_one_complaint(here: House) -> None:
         assert len(reply.data) < 2000
 
 
-def test_a_clients_own_words_come_back_short(here: House) -> None:
+def test_a_clients_own_words_come_back_short(here: LiveServer) -> None:
     reply = here.post(COMPLETE, complete() | {"model": "m" * 100_000})
     assert reply.status == 404
     assert len(reply.data) < 1000
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD"])
-def test_a_door_opens_for_its_own_method_only(here: House, method: str) -> None:
+def test_a_door_opens_for_its_own_method_only(here: LiveServer, method: str) -> None:
     assert here.request(method, CHAT).status == 405
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/", "//v1/models", "/v1/models/../../health", "/V1/models",
                                   "/v1/chat/completions/",
                                   "/%2e%2e/health", "/docs", "/redoc", "/stats", "/drain", "/requests"])  # fmt: skip
-def test_what_is_no_door_is_not_found(here: House, path: str) -> None:
+def test_what_is_no_door_is_not_found(here: LiveServer, path: str) -> None:
     reply = here.get(path)
     assert reply.status in (404, 405)
     assert reply.json["error"]["type"]
 
 
-def test_a_body_beyond_its_bound_is_refused_before_it_is_read(here: House) -> None:
+def test_a_body_beyond_its_bound_is_refused_before_it_is_read(here: LiveServer) -> None:
     reply = here.post(COMPLETE, b"x", content_length=str(limits.MAX_BODY_BYTES + 1))
     assert (reply.status, reply.code) == (413, "request_too_large")
     assert here.post(COMPLETE, complete(user="x" * (limits.MAX_BODY_BYTES - 200))).status == 200
 
 
-def spoken(here: House, data: bytes) -> bytes:
+def spoken(here: LiveServer, data: bytes) -> bytes:
     """What comes back for these bytes."""
     with socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as wire:
         wire.sendall(data)
@@ -164,7 +164,7 @@ def spoken(here: House, data: bytes) -> bytes:
         return b"".join(parts)
 
 
-def test_a_body_in_chunks_beyond_its_bound_is_refused_while_it_comes(here: House) -> None:
+def test_a_body_in_chunks_beyond_its_bound_is_refused_while_it_comes(here: LiveServer) -> None:
     chunk = b"%x\r\n%s\r\n" % (100_000, b"x" * 100_000)
     with socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S) as wire:
         wire.sendall(
@@ -177,7 +177,7 @@ def test_a_body_in_chunks_beyond_its_bound_is_refused_while_it_comes(here: House
     here.wait_until(lambda: not here.admission.open_requests)
 
 
-def test_a_head_beyond_its_bound_is_refused(here: House) -> None:
+def test_a_head_beyond_its_bound_is_refused(here: LiveServer) -> None:
     many = "".join(f"x-{at}: 1\r\n" for at in range(limits.MAX_HEADERS + 1))
     assert b" 431 " in spoken(here, f"GET /health HTTP/1.1\r\nhost: localhost\r\n{many}\r\n".encode())
     long = "x" * (limits.MAX_HEAD_BYTES + 1)
@@ -185,7 +185,7 @@ def test_a_head_beyond_its_bound_is_refused(here: House) -> None:
     assert b" 431 " in spoken(here, f"GET /{long} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
 
 
-def test_headers_behind_a_body_are_bounded_like_those_before_it(here: House) -> None:
+def test_headers_behind_a_body_are_bounded_like_those_before_it(here: LiveServer) -> None:
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
     assert b" 431 " in spoken(here, head + b"x-a: 1\r\n" * 300_000)
     assert here.get("/health", x_a="x" * 30_000).status == 200
@@ -193,13 +193,13 @@ def test_headers_behind_a_body_are_bounded_like_those_before_it(here: House) -> 
 
 @pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"\x00\x01\x02", b"GET / HTTP/9.9\r\n\r\n",
                                   b"POST /tokenize HTTP/1.1\r\ncontent-length: -5\r\n\r\n"])  # fmt: skip
-def test_what_is_no_http_is_told_so_or_hung_up_on(here: House, data: bytes) -> None:
+def test_what_is_no_http_is_told_so_or_hung_up_on(here: LiveServer, data: bytes) -> None:
     answer = spoken(here, data)
     assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
     assert here.get("/health").status == 200
 
 
-def test_a_thousand_mangled_bodies_never_hurt_the_server(here: House) -> None:
+def test_a_thousand_mangled_bodies_never_hurt_the_server(here: LiveServer) -> None:
     dice = random.Random(11)
     names = [
         "model",
@@ -245,7 +245,7 @@ def test_a_thousand_mangled_bodies_never_hurt_the_server(here: House) -> None:
         reply = here.post(dice.choice([CHAT, COMPLETE, "/tokenize", "/detokenize"]), bytes(data))
         seen.add(reply.status)
         assert reply.status < 500, (bytes(data), reply.data)
-        assert not TELLING.search(reply.data.decode())
+        assert not INTERNAL_DETAILS.search(reply.data.decode())
     assert {200, 400, 404} <= seen
 
 

@@ -18,10 +18,10 @@ from quire.api.http.descriptors import allow_many_connections, max_connections
 from quire.api.listening import listen
 from quire.api.serving import Plan, run
 from quire.client.engines.served import ServedModel
-from quire.config import ParkedModel, Settings, load_settings
+from quire.config import OnDemandModel, Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.served import served
 from tests.support.servers.talkers import paced_talker
 
@@ -40,7 +40,7 @@ def heard(wire: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def connected(here: House) -> socket.socket:
+def connected(here: LiveServer) -> socket.socket:
     return socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S)
 
 
@@ -139,7 +139,7 @@ def test_a_request_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest
         assert "retry-after" in late.headers
 
 
-def test_more_tokens_than_any_text_has_are_not_made_text(here: House) -> None:
+def test_more_tokens_than_any_text_has_are_not_made_text(here: LiveServer) -> None:
     assert (
         here.post("/detokenize", {"model": "oracle", "tokens": [40] * (limits.MAX_DETOKENIZE_TOKENS + 1)}).status == 400
     )
@@ -150,8 +150,8 @@ def settings(folder: Path, port: int = 0) -> Settings:
     return load_settings(dict(flags), environ={})
 
 
-def kept(name: str) -> list[ParkedModel]:
-    return [ParkedModel(name, "x", is_kept=True)]
+def kept(name: str) -> list[OnDemandModel]:
+    return [OnDemandModel(name, "x", is_kept=True)]
 
 
 def test_models_are_listed_while_one_is_still_loading_and_who_asks_it_waits(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_models_are_listed_while_one_is_still_loading_and_who_asks_it_waits(tmp_
         loaded, statuses = asyncio.Event(), []
 
         @asynccontextmanager
-        async def slow(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
+        async def slow(_model: OnDemandModel, _tell: Any) -> AsyncIterator[ServedModel]:
             await loaded.wait()
             async with served() as engine_client:
                 yield engine_client
@@ -192,7 +192,7 @@ def test_models_are_listed_while_one_is_still_loading_and_who_asks_it_waits(tmp_
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     @asynccontextmanager
-    async def broken(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
+    async def broken(_model: OnDemandModel, _tell: Any) -> AsyncIterator[ServedModel]:
         raise CheckpointError("there is no such model")
         yield
 
@@ -209,7 +209,7 @@ def test_a_server_that_is_ended_while_it_loads_does_not_wait_for_the_model(tmp_p
         began = asyncio.Event()
 
         @asynccontextmanager
-        async def endless(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
+        async def endless(_model: OnDemandModel, _tell: Any) -> AsyncIterator[ServedModel]:
             began.set()
             await asyncio.Event().wait()
             yield served()
@@ -242,7 +242,7 @@ def read_until_closed(wire: socket.socket) -> None:
 )
 def test_a_connection_that_is_held_for_nothing_is_cut(words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.api.http.protocol.KEEP_ALIVE_S", 0.2)
-    monkeypatch.setattr("quire.api.http.protocol.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.api.http.protocol.CHECK_S", 0.05)
     monkeypatch.setattr("quire.api.http.protocol.HEAD_S", 600.0)  # it must not be cut for another reason
     with house() as here, socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(words)

@@ -18,7 +18,7 @@ from quire.api.asgi import RequestMiddleware
 from quire.client.request.text_model import TextModel
 from quire.core.scheduling.waiting_queue import QueueConfig, WaitingQueue
 from quire.errors import QueueFullError
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import PacedRunner, paced_talker, talker
 
 COMPLETE = "/v1/completions"
@@ -26,20 +26,20 @@ BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": Tru
 
 
 @pytest.fixture
-def paced() -> Iterator[tuple[House, PacedRunner]]:
+def paced() -> Iterator[tuple[LiveServer, PacedRunner]]:
     opened, runner = paced_talker(max_running=1)
     with house(models={"oracle": opened}, settings=AdmissionSettings(max_open_requests=3), drain_s=0.3) as here:
         yield here, runner
         runner.let_go()
 
 
-def ask(here: House, **more: Any) -> HTTPConnection:
+def ask(here: LiveServer, **more: Any) -> HTTPConnection:
     connection = here.connection()
     connection.request("POST", COMPLETE, json.dumps({**BODY, "max_tokens": 100, **more}).encode())
     return connection
 
 
-def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[House, PacedRunner]) -> None:
+def test_a_full_house_turns_away_and_says_when_to_come_back(paced: tuple[LiveServer, PacedRunner]) -> None:
     here, runner = paced
     open_requests = [ask(here, prompt=f"question {at}") for at in range(3)]
     here.wait_until(lambda: len(here.admission.open_requests) == 3)
@@ -94,7 +94,7 @@ def _step(runner: PacedRunner) -> None:
     assert runner.is_waiting.wait(60)
 
 
-def _refused(here: House, runner: PacedRunner, secret: str = "", **more: Any) -> Any:
+def _refused(here: LiveServer, runner: PacedRunner, secret: str = "", **more: Any) -> Any:
     """What the engine says to a request, which it hears of between two steps."""
     got: list[Any] = []
     asking = threading.Thread(target=lambda: got.append(here.post(COMPLETE, {**BODY, **more}, x_api_key=secret)))
@@ -111,7 +111,7 @@ def _wait_until_running(runner: PacedRunner) -> None:
     assert runner.is_waiting.wait(60)
 
 
-def _step_until_heard(here: House, runner: PacedRunner, num_requests: int) -> None:
+def _step_until_heard(here: LiveServer, runner: PacedRunner, num_requests: int) -> None:
     """The engine has heard of so many: one runs, all others wait."""
     here.wait_until(lambda: next(iter(here.admission.models)).open().num_open == num_requests)
     while len(here.opened["oracle"].engine.scheduler.live) < num_requests:
@@ -138,7 +138,7 @@ def test_a_place_in_the_queue_is_kept_for_each_class() -> None:
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
+def full(tmp_path: Path) -> Iterator[tuple[LiveServer, dict[str, str]]]:
     """A house that has places left for other classes only; with keys, one of them for patient work alone."""
     keys = tmp_path / "keys.json"
     secrets = {
@@ -162,7 +162,7 @@ def full(tmp_path: Path) -> Iterator[tuple[House, dict[str, str]]]:
             connection.close()
 
 
-def _ask_with(here: House, secret: str, body: Any, **headers: str) -> HTTPConnection:
+def _ask_with(here: LiveServer, secret: str, body: Any, **headers: str) -> HTTPConnection:
     connection = here.connection()
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     names = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -171,7 +171,7 @@ def _ask_with(here: House, secret: str, body: Any, **headers: str) -> HTTPConnec
 
 
 def test_a_full_house_turns_away_at_once_and_works_on_no_text_for_it(
-    full: tuple[House, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+    full: tuple[LiveServer, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, secrets = full
     monkeypatch.setattr(TextModel, "prompt", lambda *_: pytest.fail("text was worked on"))
@@ -184,7 +184,7 @@ def test_a_full_house_turns_away_at_once_and_works_on_no_text_for_it(
     assert here.get("/v1/models", x_api_key=secrets["usual"]).status == 200
 
 
-def test_a_full_house_still_asks_for_a_key_first(full: tuple[House, dict[str, str]]) -> None:
+def test_a_full_house_still_asks_for_a_key_first(full: tuple[LiveServer, dict[str, str]]) -> None:
     here, _ = full
     assert {here.post(COMPLETE, BODY, **given).status for given in ({}, {"x_api_key": "sk-wrong"})} == {401}
 
@@ -202,7 +202,7 @@ def test_a_full_house_still_asks_for_a_key_first(full: tuple[House, dict[str, st
     ],
 )
 def test_whoever_may_be_of_another_class_is_heard(
-    full: tuple[House, dict[str, str]], who: str, body: Any, headers: dict[str, str]
+    full: tuple[LiveServer, dict[str, str]], who: str, body: Any, headers: dict[str, str]
 ) -> None:
     here, secrets = full
     heard = _ask_with(here, secrets[who], body, **headers)
@@ -215,7 +215,9 @@ def test_whoever_may_be_of_another_class_is_heard(
         here.wait_until_asked(9)
 
 
-def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(full: tuple[House, dict[str, str]]) -> None:
+def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(
+    full: tuple[LiveServer, dict[str, str]],
+) -> None:
     here, secrets = full
     data = json.dumps(BODY).encode()
     for first, second, status in ((secrets["usual"], "sk-wrong", 503), ("sk-wrong", secrets["usual"], 401)):
@@ -228,7 +230,7 @@ def test_at_a_full_house_the_first_of_two_keys_counts_as_it_does_behind_it(full:
         connection.close()
 
 
-def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[House, dict[str, str]]) -> None:
+def test_who_was_let_in_at_a_full_house_stays_in_while_it_drains(full: tuple[LiveServer, dict[str, str]]) -> None:
     here, secrets = full
     data = json.dumps({**BODY, "priority": 1}).encode()
     connection = here.connection()
@@ -280,7 +282,7 @@ def test_a_full_model_does_not_turn_away_who_asks_for_another() -> None:
             connection.close()
 
 
-def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple[House, dict[str, str]]) -> None:
+def test_who_leaves_at_a_full_house_in_the_middle_of_a_body_has_left(full: tuple[LiveServer, dict[str, str]]) -> None:
     here, secrets = full
     connection = here.connection()
     connection.putrequest("POST", COMPLETE)
@@ -419,7 +421,7 @@ def test_a_server_that_drains_lets_those_inside_finish() -> None:
     assert here.results == [0]
 
 
-def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[House, PacedRunner]) -> None:
+def test_what_is_not_done_by_the_bound_is_ended_in_words(paced: tuple[LiveServer, PacedRunner]) -> None:
     here, runner = paced
     streaming, waiting = ask(here, stream=True), None
     assert runner.is_waiting.wait(60)

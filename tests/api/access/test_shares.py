@@ -16,7 +16,7 @@ from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.core.scheduling.waiting_queue import QueueConfig, WaitingQueue
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 from tests.support.servers.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -27,7 +27,7 @@ BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": Tru
 class Street:
     """A server that steps when it is told to, and keys for it."""
 
-    here: House
+    here: LiveServer
     runner: PacedRunner
     secrets: dict[str, str]
     sent: list[HTTPConnection] = field(default_factory=list)
@@ -115,7 +115,7 @@ def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Pa
         assert (displaced.status, displaced.code) == (429, "rate_limit_exceeded")
         assert displaced.json["error"]["type"] == "rate_limit_error"
         assert 1 <= int(displaced.headers["retry-after"]) <= 60
-        assert "gave way" in displaced.json["error"]["message"]
+        assert "displaced by another tenant" in displaced.json["error"]["message"]
         assert [answer(one).status for one in (running, neighbour, *waiting[:-1])] == [200] * 5
         there.here.wait_until_free()
         page = there.here.get("/metrics", x_api_key=there.secrets["b"]).data.decode()
@@ -178,7 +178,7 @@ def test_a_key_at_its_share_is_turned_away_at_once_and_its_neighbour_is_heard(tm
         there.submitted(17)
         for refused in (there.refused("a"), there.post("a"), there.post("a")):
             assert (refused.status, refused.code) == (429, "rate_limit_exceeded")
-            assert "may have 16 requests waiting, 16 are" in refused.json["error"]["message"]
+            assert "has 16 of at most 16 requests waiting" in refused.json["error"]["message"]
         assert there.here.post(COMPLETE, b"{", x_api_key=there.secrets["b"]).status == 400
         there.send("b")
         there.runner.let_go()

@@ -13,14 +13,14 @@ from quire.api.app import BODIES, make_app
 from quire.api.models.registry import Models
 from quire.api.web_page import PAGES, WebPage
 from quire.observe.metrics import Metrics
-from tests.support.servers.local_api import House
+from tests.support.servers.local_api import LiveServer
 
 PUBLIC = {"/health", "/ready"}
 Operations = dict[tuple[str, str], dict[str, Any]]
 
 
 @pytest.fixture
-def told(here: House) -> Operations:
+def told(here: LiveServer) -> Operations:
     """Every operation by its path and its method."""
     paths = here.get("/openapi.json").json["paths"]
     return {(path, method): one for path, methods in paths.items() for method, one in methods.items()}
@@ -56,7 +56,7 @@ def test_every_route_but_the_public_ones_asks_for_a_key_and_says_how_it_refuses(
         assert one.get("security", []) == ([] if path in PUBLIC else [{"key": []}])
 
 
-def test_what_is_posted_has_the_shape_that_reads_it(told: Operations, here: House) -> None:
+def test_what_is_posted_has_the_shape_that_reads_it(told: Operations, here: LiveServer) -> None:
     schemas = here.get("/openapi.json").json["components"]["schemas"]
     posted = {path: one["requestBody"] for (path, method), one in told.items() if method == "post"}
     assert set(posted) == set(BODIES)

@@ -29,7 +29,7 @@ from quire.client.request.params import SamplingParams
 from quire.core.request import Continuation
 from quire.errors import EngineDeadError
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import PacedRunner, paced_talker, talker
 from tests.support.servers.toy_dialect import PATH, PLAIN, TOY_ERRORS, ToyWriter, make_toy
 
@@ -39,14 +39,14 @@ PARTS = (TEXT, ReasoningPart(), ToolCallPart(0, "call_a", "look"))
 
 
 @pytest.fixture(scope="module")
-def toy() -> Iterator[House]:
+def toy() -> Iterator[LiveServer]:
     """A server with the toy's route beside its own."""
     with house(make=make_toy) as here:
         yield here
 
 
 @pytest.fixture
-def paced() -> Iterator[tuple[House, PacedRunner]]:
+def paced() -> Iterator[tuple[LiveServer, PacedRunner]]:
     """The same, and its model makes a step when it is told to."""
     opened, runner = paced_talker()
     with house(models={"oracle": opened}, make=make_toy, is_checked=False) as here:
@@ -57,14 +57,14 @@ def paced() -> Iterator[tuple[House, PacedRunner]]:
 @pytest.fixture
 def rings(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
     """Silences are short; one permit for each time somebody looks whether there is one."""
-    rings, look = Semaphore(0), answering.Batches._look
+    rings, look = Semaphore(0), answering.Batches._check_silence
 
     def counted(batches: answering.Batches) -> None:
         look(batches)
         rings.release()
 
     monkeypatch.setattr(answering, "STREAM_SILENT_S", 0.01)
-    monkeypatch.setattr(answering.Batches, "_look", counted)
+    monkeypatch.setattr(answering.Batches, "_check_silence", counted)
     return rings
 
 
@@ -73,7 +73,7 @@ def let_ring(rings: Semaphore, count: int) -> None:
         assert rings.acquire(timeout=PATIENCE_S)
 
 
-def ask(here: House, path: str = PATH, **more: Any) -> HTTPConnection:
+def ask(here: LiveServer, path: str = PATH, **more: Any) -> HTTPConnection:
     """Send a request and wait for nothing."""
     connection = here.connection()
     asked = {"say": "the cat", "prompt": "the cat", "stream": True, "count": 40, "max_tokens": 40, **more}
@@ -170,7 +170,7 @@ def test_a_long_silence_is_an_empty_batch(
     assert asyncio.run(listen()) == heard
 
 
-def test_a_toy_api_streams_and_says_whole_what_the_engine_says(toy: House) -> None:
+def test_a_toy_api_streams_and_says_whole_what_the_engine_says(toy: LiveServer) -> None:
     with LLM(talker()) as llm:
         expected = llm.generate("the cat", SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True))[0].text
     whole = toy.post(PATH, {"say": "the cat", "count": 5})
@@ -185,20 +185,20 @@ def test_a_toy_api_streams_and_says_whole_what_the_engine_says(toy: House) -> No
     ("asked", "told"),
     [
         ({"say": 5}, "no 400 invalid_request: say must be a text; send one\n"),
-        ({"say": "x", "count": 0}, "no 400 invalid_parameter: max_tokens must be at least 1"),
+        ({"say": "x", "count": 0}, "no 400 invalid_parameter: expected max_tokens of at least 1"),
         ({"say": "x", "model": "nobody"}, "no 404 model_not_found: there is no model 'nobody'"),
         ({"say": "x" * 9000}, "no 400 context_length_exceeded: This model's maximum context length"),
-        (b"{", "no 400 invalid_json: a body must be plain JSON"),
+        (b"{", "no 400 invalid_json: expected JSON as request body"),
     ],
 )
-def test_a_toy_is_refused_in_its_own_words_before_its_stream(toy: House, asked: Any, told: str) -> None:
+def test_a_toy_is_refused_in_its_own_words_before_its_stream(toy: LiveServer, asked: Any, told: str) -> None:
     refused = toy.post(PATH, asked if isinstance(asked, bytes) else {**asked, "stream": True})
     assert refused.data.decode().startswith(told)
     assert refused.headers["content-type"] == PLAIN.decode()
     assert int(refused.headers["content-length"]) == len(refused.data)
 
 
-def test_what_goes_wrong_outside_a_route_is_told_in_the_words_of_its_path(toy: House) -> None:
+def test_what_goes_wrong_outside_a_route_is_told_in_the_words_of_its_path(toy: LiveServer) -> None:
     headers = {f"x_{at}": "1" for at in range(MAX_HEADERS + 1)}
     for path, is_toy in ((PATH, True), (f"{PATH}/below", True), (f"{PATH}s", False), (CHAT, False), ("/", False)):
         for reply in (toy.request("PUT", path), toy.post(path, {}, **headers)):
@@ -214,12 +214,12 @@ def test_a_key_that_is_missing_is_told_in_the_words_of_the_path(tmp_path: Path) 
     keys.write_text('{"keys": []}')
     keys.chmod(0o600)
     with house(keys_file=keys, make=make_toy) as here:
-        assert here.post(PATH, {"say": "x"}).data.startswith(b"no 401 invalid_api_key: an API key is needed")
+        assert here.post(PATH, {"say": "x"}).data.startswith(b"no 401 invalid_api_key: expected an API key")
         assert here.post(COMPLETE, {"prompt": "x"}).code == "invalid_api_key"
         assert here.post(PATH, {"say": "x"}).headers["www-authenticate"] == "Bearer"
 
 
-def test_an_error_after_a_toys_stream_began_is_its_last_line(paced: tuple[House, PacedRunner]) -> None:
+def test_an_error_after_a_toys_stream_began_is_its_last_line(paced: tuple[LiveServer, PacedRunner]) -> None:
     here, runner = paced
     connection = ask(here)
     assert runner.is_waiting.wait(PATIENCE_S)
@@ -235,7 +235,7 @@ def test_an_error_after_a_toys_stream_began_is_its_last_line(paced: tuple[House,
 
 @pytest.mark.parametrize(("path", "keep_alive"), [(PATH, b".\n"), (COMPLETE, b": keep-alive\n")], ids=["toy", "openai"])
 def test_a_pause_in_an_open_stream_is_filled(
-    paced: tuple[House, PacedRunner], rings: Semaphore, path: str, keep_alive: bytes
+    paced: tuple[LiveServer, PacedRunner], rings: Semaphore, path: str, keep_alive: bytes
 ) -> None:
     here, runner = paced
     connection = ask(here, path)
@@ -250,7 +250,7 @@ def test_a_pause_in_an_open_stream_is_filled(
 
 
 def test_no_keep_alive_opens_a_stream_so_that_its_errors_have_a_status(
-    paced: tuple[House, PacedRunner], rings: Semaphore, monkeypatch: pytest.MonkeyPatch
+    paced: tuple[LiveServer, PacedRunner], rings: Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, runner = paced
     connection = ask(here)
@@ -263,7 +263,7 @@ def test_no_keep_alive_opens_a_stream_so_that_its_errors_have_a_status(
     connection.close()
 
 
-def test_a_whole_answer_is_not_disturbed_by_silences(paced: tuple[House, PacedRunner], rings: Semaphore) -> None:
+def test_a_whole_answer_is_not_disturbed_by_silences(paced: tuple[LiveServer, PacedRunner], rings: Semaphore) -> None:
     here, runner = paced
     connection = ask(here, COMPLETE, stream=False)
     assert runner.is_waiting.wait(PATIENCE_S)
@@ -273,7 +273,7 @@ def test_a_whole_answer_is_not_disturbed_by_silences(paced: tuple[House, PacedRu
     connection.close()
 
 
-def test_the_sdk_reads_over_keep_alives(paced: tuple[House, PacedRunner], rings: Semaphore) -> None:
+def test_the_sdk_reads_over_keep_alives(paced: tuple[LiveServer, PacedRunner], rings: Semaphore) -> None:
     here, runner = paced
     with LLM(talker()) as llm:
         expected = llm.generate("the cat", SamplingParams(max_tokens=9, temperature=0.0))[0].text
@@ -292,7 +292,7 @@ def test_the_sdk_reads_over_keep_alives(paced: tuple[House, PacedRunner], rings:
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
 def test_a_chunk_is_compact_json_with_its_keys_in_the_apis_order(
-    toy: House, path: str, options: dict[str, Any]
+    toy: LiveServer, path: str, options: dict[str, Any]
 ) -> None:
     asked = {"prompt": 'the "cat" ü', "messages": [{"role": "user", "content": "hello"}], "max_tokens": 6}
     reply = toy.post(path, {**asked, "stream": True, "stream_options": options})

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.servers.local_api import House
+from tests.support.servers.local_api import LiveServer
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {
@@ -48,7 +48,7 @@ def is_place(text: str) -> bool:
     ({"guided_grammar": GBNF}, re.compile("x[0-9]y").fullmatch),
     ({"grammar": GBNF}, re.compile("x[0-9]y").fullmatch),
 ])  # fmt: skip
-def test_an_answer_matches_whatever_was_asked(here: House, extra: dict[str, Any], matches: Any) -> None:
+def test_an_answer_matches_whatever_was_asked(here: LiveServer, extra: dict[str, Any], matches: Any) -> None:
     reply = here.post("/v1/chat/completions", body(**extra))
     assert reply.status == 200, reply.data
     choice = reply.json["choices"][0]
@@ -59,19 +59,19 @@ def test_an_answer_matches_whatever_was_asked(here: House, extra: dict[str, Any]
 @pytest.mark.parametrize(
     "extra", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
 )
-def test_json_mode_begins_an_object_and_never_anything_else(here: House, extra: dict[str, Any]) -> None:
+def test_json_mode_begins_an_object_and_never_anything_else(here: LiveServer, extra: dict[str, Any]) -> None:
     text = here.post("/v1/chat/completions", body(**extra, max_tokens=3)).json["choices"][0]["message"]["content"]
     assert text.startswith("{")
 
 
-def test_ways_of_saying_it_that_are_left_empty_say_nothing(here: House) -> None:
+def test_ways_of_saying_it_that_are_left_empty_say_nothing(here: LiveServer) -> None:
     empty = {"json": None, "json_object": False, "regex": None, "structural_tag": None}
     extra = {"structured_outputs": empty, "guided_json_object": False, "response_format": None, "regex": "[ab]{3}"}
     reply = here.post("/v1/chat/completions", body(**extra))
     assert re.fullmatch("[ab]{3}", reply.json["choices"][0]["message"]["content"])
 
 
-def test_the_sdk_streams_what_it_asked_for(here: House) -> None:
+def test_the_sdk_streams_what_it_asked_for(here: LiveServer) -> None:
     with openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0) as sdk:
         stream: Any = sdk.chat.completions.create(**body(response_format=FORMAT, stream=True))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
@@ -83,24 +83,24 @@ def test_the_sdk_streams_what_it_asked_for(here: House) -> None:
 
 
 @pytest.mark.parametrize(("extra", "param", "sentence"), [
-    ({"response_format": {"type": "xml"}}, "response_format", "must be of type text"),
+    ({"response_format": {"type": "xml"}}, "response_format", "expected response_format of type text"),
     ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema with a schema"),
     ({"response_format": "json"}, "response_format", "dictionary"),
-    ({"structured_outputs": {"yaml": 1}}, "structured_outputs", "'yaml' given"),
-    ({"guided_json": "{"}, "guided_json", "no JSON"),
+    ({"structured_outputs": {"yaml": 1}}, "structured_outputs", "got 'yaml'"),
+    ({"guided_json": "{"}, "guided_json", "not JSON"),
     ({"guided_json": {"type": "objekt"}}, "grammar", "Invalid type: objekt"),
     ({"regex": "("}, "grammar", "cannot be used"),
     ({"grammar": "start: ("}, "grammar", "cannot be used"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format", "a bool given"),
-    ({"structured_outputs": {"json": False}}, "structured_outputs", "a bool given"),
-    ({"choice": []}, "choice", "1 to 10000 texts"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}}, "response_format", "got bool"),
+    ({"structured_outputs": {"json": False}}, "structured_outputs", "got bool"),
+    ({"choice": []}, "choice", "1 to 10000 strings"),
     ({"regex": "a", "choice": ["b"]}, "choice", "one grammar"),
-    ({"regex": "a", "min_tokens": 3}, "min_tokens", "must be left out with a grammar"),
-    ({"regex": "a", "ignore_eos": True}, "ignore_eos", "must be left out with a grammar"),
-    ({"guided_json": {"enum": list(range(10_001))}}, "guided_json", "may have 10000 values"),
+    ({"regex": "a", "min_tokens": 3}, "min_tokens", "expected no min_tokens with a grammar"),
+    ({"regex": "a", "ignore_eos": True}, "ignore_eos", "expected no ignore_eos with a grammar"),
+    ({"guided_json": {"enum": list(range(10_001))}}, "guided_json", "at most 10000 values"),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_refused_in_words(
-    here: House, extra: dict[str, Any], param: str, sentence: str
+    here: LiveServer, extra: dict[str, Any], param: str, sentence: str
 ) -> None:
     reply = here.post("/v1/chat/completions", body(**extra))
     assert (reply.status, reply.json["error"]["param"]) == (400, param), reply.data

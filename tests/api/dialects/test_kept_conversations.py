@@ -16,7 +16,7 @@ from quire.api.access.conversation_store import ConversationStore, KeptConversat
 from quire.api.access.keys import add_key
 from quire.errors import ConfigError
 from tests.api.dialects.test_tools import PLACE, tool_talker
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 MAX_BYTES = 2_000
 TOOL = {"name": "find", "description": "Finds.", "parameters": PLACE}
@@ -28,7 +28,7 @@ def keys(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def here(tmp_path: Path, keys: dict[str, str]) -> Iterator[House]:
+def here(tmp_path: Path, keys: dict[str, str]) -> Iterator[LiveServer]:
     store = ConversationStore(tmp_path / "kept.db", 1 << 20)
     with house(
         models={"oracle": tool_talker()},
@@ -39,7 +39,7 @@ def here(tmp_path: Path, keys: dict[str, str]) -> Iterator[House]:
     store.close()
 
 
-def respond(here: House, key: str, given: Any, **more: Any) -> Any:
+def respond(here: LiveServer, key: str, given: Any, **more: Any) -> Any:
     body = {"model": "oracle", "input": given, "temperature": 0, "max_output_tokens": 12, **more}
     return here.post("/v1/responses", body, x_api_key=key)
 
@@ -47,7 +47,7 @@ def respond(here: House, key: str, given: Any, **more: Any) -> Any:
 @pytest.mark.parametrize("is_called", [False, True])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_going_on_by_an_id_is_the_same_as_sending_everything(
-    here: House, keys: dict[str, str], is_called: bool, is_streamed: bool
+    here: LiveServer, keys: dict[str, str], is_called: bool, is_streamed: bool
 ) -> None:
     more: dict[str, Any] = {"instructions": "be brief"}
     if is_called:
@@ -75,7 +75,7 @@ CUTS = [1, 4, 12, 30, 36, 44, 60, 90]
 
 @pytest.mark.parametrize("limit", CUTS)
 def test_a_response_that_was_cut_anywhere_goes_on_as_if_all_were_sent(
-    here: House, keys: dict[str, str], limit: int
+    here: LiveServer, keys: dict[str, str], limit: int
 ) -> None:
     how: dict[str, Any] = {"tools": [{"type": "function", **TOOL}], "tool_choice": "required"}
     hello = {"role": "user", "content": "hello"}
@@ -89,7 +89,7 @@ def test_a_response_that_was_cut_anywhere_goes_on_as_if_all_were_sent(
 
 @pytest.mark.parametrize("limit", CUTS)
 def test_a_message_that_was_cut_anywhere_goes_on_as_if_all_were_sent(
-    here: House, keys: dict[str, str], limit: int
+    here: LiveServer, keys: dict[str, str], limit: int
 ) -> None:
     tools = [{"name": "find", "description": "Finds.", "input_schema": PLACE}]
     how: dict[str, Any] = {"tools": tools, "tool_choice": {"type": "any"}}
@@ -118,21 +118,21 @@ def _output(item: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
 
 
-def test_anothers_conversation_reads_as_unknown(here: House, keys: dict[str, str]) -> None:
+def test_anothers_conversation_reads_as_unknown(here: LiveServer, keys: dict[str, str]) -> None:
     answer = respond(here, keys["alice"], "hello").json
     for key, answer_id in ((keys["bob"], answer["id"]), (keys["alice"], "resp_none")):
         refused = respond(here, key, "more", previous_response_id=answer_id)
         assert (refused.status, refused.code) == (400, "previous_response_not_found")
 
 
-def test_what_was_not_to_be_kept_is_not(here: House, keys: dict[str, str]) -> None:
+def test_what_was_not_to_be_kept_is_not(here: LiveServer, keys: dict[str, str]) -> None:
     answer = respond(here, keys["alice"], "hello", store=False).json
     assert respond(here, keys["alice"], "more", previous_response_id=answer["id"]).status == 400
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_kept_response_is_read_back_as_it_was_told_and_forgotten(
-    here: House, keys: dict[str, str], is_streamed: bool
+    here: LiveServer, keys: dict[str, str], is_streamed: bool
 ) -> None:
     tools = {"tools": [{"type": "function", **TOOL}], "tool_choice": "required", "max_output_tokens": 80}
     reply = respond(here, keys["alice"], "hello", stream=is_streamed, **tools)
@@ -150,7 +150,7 @@ def test_a_kept_response_is_read_back_as_it_was_told_and_forgotten(
     assert respond(here, keys["alice"], "more", previous_response_id=later["id"]).status == 200
 
 
-def test_a_messages_thread_is_no_response(here: House, keys: dict[str, str]) -> None:
+def test_a_messages_thread_is_no_response(here: LiveServer, keys: dict[str, str]) -> None:
     first = message(here, keys["alice"], [{"role": "user", "content": "hello"}], thread={"type": "create"}).json
     assert here.get(f"/v1/responses/{first['id']}", x_api_key=keys["alice"]).status == 404
 
@@ -171,12 +171,12 @@ def test_a_server_without_a_store_says_so_and_answers_all_else() -> None:
             assert "--store" in gone.json["error"]["message"]
 
 
-def message(here: House, key: str, messages: list[Any], **more: Any) -> Any:
+def message(here: LiveServer, key: str, messages: list[Any], **more: Any) -> Any:
     body = {"model": "oracle", "messages": messages, "temperature": 0, "max_tokens": 12, **more}
     return here.post("/v1/messages", body, x_api_key=key)
 
 
-def test_a_thread_goes_on_with_its_system_text_and_tools(here: House, keys: dict[str, str]) -> None:
+def test_a_thread_goes_on_with_its_system_text_and_tools(here: LiveServer, keys: dict[str, str]) -> None:
     began: dict[str, Any] = {
         "system": "be brief",
         "tools": [{"name": "find", "description": "Finds.", "input_schema": PLACE}],
@@ -200,7 +200,7 @@ def _num_prompt_tokens(told: Any) -> int:
     return int(told["usage"]["input_tokens"] + told["usage"]["cache_read_input_tokens"])
 
 
-def test_a_thread_that_is_not_there_is_told_as_clients_look_for_it(here: House, keys: dict[str, str]) -> None:
+def test_a_thread_that_is_not_there_is_told_as_clients_look_for_it(here: LiveServer, keys: dict[str, str]) -> None:
     hello = [{"role": "user", "content": "hello"}]
     first = message(here, keys["alice"], hello, thread={"type": "create"}).json
     thread = {"type": "continue", "previous_message_id": first["id"]}
@@ -254,7 +254,7 @@ def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "kept.db"
     path.touch(0o640)
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match="owner alone") as told:
+    with pytest.raises(ConfigError, match="only its owner") as told:
         ConversationStore(path, 1 << 20)
     assert told.value.settings == ("store",)
 
@@ -263,7 +263,7 @@ def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_store_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "kept.db")
     (tmp_path / "kept.db").chmod(0o700 if (tmp_path / "kept.db").is_dir() else 0o600)
-    with pytest.raises(ConfigError, match="can be written"):
+    with pytest.raises(ConfigError, match="writable file"):
         ConversationStore(tmp_path / "kept.db", 1 << 20)
 
 

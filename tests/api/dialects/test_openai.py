@@ -16,7 +16,7 @@ from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import Piece
 from quire.client.request.params import SamplingParams
 from quire.core.step import UNSATISFIABLE
-from tests.support.servers.local_api import House
+from tests.support.servers.local_api import LiveServer
 from tests.support.servers.talkers import talker
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -31,7 +31,7 @@ def prompt(text: Any = "the cat", **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def sdk(here: House) -> openai.OpenAI:
+def sdk(here: LiveServer) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{here.url}/v1", api_key="none", max_retries=0)
 
 
@@ -69,7 +69,7 @@ def test_a_completion_is_what_the_engine_says_in_process(sdk: openai.OpenAI) -> 
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected
 
 
-def test_cached_tokens_are_always_told(here: House) -> None:
+def test_cached_tokens_are_always_told(here: LiveServer) -> None:
     unseen = prompt(list(range(60, 100)))
     cold, warm = (here.post("/v1/completions", unseen).json["usage"] for _ in range(2))
     assert cold["prompt_tokens_details"] == {"cached_tokens": 0}
@@ -78,7 +78,7 @@ def test_cached_tokens_are_always_told(here: House) -> None:
     assert warm["total_tokens"] == 52
 
 
-def test_usage_comes_last_in_a_stream_and_is_null_before(here: House) -> None:
+def test_usage_comes_last_in_a_stream_and_is_null_before(here: LiveServer) -> None:
     events = here.post("/v1/chat/completions", body(stream=True, stream_options={"include_usage": True})).events
     assert all(event["usage"] is None for event in events[:-1])
     assert events[-1]["choices"] == []
@@ -86,14 +86,14 @@ def test_usage_comes_last_in_a_stream_and_is_null_before(here: House) -> None:
     assert len({(event["id"], event["created"], event["model"]) for event in events}) == 1
 
 
-def test_without_stream_options_no_usage_is_sent(here: House) -> None:
+def test_without_stream_options_no_usage_is_sent(here: LiveServer) -> None:
     events = here.post("/v1/chat/completions", body(stream=True)).events
     assert not any("usage" in event for event in events)
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert events[-1]["choices"][0]["finish_reason"] == "length"
 
 
-def test_usage_can_come_with_every_chunk(here: House) -> None:
+def test_usage_can_come_with_every_chunk(here: LiveServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = here.post("/v1/completions", prompt(stream=True, stream_options=options)).events
     assert all(event["usage"]["prompt_tokens"] == 2 for event in events)
@@ -116,13 +116,13 @@ def test_chat_logprobs_have_one_entry_for_each_token(sdk: openai.OpenAI) -> None
     assert [one.token for one in streamed] == [one.token for one in logprobs.content]
 
 
-def test_completion_logprobs_are_parallel_arrays(here: House) -> None:
+def test_completion_logprobs_are_parallel_arrays(here: LiveServer) -> None:
     told = here.post("/v1/completions", prompt(logprobs=2)).json["choices"][0]["logprobs"]
     assert {len(told[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")} == {12}
     assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
 
 
-def test_an_echo_repeats_the_prompt_with_its_logprobs(here: House) -> None:
+def test_an_echo_repeats_the_prompt_with_its_logprobs(here: LiveServer) -> None:
     plain = here.post("/v1/completions", prompt()).json["choices"][0]["text"]
     whole = here.post("/v1/completions", prompt(echo=True, logprobs=1)).json["choices"][0]
     assert whole["text"].startswith("the cat")
@@ -133,7 +133,7 @@ def test_an_echo_repeats_the_prompt_with_its_logprobs(here: House) -> None:
     assert here.post("/v1/completions", prompt(echo=True, stream=True)).text == "the cat" + plain
 
 
-def test_a_prompt_can_be_scored_without_an_answer(here: House) -> None:
+def test_a_prompt_can_be_scored_without_an_answer(here: LiveServer) -> None:
     whole = here.post("/v1/completions", prompt(echo=True, logprobs=1, max_tokens=0)).json
     assert whole["choices"][0]["text"] == "the cat"
     assert len(whole["choices"][0]["logprobs"]["tokens"]) == 2
@@ -143,7 +143,7 @@ def test_a_prompt_can_be_scored_without_an_answer(here: House) -> None:
     assert (told["text"], len(told["prompt_logprobs"])) == ("", 2)
 
 
-def test_a_prompt_can_be_echoed_and_nothing_else_is_computed(here: House) -> None:
+def test_a_prompt_can_be_echoed_and_nothing_else_is_computed(here: LiveServer) -> None:
     stats = here.opened["oracle"].engine.scheduler.stats
     before = stats.num_output_tokens
     asked = prompt(echo=True, max_tokens=0)
@@ -152,7 +152,7 @@ def test_a_prompt_can_be_echoed_and_nothing_else_is_computed(here: House) -> Non
     assert stats.num_output_tokens == before
 
 
-def test_several_prompts_and_answers_are_numbered_through(here: House) -> None:
+def test_several_prompts_and_answers_are_numbered_through(here: LiveServer) -> None:
     asked = prompt(["the cat", "a dog"], n=2, temperature=1.0, seed=3)
     whole = here.post("/v1/completions", asked).json
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
@@ -163,7 +163,7 @@ def test_several_prompts_and_answers_are_numbered_through(here: House) -> None:
     assert list(texts.values()) == [choice["text"] for choice in whole["choices"]]
 
 
-def test_token_ids_may_be_given_and_asked_for(here: House) -> None:
+def test_token_ids_may_be_given_and_asked_for(here: LiveServer) -> None:
     ids = here.post("/tokenize", {"model": "oracle", "prompt": "the cat", "add_special_tokens": False}).json["tokens"]
     by_text = here.post("/v1/completions", prompt(return_token_ids=True)).json["choices"][0]
     by_ids = here.post("/v1/completions", prompt(ids)).json["choices"][0]
@@ -173,19 +173,19 @@ def test_token_ids_may_be_given_and_asked_for(here: House) -> None:
     assert here.post("/detokenize", {"model": "oracle", "tokens": ids}).json == {"prompt": "the cat"}
 
 
-def test_tokens_may_be_named_by_number(here: House) -> None:
+def test_tokens_may_be_named_by_number(here: LiveServer) -> None:
     told = here.post("/v1/completions", prompt(logprobs=0, return_tokens_as_token_ids=True)).json
     assert all(name.startswith("token_id:") for name in told["choices"][0]["logprobs"]["tokens"])
 
 
-def test_prompt_logprobs_have_ranks(here: House) -> None:
+def test_prompt_logprobs_have_ranks(here: LiveServer) -> None:
     told = here.post("/v1/chat/completions", body(prompt_logprobs=1)).json
     assert told["prompt_logprobs"][0] is None
     assert len(told["prompt_logprobs"]) == told["usage"]["prompt_tokens"]
     assert all(entry["rank"] == 1 for one in told["prompt_logprobs"][1:] for entry in one.values())
 
 
-def test_a_stop_text_ends_an_answer_and_is_named(here: House) -> None:
+def test_a_stop_text_ends_an_answer_and_is_named(here: LiveServer) -> None:
     whole = here.post("/v1/completions", prompt(max_tokens=40)).json["choices"][0]["text"]
     stop = whole[20:22]
     cut = here.post("/v1/completions", prompt(max_tokens=40, stop=stop)).json["choices"][0]
@@ -195,7 +195,7 @@ def test_a_stop_text_ends_an_answer_and_is_named(here: House) -> None:
     assert kept["choices"][0]["text"] == cut["text"] + stop
 
 
-def test_a_seed_gives_the_same_answer_and_another_another(here: House) -> None:
+def test_a_seed_gives_the_same_answer_and_another_another(here: LiveServer) -> None:
     texts = [here.post("/v1/completions", prompt(temperature=1.0, seed=seed)).json["choices"][0]["text"]
              for seed in (7, 7, 8)]  # fmt: skip
     assert texts[0] == texts[1] != texts[2]
@@ -210,7 +210,7 @@ def test_a_seed_gives_the_same_answer_and_another_another(here: House) -> None:
     {"chat_template_kwargs": {"enable_thinking": False}}, {"cache_salt": "x"}, {"reasoning_effort": "low"},
     {"stream_options": None}, {"n": None}, {"max_completion_tokens": 12}, {"max_tokens": None, "stop_token_ids": []},
 ])  # fmt: skip
-def test_what_clients_send_beside_the_essential_is_taken(here: House, extra: dict[str, Any]) -> None:
+def test_what_clients_send_beside_the_essential_is_taken(here: LiveServer, extra: dict[str, Any]) -> None:
     reply = here.post("/v1/chat/completions", body(**extra))
     assert reply.status == 200, reply.data
     assert reply.json["choices"][0]["finish_reason"] in ("length", "stop")
@@ -221,13 +221,13 @@ def test_what_clients_send_beside_the_essential_is_taken(here: House, extra: dic
     {"chat_template": "x"}, {"truncate_prompt_tokens": 5}, {"functions": [{}]}, {"modalities": ["audio"]},
     {"suffix": "x"}, {"prompt_embeds": "AAAA"}, {"length_penalty": 2},
 ])  # fmt: skip
-def test_what_is_not_built_is_refused_and_never_ignored(here: House, extra: dict[str, Any]) -> None:
+def test_what_is_not_built_is_refused_and_never_ignored(here: LiveServer, extra: dict[str, Any]) -> None:
     reply = here.post("/v1/chat/completions", body(**extra))
     assert (reply.status, reply.code) == (400, "unsupported_parameter")
     assert reply.json["error"]["param"] == next(iter(extra))
 
 
-def test_models_are_listed_and_routed_by_name(here: House) -> None:
+def test_models_are_listed_and_routed_by_name(here: LiveServer) -> None:
     assert [card["id"] for card in here.get("/v1/models").json["data"]] == ["oracle", "other"]
     assert here.get("/v1/models/other").json["max_model_len"] == 512
     assert here.post("/v1/completions", prompt() | {"model": "other"}).json["model"] == "other"
@@ -237,7 +237,7 @@ def test_models_are_listed_and_routed_by_name(here: House) -> None:
     assert (unnamed.status, unnamed.json["error"]["param"]) == (400, "model")
 
 
-def test_a_conversation_is_tokenised_as_the_template_writes_it(here: House) -> None:
+def test_a_conversation_is_tokenised_as_the_template_writes_it(here: LiveServer) -> None:
     told = here.post("/tokenize", {"model": "oracle", "messages": HELLO, "return_token_strs": True}).json
     assert "".join(told["token_strs"]) == "<user>hello\n<assistant>"
     assert told["count"] == len(told["tokens"])
@@ -260,7 +260,7 @@ def test_the_sdk_meets_its_own_errors(sdk: openai.OpenAI) -> None:
     assert sdk.models.retrieve("oracle").id == "oracle"
 
 
-def test_a_clients_request_id_is_echoed_if_it_is_harmless(here: House) -> None:
+def test_a_clients_request_id_is_echoed_if_it_is_harmless(here: LiveServer) -> None:
     assert here.get("/v1/models", x_request_id="my-id.1_A").headers["x-request-id"] == "my-id.1_A"
     for hostile in ("a" * 129, "<script>", "a b", ""):
         assert here.get("/v1/models", x_request_id=hostile).headers["x-request-id"].startswith("req-")
@@ -269,7 +269,7 @@ def test_a_clients_request_id_is_echoed_if_it_is_harmless(here: House) -> None:
     assert first.json["id"] != second.json["id"]
 
 
-def test_many_at_once_get_what_each_gets_alone(here: House) -> None:
+def test_many_at_once_get_what_each_gets_alone(here: LiveServer) -> None:
     asks = [prompt(f"question {at}", seed=at, temperature=1.0, max_tokens=30) for at in range(40)]
     alone = [here.post("/v1/completions", one).json["choices"][0]["text"] for one in asks]
 
@@ -285,7 +285,7 @@ def test_many_at_once_get_what_each_gets_alone(here: House) -> None:
     assert asyncio.run(together()) == alone
 
 
-def test_a_large_answer_is_worded_beside_the_loop(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_answer_is_worded_beside_the_loop(here: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
     really = answering.whole_answer
 
@@ -306,7 +306,7 @@ def test_a_large_answer_is_worded_beside_the_loop(here: House, monkeypatch: pyte
     assert here.post("/detokenize", {"model": "oracle", "tokens": many}).json["prompt"] == "IJ" * 50_000
 
 
-def test_the_description_names_every_route_and_body(here: House) -> None:
+def test_the_description_names_every_route_and_body(here: LiveServer) -> None:
     schema = here.get("/openapi.json").json
     assert {"/v1/chat/completions", "/v1/completions", "/tokenize", "/health"} <= set(schema["paths"])
     assert "messages" in schema["components"]["schemas"]["ChatFields"]["properties"]
@@ -314,14 +314,14 @@ def test_the_description_names_every_route_and_body(here: House) -> None:
     assert {ref.partition('"')[0] for ref in refs} <= set(schema["components"]["schemas"])
 
 
-def test_a_message_that_is_shaped_wrongly_is_the_clients_mistake(here: House) -> None:
+def test_a_message_that_is_shaped_wrongly_is_the_clients_mistake(here: LiveServer) -> None:
     message = {"role": "assistant", "content": "x", "tool_calls": 5}
     for path in ("/v1/chat/completions", "/tokenize"):
         reply = here.post(path, {"model": "oracle", "messages": [message], "max_tokens": 2})
-        assert (reply.status, "tool_calls must be a list" in reply.json["error"]["message"]) == (400, True)
+        assert (reply.status, "tool_calls to be a list" in reply.json["error"]["message"]) == (400, True)
 
 
-def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: House) -> None:
+def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(b"GET /nope?\xff\xfe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert wire.recv(1 << 16)[9:12] in (b"400", b"404")

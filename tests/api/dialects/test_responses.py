@@ -12,7 +12,7 @@ from quire.api.dialects.openai.responses import sent_back
 from quire.client.reply.outputs import Answer
 from tests.api.dialects.test_messages import events
 from tests.api.dialects.test_tools import PAINT, PLACE, SCHEMAS, tool_talker
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": "find", "description": "Finds.", "parameters": PLACE, "strict": False},
@@ -25,7 +25,7 @@ PATH = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[House]:
+def here() -> Iterator[LiveServer]:
     with house(models={"oracle": tool_talker()}) as served:
         yield served
 
@@ -35,7 +35,7 @@ def body(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "paint"}])
-def test_a_call_that_is_wanted_is_an_item_that_fits(here: House, choice: Any) -> None:
+def test_a_call_that_is_wanted_is_an_item_that_fits(here: LiveServer, choice: Any) -> None:
     told = here.post(PATH, body(tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)).json
     assert (told["object"], told["status"], told["error"]) == ("response", "completed", None)
     (call,) = [item for item in told["output"] if item["type"] == "function_call"]
@@ -51,7 +51,7 @@ def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("extra", [{"tools": TOOLS, "tool_choice": "required"}, {"max_output_tokens": 9}])
-def test_a_streams_items_come_to_a_whole_responses(here: House, extra: dict[str, Any]) -> None:
+def test_a_streams_items_come_to_a_whole_responses(here: LiveServer, extra: dict[str, Any]) -> None:
     asked = body(temperature=0, **extra)
     whole = here.post(PATH, asked).json
     told = events(here.post(PATH, {**asked, "stream": True}).data)
@@ -84,7 +84,7 @@ def test_an_answer_without_items_leaves_no_message_behind() -> None:
     assert message["reasoning_content"] == "hm"
 
 
-def test_an_answer_that_was_cut_is_incomplete(here: House) -> None:
+def test_an_answer_that_was_cut_is_incomplete(here: LiveServer) -> None:
     told = here.post(PATH, body(max_output_tokens=2)).json
     assert (told["status"], told["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
 
@@ -107,7 +107,7 @@ def conversation(prefix: str = "") -> list[dict[str, Any]]:
     ]
 
 
-def test_a_conversation_goes_on_and_its_ids_change_no_token(here: House) -> None:
+def test_a_conversation_goes_on_and_its_ids_change_no_token(here: LiveServer) -> None:
     one, two = (here.post(PATH, body(input=conversation(name), max_output_tokens=3)) for name in ("a", "b"))
     assert one.status == 200, one.data
     used = two.json["usage"]
@@ -115,7 +115,7 @@ def test_a_conversation_goes_on_and_its_ids_change_no_token(here: House) -> None
     assert used["input_tokens_details"]["cached_tokens"] >= used["input_tokens"] - 2 * 4, "all but the last block"
 
 
-def test_an_answer_may_have_to_be_json(here: House) -> None:
+def test_an_answer_may_have_to_be_json(here: LiveServer) -> None:
     shape = {"format": {"type": "json_schema", "name": "paint", "schema": PAINT}}
     (item,) = [one for one in here.post(PATH, body(text=shape)).json["output"] if one["type"] == "message"]
     assert Draft202012Validator(PAINT).is_valid(json.loads(item["content"][0]["text"]))
@@ -138,19 +138,19 @@ def test_an_answer_may_have_to_be_json(here: House) -> None:
         ({"max_output_tokens": 0}, "max_tokens"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(here: House, extra: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_is_refused_by_name(here: LiveServer, extra: dict[str, Any], named: str) -> None:
     reply = here.post(PATH, body(**extra))
     assert reply.status == 400, reply.data
     assert reply.json["error"]["param"] == named
 
 
-def test_what_does_not_matter_is_ignored(here: House) -> None:
+def test_what_does_not_matter_is_ignored(here: LiveServer) -> None:
     extra = {"store": True, "include": ["reasoning.encrypted_content"], "prompt_cache_key": "x", "client_metadata": {}}
     told = here.post(PATH, body(max_output_tokens=2, reasoning={"summary": "auto"}, **extra)).json
     assert told["store"] is False
 
 
-def test_the_official_client_reads_streams(here: House) -> None:
+def test_the_official_client_reads_streams(here: LiveServer) -> None:
     client = openai.OpenAI(base_url=here.url + "/v1", api_key="none")
     with client.responses.stream(
         model="oracle",

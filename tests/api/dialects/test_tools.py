@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from quire.client.engines.opening import OpenedModel
 from quire.client.request.text_model import TextModel
 from quire.text.chat.rendering.template import ChatTemplate
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 TEMPLATE = (
@@ -53,7 +53,7 @@ def tool_talker() -> OpenedModel:
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[House]:
+def here() -> Iterator[LiveServer]:
     with house(models={"oracle": tool_talker(), "plain": talker()}) as served:
         yield served
 
@@ -71,7 +71,7 @@ def is_fit(call: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "paint"}}])
-def test_a_call_that_is_wanted_comes_and_fits(here: House, choice: Any, seed: int) -> None:
+def test_a_call_that_is_wanted_comes_and_fits(here: LiveServer, choice: Any, seed: int) -> None:
     reply = here.post("/v1/chat/completions", body(tool_choice=choice, seed=seed, parallel_tool_calls=False))
     assert reply.status == 200, reply.data
     (told,) = reply.json["choices"]
@@ -85,7 +85,7 @@ def test_a_call_that_is_wanted_comes_and_fits(here: House, choice: Any, seed: in
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_stream_says_joined_what_a_whole_answer_says(here: House, seed: int) -> None:
+def test_a_stream_says_joined_what_a_whole_answer_says(here: LiveServer, seed: int) -> None:
     asked = body(tool_choice="required", seed=seed)
     (whole,) = here.post("/v1/chat/completions", asked).json["choices"]
     events = here.post("/v1/chat/completions", {**asked, "stream": True}).events
@@ -104,29 +104,29 @@ def test_a_stream_says_joined_what_a_whole_answer_says(here: House, seed: int) -
     assert [call["function"] for call in calls.values()] == said
 
 
-def test_a_text_may_come_instead_where_nothing_is_wanted(here: House) -> None:
+def test_a_text_may_come_instead_where_nothing_is_wanted(here: LiveServer) -> None:
     (told,) = here.post("/v1/chat/completions", body(max_tokens=20)).json["choices"]
     assert told["message"]["content"] or told["message"]["tool_calls"]
 
 
-def test_tools_that_may_not_be_called_are_not_shown(here: House) -> None:
+def test_tools_that_may_not_be_called_are_not_shown(here: LiveServer) -> None:
     without = here.post("/v1/chat/completions", body(tools=None, max_tokens=1)).json["usage"]["prompt_tokens"]
     none = here.post("/v1/chat/completions", body(tool_choice="none", max_tokens=1)).json["usage"]["prompt_tokens"]
     shown = here.post("/v1/chat/completions", body(max_tokens=1)).json["usage"]["prompt_tokens"]
     assert none == without < shown
 
 
-def test_tools_are_counted_with_their_conversation(here: House) -> None:
+def test_tools_are_counted_with_their_conversation(here: LiveServer) -> None:
     used = here.post("/v1/chat/completions", body(max_tokens=1)).json["usage"]["prompt_tokens"]
     assert here.post("/tokenize", {"model": "oracle", "messages": HELLO, "tools": TOOLS}).json["count"] == used
 
 
-def test_a_raw_prompt_has_no_tools(here: House) -> None:
+def test_a_raw_prompt_has_no_tools(here: LiveServer) -> None:
     refused = here.post("/v1/completions", {"model": "oracle", "prompt": "a", "tools": TOOLS})
     assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
 
 
-def test_a_conversation_with_calls_and_their_results_goes_on(here: House) -> None:
+def test_a_conversation_with_calls_and_their_results_goes_on(here: LiveServer) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"city": "B", "size": 1}'}}
     said = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
     said += [{"role": "tool", "tool_call_id": "call_1", "content": "found"}]
@@ -134,7 +134,7 @@ def test_a_conversation_with_calls_and_their_results_goes_on(here: House) -> Non
     assert reply.status == 200, reply.data
 
 
-def test_an_answer_may_be_json_or_a_call(here: House) -> None:
+def test_an_answer_may_be_json_or_a_call(here: LiveServer) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "paint", "schema": PAINT}}
     (told,) = here.post("/v1/chat/completions", body(response_format=shape)).json["choices"]
     message = told["message"]
@@ -156,19 +156,19 @@ def test_an_answer_may_be_json_or_a_call(here: House) -> None:
         ({"model": "plain"}, "tools"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(here: House, extra: dict[str, Any], named: str) -> None:
+def test_what_cannot_be_is_refused_by_name(here: LiveServer, extra: dict[str, Any], named: str) -> None:
     reply = here.post("/v1/chat/completions", body(**extra))
     assert reply.status == 400, reply.data
     assert reply.json["error"]["param"] == named
 
 
-def test_kinds_of_tools_that_nobody_here_can_run_are_left_out(here: House) -> None:
+def test_kinds_of_tools_that_nobody_here_can_run_are_left_out(here: LiveServer) -> None:
     strange = [{"type": "web_search"}, *TOOLS]
     assert here.post("/v1/chat/completions", body(tools=strange, tool_choice="required")).status == 200
     assert here.post("/v1/chat/completions", body(tools=[], max_tokens=2)).status == 200
 
 
-def test_the_official_client_reads_calls(here: House) -> None:
+def test_the_official_client_reads_calls(here: LiveServer) -> None:
     client = openai.OpenAI(base_url=here.url + "/v1", api_key="none")
     with client.chat.completions.stream(
         model="oracle",

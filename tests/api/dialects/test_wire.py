@@ -10,7 +10,7 @@ import pytest
 from quire.client.request.text_model import TextModel
 from quire.text.chat.rendering.wire import Rendered
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -36,7 +36,7 @@ def prompt(text: Any = "the cat", **more: Any) -> dict[str, Any]:
     ],
 )
 def test_what_does_not_fit_is_said_in_the_words_clients_look_for(
-    here: House, path: str, asked: dict[str, Any], given: str
+    here: LiveServer, path: str, asked: dict[str, Any], given: str
 ) -> None:
     refused = here.post(path, asked)
     message = refused.json["error"]["message"]
@@ -60,12 +60,14 @@ def test_what_does_not_fit_is_said_in_the_words_clients_look_for(
         ("/tokenize", {"model": "oracle", "messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
     ],
 )
-def test_what_is_known_and_not_built_is_refused(here: House, path: str, asked: dict[str, Any], name: str) -> None:
+def test_what_is_known_and_not_built_is_refused(here: LiveServer, path: str, asked: dict[str, Any], name: str) -> None:
     refused = here.post(path, asked)
     assert (refused.status, refused.code, refused.json["error"]["param"]) == (400, "unsupported_parameter", name)
 
 
-def test_a_conversation_is_counted_with_what_its_template_is_told(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_is_counted_with_what_its_template_is_told(
+    here: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[dict[str, Any]] = []
 
     def spy(_self: TextModel, _messages: Any, **arguments: Any) -> Rendered:
@@ -79,7 +81,7 @@ def test_a_conversation_is_counted_with_what_its_template_is_told(here: House, m
     assert told[0] == told[1] == {"documents": [{"text": "a"}], "extra": {"reasoning_effort": "low"}}
 
 
-def test_special_tokens_of_a_prompt_can_be_left_out(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_tokens_of_a_prompt_can_be_left_out(here: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, added = here.opened["oracle"].text.tokenizer, []
     really = tokenizer.encode
 
@@ -93,7 +95,7 @@ def test_special_tokens_of_a_prompt_can_be_left_out(here: House, monkeypatch: py
     assert added == [False, True, True]
 
 
-def test_a_scored_prompt_shows_and_counts_no_token(here: House) -> None:
+def test_a_scored_prompt_shows_and_counts_no_token(here: LiveServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     asked = prompt(["the cat", "a dog", "one two three"], echo=True, max_tokens=0, logprobs=0, return_token_ids=True)
     whole = here.post(COMPLETE, asked).json
@@ -105,7 +107,7 @@ def test_a_scored_prompt_shows_and_counts_no_token(here: House) -> None:
     assert not any(shown)
 
 
-def test_offsets_count_text_whatever_tokens_are_called(here: House) -> None:
+def test_offsets_count_text_whatever_tokens_are_called(here: LiveServer) -> None:
     for more in ({}, {"echo": True}):
         named, numbered = (
             here.post(COMPLETE, prompt(logprobs=1, return_tokens_as_token_ids=flag, **more)).json["choices"][0]
@@ -124,14 +126,14 @@ def test_offsets_count_text_whatever_tokens_are_called(here: House) -> None:
         ("PUT", "/tokenize", "POST"),
     ],
 )
-def test_a_method_that_is_not_taken_is_told_which_are(here: House, method: str, path: str, allowed: str) -> None:
+def test_a_method_that_is_not_taken_is_told_which_are(here: LiveServer, method: str, path: str, allowed: str) -> None:
     refused = here.request(method, path)
     assert (refused.status, refused.code) == (405, "method_not_allowed")
     assert refused.headers["allow"] == allowed
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_probes_may_ask_for_the_head_only(here: House, path: str) -> None:
+def test_probes_may_ask_for_the_head_only(here: LiveServer, path: str) -> None:
     connection = HTTPConnection("127.0.0.1", here.port, timeout=PATIENCE_S)
     for method in ("HEAD", "GET"):
         connection.request(method, path)
@@ -149,6 +151,6 @@ def test_a_locked_server_is_probed_without_a_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [5, ["a"], {"id": "me"}, True])
-def test_fields_nobody_uses_may_have_any_shape(here: House, odd: Any) -> None:
+def test_fields_nobody_uses_may_have_any_shape(here: LiveServer, odd: Any) -> None:
     for name in ("user", "metadata", "store", "safety_identifier", "prompt_cache_key"):
         assert here.post(CHAT, body(**{name: odd})).status == 200, json.dumps({name: odd})

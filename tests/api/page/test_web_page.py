@@ -9,7 +9,7 @@ import pytest
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.api.web_page import PAGES, POLICY, PageFiles
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 API = Path(str(files("quire.api")))
@@ -39,7 +39,7 @@ def test_no_page_is_served_where_they_were_switched_off() -> None:
         assert {here.get(page.path_of(name)).status for page, name in FILES} == {404}
 
 
-def test_a_page_of_another_name_is_refused_as_the_api_is(here: House) -> None:
+def test_a_page_of_another_name_is_refused_as_the_api_is(here: LiveServer) -> None:
     assert {here.request("GET", page.path, None, host="evil.example").status for page in PAGES} == {403}
 
 

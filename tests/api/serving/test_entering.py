@@ -21,7 +21,7 @@ from quire.errors import DrainingError
 from quire.observe import access_log
 from tests.api.watch.test_watching import value
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -39,7 +39,7 @@ def written() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def half(here: House, path: str = COMPLETE, key: str = "", **more: Any) -> tuple[socket.socket, bytes]:
+def half(here: LiveServer, path: str = COMPLETE, key: str = "", **more: Any) -> tuple[socket.socket, bytes]:
     """A request whose body is not all there, and the rest of it."""
     body = json.dumps({**BODY, **more}).encode()
     wire = socket.create_connection(("127.0.0.1", here.port), timeout=PATIENCE_S)
@@ -195,7 +195,7 @@ def test_a_bucket_takes_back_what_was_taken_for_nothing() -> None:
     assert bucket.left(1000.0) == 60
 
 
-def _refusals(here: House, runner: PacedRunner, secret: str, count: int) -> list[Any]:
+def _refusals(here: LiveServer, runner: PacedRunner, secret: str, count: int) -> list[Any]:
     """Answers of a server whose engine lets nobody in, while it steps."""
     got: list[Any] = []
     asking = threading.Thread(

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house, read_some
+from tests.support.servers.local_api import LiveServer, house, read_some
 from tests.support.servers.talkers import PacedRunner, paced_talker, talker
 
 COMPLETE, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture
-def paced() -> Iterator[tuple[House, PacedRunner]]:
+def paced() -> Iterator[tuple[LiveServer, PacedRunner]]:
     """A server whose model makes a step when it is told to."""
     opened, runner = paced_talker(max_running=2)
     with house(models={"oracle": opened}) as here:
@@ -26,7 +26,7 @@ def paced() -> Iterator[tuple[House, PacedRunner]]:
         runner.let_go()
 
 
-def ask(here: House, **more: Any) -> HTTPConnection:
+def ask(here: LiveServer, **more: Any) -> HTTPConnection:
     """Send a request and wait for nothing."""
     connection = here.connection()
     asked = {"model": "oracle", "prompt": "hello", "max_tokens": 200, "temperature": 0.0, "ignore_eos": True, **more}
@@ -46,7 +46,7 @@ def hang_up(connection: HTTPConnection, *, with_reset: bool = False) -> None:
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("num_steps", [0, 1, 5])
 def test_a_client_that_leaves_in_prefill_or_decode_holds_nothing(
-    paced: tuple[House, PacedRunner], streams: bool, num_steps: int, with_reset: bool
+    paced: tuple[LiveServer, PacedRunner], streams: bool, num_steps: int, with_reset: bool
 ) -> None:
     here, runner = paced
     connection = ask(here, stream=streams)
@@ -60,7 +60,7 @@ def test_a_client_that_leaves_in_prefill_or_decode_holds_nothing(
     assert here.opened["oracle"].engine.scheduler.stats.num_output_tokens < 20
 
 
-def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[House, PacedRunner]) -> None:
+def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[LiveServer, PacedRunner]) -> None:
     here, runner = paced
     running = [ask(here, stream=True, prompt=f"one {at}") for at in range(2)]
     assert runner.is_waiting.wait(60)
@@ -76,14 +76,14 @@ def test_a_client_that_leaves_the_queue_is_forgotten(paced: tuple[House, PacedRu
     assert here.opened["oracle"].engine.scheduler.stats.num_output_tokens == 400
 
 
-def test_a_client_that_leaves_before_its_body_is_there_takes_no_place(here: House) -> None:
+def test_a_client_that_leaves_before_its_body_is_there_takes_no_place(here: LiveServer) -> None:
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
         wire.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
         here.wait_until(lambda: len(here.admission.open_requests) == 1)
     here.wait_until(lambda: not here.admission.open_requests)
 
 
-def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[House, PacedRunner]) -> None:
+def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[LiveServer, PacedRunner]) -> None:
     here, runner = paced
     body = json.dumps({"model": "oracle", "prompt": "hello", "max_tokens": 200, "stream": True}).encode()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -95,7 +95,7 @@ def test_a_client_that_asked_twice_at_once_and_leaves_ends_both(paced: tuple[Hou
     here.wait_until_free()
 
 
-def test_two_requests_on_one_connection_are_answered_in_their_order(here: House) -> None:
+def test_two_requests_on_one_connection_are_answered_in_their_order(here: LiveServer) -> None:
     bodies = [json.dumps({"model": "oracle", "prompt": f"hello {at}", "max_tokens": 9}).encode() for at in range(2)]
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with socket.create_connection(("127.0.0.1", here.port)) as wire:
@@ -106,7 +106,7 @@ def test_two_requests_on_one_connection_are_answered_in_their_order(here: House)
     assert data.count(b"HTTP/1.1 200") == 2
 
 
-def slow_connection(here: House, **more: Any) -> socket.socket:
+def slow_connection(here: LiveServer, **more: Any) -> socket.socket:
     """A stream of much text to somebody with a small window."""
     wire = socket.socket()
     wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -125,7 +125,7 @@ def test_a_reader_that_takes_nothing_is_cut_and_others_are_not(who: str, monkeyp
     """A writer that waits too long, or a look at the connection: whoever sees it first, the log says why."""
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr("quire.api.asgi.write_access", lines.append)
-    monkeypatch.setattr("quire.api.http.protocol.LOOK_S", 0.05)
+    monkeypatch.setattr("quire.api.http.protocol.CHECK_S", 0.05)
     monkeypatch.setattr(f"quire.api.{who}.STUCK_S", 0.3)
     monkeypatch.setattr("quire.api.http.protocol.WRITE_BUFFER_BYTES", 4096)
     with house(models={"oracle": talker(num_blocks=2048)}, send_buffer_bytes=65536) as here:
@@ -152,13 +152,15 @@ def _drained(wire: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(paced: tuple[House, PacedRunner]) -> None:
+def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(
+    paced: tuple[LiveServer, PacedRunner],
+) -> None:
     here, runner = paced
     connection = ask(here, stream=True, max_tokens=300, seed=1)
     runner.let_go()
     here.wait_until(
         lambda: all(
-            record.asked and record.asked[0].reply.is_done for record, _ in here.admission.open_requests.values()
+            record.handles and record.handles[0].reply.is_done for record, _ in here.admission.open_requests.values()
         )
     )
     data = connection.getresponse().read()
@@ -170,7 +172,7 @@ def test_a_reader_that_was_away_for_a_moment_gets_everything_in_fewer_pieces(pac
     assert "".join(texts) == whole["choices"][0]["text"]
 
 
-def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(here: House) -> None:
+def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(here: LiveServer) -> None:
     tasks_before, threads_before = here.num_tasks(), threading.active_count()
 
     def record(at: int) -> None:

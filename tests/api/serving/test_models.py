@@ -24,6 +24,6 @@ def test_without_an_alias_for_it_a_name_is_unknown() -> None:
 
 
 def test_an_alias_must_name_a_model_that_is_there() -> None:
-    with pytest.raises(ConfigError, match="an alias must name a model that is served") as told:
+    with pytest.raises(ConfigError, match="expected aliases of served models") as told:
         Models([A], {"x": "b"})
     assert told.value.settings == ("alias",)

@@ -13,8 +13,8 @@ import pytest
 from quire.api.dialects import answering
 from quire.api.models import park_moves
 from quire.cli.models import model_moves
-from quire.cli.shared.found_servers import asked, server_behind
-from quire.config import ParkedModel
+from quire.cli.shared.found_servers import admin_request, server_behind
+from quire.config import OnDemandModel
 from quire.errors import ConfigError
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.park_server import ParkServer, on_demand, park_server
@@ -36,7 +36,7 @@ def many_loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_are_listed_with_their_state_and_loaded_when_they_are_asked_for(tmp_path: Path) -> None:
-    with park_server(tmp_path, ParkedModel("k", "k", aliases=("gpt-*",), is_kept=True), *on_demand("a", "b")) as here:
+    with park_server(tmp_path, OnDemandModel("k", "k", aliases=("gpt-*",), is_kept=True), *on_demand("a", "b")) as here:
         assert {name: meta["state"] for name, meta in here.cards().items()} == {
             "k": "ready",
             "a": "unloaded",
@@ -97,7 +97,7 @@ def test_a_stream_hears_keep_alives_while_its_model_loads_and_then_its_answer_or
 
 def test_beyond_the_queue_who_waits_for_a_model_is_told_to_come_back_and_others_are_answered(tmp_path: Path) -> None:
     route = "/v1/chat/completions"
-    with park_server(tmp_path, ParkedModel("k", "k", is_kept=True), *on_demand("a")) as here:
+    with park_server(tmp_path, OnDemandModel("k", "k", is_kept=True), *on_demand("a")) as here:
         here.may_load.clear()
         waiting = [threading.Thread(target=here.ask, args=((route, body(route, "a")),)) for _ in range(2)]
         for thread in waiting:
@@ -115,7 +115,7 @@ def test_beyond_the_queue_who_waits_for_a_model_is_told_to_come_back_and_others_
 
 
 def _num_open(here: ParkServer) -> int:
-    return int(asked(here.socket_path, "GET", "/stats")["num_open_requests"])
+    return int(admin_request(here.socket_path, "GET", "/stats")["num_open_requests"])
 
 
 def test_a_model_that_cannot_be_loaded_is_told_in_one_sentence(tmp_path: Path) -> None:
@@ -129,24 +129,24 @@ def test_a_model_that_cannot_be_loaded_is_told_in_one_sentence(tmp_path: Path) -
 
 
 def test_the_operator_loads_and_unloads_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with park_server(tmp_path, ParkedModel("k", "k", is_kept=True), *on_demand("a")) as here:
+    with park_server(tmp_path, OnDemandModel("k", "k", is_kept=True), *on_demand("a")) as here:
         monkeypatch.setattr(
             "quire.cli.shared.found_servers.running_servers",
             lambda: [one for one in [server_behind(here.socket_path)] if one],
         )
-        model_moves.ask_to_load("a")
+        model_moves.request_load("a")
         assert here.cards()["a"]["state"] == "ready"
-        model_moves.ask_to_unload("a")
+        model_moves.request_unload("a")
         while here.cards()["a"]["state"] != "unloaded":
             time.sleep(0.005)
         with pytest.raises(ConfigError, match="k is kept"):
-            model_moves.ask_to_unload("k")
+            model_moves.request_unload("k")
         with pytest.raises(ConfigError, match="no server of yours"):
-            model_moves.ask_to_load("other")
+            model_moves.request_load("other")
         found = server_behind(here.socket_path)
         monkeypatch.setattr("quire.cli.shared.found_servers.running_servers", lambda: [found, found])
-        with pytest.raises(ConfigError, match="one server must have 'a', 2 do"):
-            model_moves.ask_to_load("a")
+        with pytest.raises(ConfigError, match="expected one server with 'a', got 2"):
+            model_moves.request_load("a")
 
 
 def test_who_waits_for_a_model_when_the_server_ends_is_told_so_at_once(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_who_waits_for_a_model_when_the_server_ends_is_told_so_at_once(tmp_path:
         thread.start()
         while here.cards()["a"]["state"] != "loading":
             time.sleep(0.005)
-        asked(here.socket_path, "POST", "/drain")
+        admin_request(here.socket_path, "POST", "/drain")
         thread.join(PATIENCE_S)
     ((status, text),) = heard
     assert (status, json.loads(text)["error"]["code"]) == (503, "server_draining")

@@ -102,7 +102,7 @@ def test_a_server_says_what_it_has_and_how_to_try_it(tmp_path: Path) -> None:
     with started(tmp_path, log_format="json") as server:
         said = "\n".join(server.lines)
         assert "oracle: an oracle" in said
-        assert "no keys: whoever reaches this address is let in" in said
+        assert "no keys: every client that reaches this address has access" in said
         assert f"try: curl http://127.0.0.1:{server.port}/v1/chat/completions" in said
         assert server.post({"prompt": "hello", "max_tokens": 5, "temperature": 0})[0] == 200
         server.process.send_signal(signal.SIGTERM)
@@ -183,7 +183,7 @@ def test_a_signal_ends_the_server_after_those_inside_have_their_end(tmp_path: Pa
 def test_once_there_are_keys_the_server_asks_for_one(tmp_path: Path) -> None:
     secret = add_key(tmp_path / "keys.json", "alice")
     with started(tmp_path) as server:
-        assert "a key is needed" in "\n".join(server.lines)
+        assert "a key is required" in "\n".join(server.lines)
         assert server.post({"prompt": "hello"})[0] == 401
         assert server.post({"prompt": "hello"}, authorization=f"Bearer {secret}")[0] == 200
         assert server.get("/health") == 200
@@ -204,9 +204,9 @@ def test_what_cannot_be_listened_on_is_said_in_a_sentence(tmp_path: Path) -> Non
     with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigError, match="choose another --port"):
         listen("127.0.0.1", taken.getsockname()[1])
     tmp_path.chmod(0o755)
-    with pytest.raises(ConfigError, match="owner's alone"):
+    with pytest.raises(ConfigError, match="only its owner"):
         listen_unix(tmp_path / "admin.sock")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot create"):
         listen_unix(tmp_path / "new" / ("x" * 200))
     listen_unix(tmp_path / "new" / "a.sock").close()
     listen_unix(tmp_path / "new" / "a.sock").close()
@@ -253,7 +253,7 @@ def test_models_get_public_names(tmp_path: Path) -> None:
     assert public_names(paths[:1], ["mine"]) == {"mine": paths[0]}
     with pytest.raises(ConfigError, match="once for each of 3"):
         public_names(paths, ["mine"])
-    with pytest.raises(ConfigError, match="must differ"):
+    with pytest.raises(ConfigError, match="distinct model names"):
         public_names([paths[1], paths[1]], [])
 
 
@@ -281,9 +281,9 @@ def test_a_person_can_chat_with_a_server(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["chat", "--url", url, "--max-tokens", "6", "--temperature", "0"],
                                   input="hello\nagain\n/stats\n/exit\n")  # fmt: skip
         assert done.exit_code == 0, done.stderr
-        assert f"talking with oracle at {url}" in done.stderr
+        assert f"chatting with oracle at {url}" in done.stderr
         assert done.stderr.count("6 tokens, ") == 2
-        assert "2 answers, 12 tokens" in done.stderr
+        assert "2 responses, 12 tokens" in done.stderr
         wrong = CliRunner().invoke(app, ["chat", "nobody", "--url", url])
         assert isinstance(wrong.exception, ConfigError)
     gone = CliRunner().invoke(app, ["chat", "--url", url])

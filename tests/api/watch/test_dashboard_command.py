@@ -140,13 +140,13 @@ def test_of_the_socket_only_what_the_page_reads_is_reached(both: tuple[Dashboard
 def test_a_model_of_any_name_is_asked_for_in_one_line(model: str) -> None:
     asked: list[str] = []
 
-    class Noted(module._Desk):
+    class Noted(module._Handler):
         def __init__(self) -> None:
             """No socket."""
 
         @contextmanager
-        def _told(self, asked_for: str) -> Iterator[Any]:
-            asked.append(asked_for)
+        def _upstream_response(self, target: str) -> Iterator[Any]:
+            asked.append(target)
             yield None
 
         def _head(self, *_: Any, **__: Any) -> None:
@@ -229,7 +229,7 @@ def test_so_many_connections_and_no_more(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_browser_that_says_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module._Desk, "timeout", 0.05)
+    monkeypatch.setattr(module._Handler, "timeout", 0.05)
     with (
         served(WatchSource("http://127.0.0.1:1", Path("/nowhere"))) as serving,
         socket.create_connection(("127.0.0.1", serving.server_address[1]), timeout=PATIENCE_S) as wire,

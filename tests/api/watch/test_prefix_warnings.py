@@ -20,7 +20,7 @@ from quire.client.request.conversation import StablePrefix
 from quire.config.sources import load_settings
 from tests.support.fleet.prefix_corpus import RULES
 from tests.support.servers.guarded_prompts import TEMPLATES
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 from tests.support.servers.talkers import talker
 
 WARNING, REMOVED = "x-quire-prefix-warning", "x-quire-stable-prefix"
@@ -33,18 +33,18 @@ def server(keys_file: Path | None = None, *listed: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[House]:
+def plain() -> Iterator[LiveServer]:
     with server() as here:
         yield here
 
 
 @pytest.fixture(scope="module")
-def cleaned() -> Iterator[House]:
+def cleaned() -> Iterator[LiveServer]:
     with server(None, "dates", "times", "Run [a-z]+") as here:
         yield here
 
 
-def ask(here: House, system: str, question: str, dialect: str = "chat", **headers: str) -> Reply:
+def ask(here: LiveServer, system: str, question: str, dialect: str = "chat", **headers: str) -> Reply:
     user, body = {"role": "user", "content": question}, dict[str, Any]()
     match dialect:
         case "chat":
@@ -70,7 +70,9 @@ def cached(reply: Reply) -> int:
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-def test_the_answer_to_a_request_that_lost_something_names_the_line_and_its_cost(plain: House, dialect: str) -> None:
+def test_the_answer_to_a_request_that_lost_something_names_the_line_and_its_cost(
+    plain: LiveServer, dialect: str
+) -> None:
     system = f"{dialect} {{}}"
     replies = [ask(plain, system.format(clock(number)), f"{number}?", dialect) for number in range(6)]
     assert [reply.status for reply in replies] == [200] * 6
@@ -86,7 +88,7 @@ def test_the_answer_to_a_request_that_lost_something_names_the_line_and_its_cost
     assert "tokens in the last hour, in 5 requests" in one["explanation"]
 
 
-def test_a_stream_is_warned_in_its_head(plain: House) -> None:
+def test_a_stream_is_warned_in_its_head(plain: LiveServer) -> None:
     for number in range(6):
         messages = [{"role": "system", "content": "stream " + clock(number)}, {"role": "user", "content": f"{number}?"}]
         body = {"model": "oracle", "messages": messages, "max_tokens": 2, "stream": True}
@@ -94,7 +96,7 @@ def test_a_stream_is_warned_in_its_head(plain: House) -> None:
     assert reply.headers[WARNING].endswith('; line="stream The time is 08:05:00."')
 
 
-def test_what_a_line_cost_is_what_the_engine_computed_again(plain: House) -> None:
+def test_what_a_line_cost_is_what_the_engine_computed_again(plain: LiveServer) -> None:
     before = lost_in_metrics(plain)
     replies = [ask(plain, "measured " + clock(number), f"{number}?") for number in range(6)]
     num_prompt = replies[-1].json["usage"]["prompt_tokens"]
@@ -105,12 +107,12 @@ def test_what_a_line_cost_is_what_the_engine_computed_again(plain: House) -> Non
     assert lost_in_metrics(plain) - before >= one["num_lost_tokens"]
 
 
-def lost_in_metrics(here: House) -> float:
+def lost_in_metrics(here: LiveServer) -> float:
     lines = here.get("/metrics").data.decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("quire:prefix_guard_tokens_lost_total"))
 
 
-def test_a_line_in_many_alphabets_is_told_in_plain_characters(plain: House) -> None:
+def test_a_line_in_many_alphabets_is_told_in_plain_characters(plain: LiveServer) -> None:
     for number in range(6):
         reply = ask(plain, f'Ün"ï\\code 日本\t08:{number:02}:11\r\n{RULES}', f"{number}?")
     told = reply.headers[WARNING]
@@ -189,7 +191,7 @@ def test_the_log_says_it_once_and_without_the_line(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("dialect", ["chat", "messages", "responses"])
-def test_what_the_operator_lists_is_taken_out_and_told(cleaned: House, dialect: str) -> None:
+def test_what_the_operator_lists_is_taken_out_and_told(cleaned: LiveServer, dialect: str) -> None:
     for number in range(5):
         system = f"Today is 2026-11-{10 + number}.\n{dialect}\nThe time is 08:{number:02}.\nRun ab\n{RULES}"
         reply = ask(cleaned, system, "And what is the time, 08:12?", dialect)
@@ -203,7 +205,7 @@ def test_what_the_operator_lists_is_taken_out_and_told(cleaned: House, dialect: 
     assert cached(bare) > 700
 
 
-def test_users_assistants_and_tools_keep_their_lines(cleaned: House) -> None:
+def test_users_assistants_and_tools_keep_their_lines(cleaned: LiveServer) -> None:
     line = "The time is 08:30."
     tool = {"type": "function", "function": {"name": "t", "description": line, "parameters": {"type": "object"}}}
     messages = [
@@ -221,7 +223,7 @@ def test_users_assistants_and_tools_keep_their_lines(cleaned: House) -> None:
     assert text.count(line) == 5
 
 
-def test_what_is_only_counted_or_explained_is_the_prompt_that_would_run(cleaned: House) -> None:
+def test_what_is_only_counted_or_explained_is_the_prompt_that_would_run(cleaned: LiveServer) -> None:
     with_line, without = "The time is 08:30.\nYou help.", "You help."
     user = {"role": "user", "content": "Hello"}
     for path, name in (("/tokenize", "count"), ("/v1/messages/count_tokens", "input_tokens")):
@@ -241,14 +243,14 @@ def test_what_is_only_counted_or_explained_is_the_prompt_that_would_run(cleaned:
     assert explained["reason"] == "too_short"
 
 
-def test_an_answer_with_many_long_lines_taken_out_has_a_short_header(cleaned: House) -> None:
+def test_an_answer_with_many_long_lines_taken_out_has_a_short_header(cleaned: LiveServer) -> None:
     lines = "\n".join(f"Date: 2026-11-{10 + number}" + " " * 60 + "." for number in range(20))
     told = ask(cleaned, lines + "\nYou help.", "?").headers[REMOVED]
     assert told.startswith('removed=20; lines="Date: 2026-11-10')
     assert len(told) < 500
 
 
-def test_the_header_of_a_fresh_connection_is_ascii_whatever_was_taken_out(cleaned: House) -> None:
+def test_the_header_of_a_fresh_connection_is_ascii_whatever_was_taken_out(cleaned: LiveServer) -> None:
     connection: HTTPConnection = cleaned.connection()
     system = "Ünïcode 日本 08:30\nYou help."
     body = {"model": "oracle", "max_tokens": 2, "messages": [{"role": "system", "content": system}]}

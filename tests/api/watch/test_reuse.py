@@ -9,7 +9,7 @@ import pytest
 from quire.api.access.keys import add_key
 from quire.client.prefix.reuse_log import Miss
 from tests.api.dialects.test_tools import tool_talker
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 from tests.support.servers.talkers import paced_talker, talker
 
 TEXT = "the cat sat on the mat and looked at the dog, who did not look back at all"
@@ -26,7 +26,7 @@ def prompt(text: Any, **more: Any) -> dict[str, Any]:
     return {"model": "oracle", "prompt": text, "max_tokens": 2, "temperature": 0.0, **more}
 
 
-def reuse_of(here: House, answer: Reply, **headers: str) -> Any:
+def reuse_of(here: LiveServer, answer: Reply, **headers: str) -> Any:
     return here.get(f"/v1/requests/{answer.headers['x-request-id']}/cache", **headers).json
 
 
@@ -123,7 +123,7 @@ def test_who_waited_for_a_block_lost_nothing_by_it() -> None:
             connection.request("POST", "/v1/completions", json.dumps(prompt(TEXT)))
             here.wait_until_asked(at + 1)
         assert runner.is_waiting.wait(60)
-        here.wait_until(lambda: all(record.asked for record, _ in here.admission.open_requests.values()))
+        here.wait_until(lambda: all(record.handles for record, _ in here.admission.open_requests.values()))
         runner.let_go()
         ids = [connection.getresponse().headers["x-request-id"] for connection in (first, second)]
         found = [here.get(f"/v1/requests/{one}/cache").json["prompts"][0] for one in ids]

@@ -20,7 +20,7 @@ from quire.api.http.request_span import RequestSpans
 from quire.errors import ConfigError
 from quire.observe import spans
 from quire.observe.spans import RequestSpan, RequestSpanWriter, open_spans
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 NOT_SAMPLED = PARENT[:-1] + "0"
@@ -28,7 +28,7 @@ NOT_SAMPLED = PARENT[:-1] + "0"
 
 @dataclass
 class Traced:
-    house: House
+    house: LiveServer
     exporter: InMemorySpanExporter
 
     def spans(self, count: int) -> tuple[ReadableSpan, ...]:
@@ -49,7 +49,7 @@ def traced() -> Iterator[Traced]:
         yield Traced(here, exporter)
 
 
-def ask(here: House, path: str = "/v1/completions", **fields: object) -> int:
+def ask(here: LiveServer, path: str = "/v1/completions", **fields: object) -> int:
     body = {"model": "oracle", "max_tokens": 4, **fields}
     if path == "/v1/completions":
         body.setdefault("prompt", "the secret word")
@@ -114,7 +114,7 @@ def test_a_library_that_fails_is_told_once_and_fails_no_request(caplog: pytest.L
     writer = RequestSpanWriter(_Broken(), "1")
     for _ in range(3):
         writer.write(RequestSpan("a", 1.0, 2.0, {}))
-    assert [record.message.partition(";")[0] for record in caplog.records] == ["a span could not be written"]
+    assert [record.message.partition(";")[0] for record in caplog.records] == ["could not write a span"]
 
 
 def test_an_error_of_the_server_is_one_of_the_span() -> None:

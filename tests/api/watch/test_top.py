@@ -23,10 +23,10 @@ from quire.cli.watch.top_watcher import TopWatcher
 from quire.cli.watch.watch_source import WatchSource, chosen_source
 from quire.errors import ConfigError, RequestError
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.watch_stand_in import Answer, StandIn, event, snapshot, stand_in
 
-REFUSED = json.dumps({"error": {"message": "an admin key is needed here; make one", "code": "x"}}).encode()
+REFUSED = json.dumps({"error": {"message": "expected an admin key; create one", "code": "x"}}).encode()
 
 
 def always(*told: dict[str, Any]) -> Callable[[str, dict[str, str]], Answer]:
@@ -82,7 +82,7 @@ def test_a_refusal_is_told_with_what_helps(status: int, hint: str) -> None:
     with stand_in(lambda path, headers: (status, REFUSED)) as here:
         done = CliRunner().invoke(app, ["top", "--once", "--server", here.url])
     assert isinstance(done.exception, RequestError)
-    assert "an admin key is needed here" in str(done.exception)
+    assert "expected an admin key" in str(done.exception)
     assert hint in str(done.exception)
 
 
@@ -92,9 +92,9 @@ def test_where_nobody_is_it_says_how_to_start_one(tmp_path: Path, monkeypatch: p
         done = CliRunner().invoke(app, words)
         assert isinstance(done.exception, ConfigError)
         assert "quire serve MODEL" in str(done.exception)
-    with pytest.raises(ConfigError, match="must look like"):
+    with pytest.raises(ConfigError, match="expected a server address"):
         chosen_source("127.0.0.1:8000", None)
-    assert "needs --once" in str(CliRunner().invoke(app, ["top", "--json"]).exception)
+    assert "--once" in str(CliRunner().invoke(app, ["top", "--json"]).exception)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_line_of_the_stream_that_never_ends_is_not_kept(monkeypatch: pytest.Mo
     monkeypatch.setattr("quire.cli.chat.remote.MAX_LINE_BYTES", 1000)
     with stand_in(lambda path, headers: [b"event: snapshot\ndata: " + b"x" * 5000]) as here:
         done = CliRunner().invoke(app, ["top", "--once", "--server", here.url])
-    assert "may have 1,000 bytes" in str(done.exception)
+    assert "at most 1,000 bytes" in str(done.exception)
 
 
 # -- while it goes on --------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Lives:
 
 
 def test_a_server_that_is_started_again_is_watched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_watcher, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(top_watcher, "RETRY_S", 0.0)
     before, after = event(snapshot()), event(snapshot(at_s=5.0, steps=[], history=[]))
     starting = (503, b'{"error": {"message": "the model is loaded"}}')
     troubles: list[str] = []
@@ -163,7 +163,7 @@ def test_a_server_that_is_started_again_is_watched_again(monkeypatch: pytest.Mon
 
 
 def test_a_key_that_is_revoked_meanwhile_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_watcher, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(top_watcher, "RETRY_S", 0.0)
     lives = Lives([event(snapshot())], (401, REFUSED))
     with (
         stand_in(lives) as here,
@@ -182,7 +182,7 @@ def typing(monkeypatch: pytest.MonkeyPatch, keys: Callable[[], str]) -> None:
 
 
 def test_in_a_terminal_m_shows_the_next_model_and_q_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top_watcher, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(top_watcher, "RETRY_S", 0.0)
 
     def answer(path: str, headers: dict[str, str]) -> Answer:
         name = path.partition("model=")[2] or "coder"
@@ -241,7 +241,7 @@ def test_a_key_is_heard_at_once_and_the_keyboard_given_back(monkeypatch: pytest.
 def test_without_a_terminal_lines_are_written_and_trouble_is_told_once_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(top_watcher, "ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr(top_watcher, "RETRY_S", 0.0)
     gone = (503, b'{"error": {"message": "the server is\\u001b[31m shutting down"}}')
     lives = Lives([event(snapshot())], gone, gone, gone, [event(snapshot(at_s=5.0))], (401, REFUSED))
     with stand_in(lives) as here, TopWatcher(WatchSource(here.url)) as watcher, pytest.raises(RequestError):
@@ -259,7 +259,7 @@ def test_what_a_script_gets_is_what_the_server_counts() -> None:
         _compare_with_counts(here)
 
 
-def _compare_with_counts(here: House) -> None:
+def _compare_with_counts(here: LiveServer) -> None:
     asked = {"model": "oracle", "prompt": list(range(100, 140)), "max_tokens": 4, "ignore_eos": True}
     assert [here.post("/v1/completions", asked).status for _ in range(2)] == [200, 200]
     done = CliRunner().invoke(app, ["top", "--once", "--json", "--server", here.url, "--model", "oracle"])
@@ -275,7 +275,7 @@ def _compare_with_counts(here: House) -> None:
     here.wait_until(lambda: not here.admission.watchers.num_readers)
 
 
-def test_a_model_that_is_not_there_is_told_by_the_server(here: House) -> None:
+def test_a_model_that_is_not_there_is_told_by_the_server(here: LiveServer) -> None:
     done = CliRunner().invoke(app, ["top", "--once", "--server", here.url, "--model", "nobody"])
     assert isinstance(done.exception, RequestError)
     assert "nobody" in str(done.exception)
@@ -290,6 +290,6 @@ def test_with_keys_only_an_admin_key_opens_it(tmp_path: Path) -> None:
             for words in ([], ["--key", tenant], ["--key", boss])
         ]
         server.wait_until(lambda: not server.admission.watchers.num_readers)
-    assert "an API key is needed" in str(runs[0].exception)
+    assert "expected an API key" in str(runs[0].exception)
     assert "quire keys add NAME --admin" in str(runs[1].exception)
     assert "[oracle ready]" in runs[2].stdout

@@ -13,7 +13,7 @@ from quire import cli
 from quire.cli.serve.model_traces import ModelTraces
 from quire.client.engines.served import ServedModel
 from quire.client.request.params import SamplingParams
-from quire.config import ModelSettings, ParkedModel, ServerSettings
+from quire.config import ModelSettings, OnDemandModel, ServerSettings
 from quire.errors import ConfigError
 from quire.sim.replay.replay import replay
 from tests.support.servers.served import served
@@ -28,7 +28,7 @@ def run(*words: str) -> tuple[int, str, str]:
 
 def traced(path: Path, *, kill: bool) -> None:
     """A worker answers many at once in a pool that is too small for them, and is killed in the middle."""
-    traces = ModelTraces(ServerSettings(trace=path), [ParkedModel("m", "m", is_kept=True)])
+    traces = ModelTraces(ServerSettings(trace=path), [OnDemandModel("m", "m", is_kept=True)])
 
     async def ask(model: ServedModel, number: int) -> None:
         params = SamplingParams(
@@ -90,8 +90,8 @@ def test_the_command_says_that_it_is_the_same_or_shows_what_is_not(tmp_path: Pat
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
     for name, text, words in (
         ("empty", "", "is empty"),
-        ("text", "hello\n", "begins with a header"),
-        ("other", '{"is":"clear"}\n', "begins with a header"),
+        ("text", "hello\n", "expected a header"),
+        ("other", '{"is":"clear"}\n', "expected a header"),
         ("later", '{"is":"header","quire_trace":9}\n', "header"),
     ):
         path = tmp_path / name
@@ -102,7 +102,7 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_each_model_has_a_file_of_its_own_made_when_it_is_needed(tmp_path: Path) -> None:
-    models = [ParkedModel("a", "a", is_kept=True), ParkedModel("b", "b"), ParkedModel("c", "c")]
+    models = [OnDemandModel("a", "a", is_kept=True), OnDemandModel("b", "b"), OnDemandModel("c", "c")]
     traces = ModelTraces(ServerSettings(trace=tmp_path / "trace.jsonl"), models)
     assert [path.name for path in tmp_path.iterdir()] == ["trace.jsonl"]
     first, again, other = traces.of("a"), traces.of("a"), traces.of("c")
@@ -111,15 +111,15 @@ def test_each_model_has_a_file_of_its_own_made_when_it_is_needed(tmp_path: Path)
     assert first == again
     assert first.key != other.key
     assert Path(other.path).name == "trace-3.jsonl"
-    with pytest.raises(ConfigError, match="must be a new file"):
+    with pytest.raises(ConfigError, match="expected a new file"):
         ModelTraces(ServerSettings(trace=tmp_path / "trace.jsonl"), models)
 
 
 def test_without_the_setting_nothing_is_traced() -> None:
-    assert ModelTraces(ServerSettings(), [ParkedModel("a", "a", is_kept=True)]).of("a") is None
+    assert ModelTraces(ServerSettings(), [OnDemandModel("a", "a", is_kept=True)]).of("a") is None
 
 
 def test_replicas_are_not_traced_into_one_file(tmp_path: Path) -> None:
     path = str(tmp_path / "trace.jsonl")
     result = CliRunner().invoke(cli.app, ["serve", "model", "--replicas", "2", "--trace", path])
-    assert "leave --trace or --replicas out" in str(result.exception)
+    assert "omit --trace or --replicas" in str(result.exception)

@@ -17,7 +17,7 @@ from quire.api.http.limits import MAX_WATCHERS
 from quire.api.http.request_record import RequestRecord
 from quire.api.watch.watch_routes import Watching
 from tests.support.machine.patience import PATIENCE_S
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import paced_talker, talker
 
 PATH = "/v1/admin/watch"
@@ -27,7 +27,7 @@ BODY = {"model": "oracle", "prompt": "the same beginning and then", "max_tokens"
 class Reader:
     """One who watches."""
 
-    def __init__(self, here: House, path: str = PATH, key: str = "") -> None:
+    def __init__(self, here: LiveServer, path: str = PATH, key: str = "") -> None:
         self.connection: HTTPConnection = here.connection()
         self.connection.request("GET", path, headers={"authorization": f"Bearer {key}"} if key else {})
         self.response: HTTPResponse = self.connection.getresponse()
@@ -49,14 +49,14 @@ class Reader:
 
 
 @pytest.fixture
-def here() -> Iterator[House]:
+def here() -> Iterator[LiveServer]:
     """One that nobody else has asked anything: what is shown is all that there was."""
     with house(models={"oracle": talker(num_blocks=512), "other": talker()}) as here:
         yield here
 
 
 @pytest.fixture
-def reader(here: House) -> Iterator[Reader]:
+def reader(here: LiveServer) -> Iterator[Reader]:
     one = Reader(here)
     yield one
     one.leave()
@@ -71,7 +71,7 @@ def event_with_pool(reader: Reader) -> dict[str, Any]:
             return event
 
 
-def test_an_event_says_what_the_pool_holds_and_what_was_asked(here: House, reader: Reader) -> None:
+def test_an_event_says_what_the_pool_holds_and_what_was_asked(here: LiveServer, reader: Reader) -> None:
     asked = here.post("/v1/completions", BODY)
     event = reader.event()
     while not event["totals"]["num_requests"] or not event["tree"]["nodes"]:
@@ -92,7 +92,7 @@ def test_an_event_says_what_the_pool_holds_and_what_was_asked(here: House, reade
     assert all(before[2] == after[1] for before, after in itertools.pairwise(phases))
 
 
-def test_a_block_tells_its_chain_and_whose_it_is_and_nothing_of_what_is_in_it(here: House, reader: Reader) -> None:
+def test_a_block_tells_its_chain_and_whose_it_is_and_nothing_of_what_is_in_it(here: LiveServer, reader: Reader) -> None:
     here.post("/v1/completions", BODY)
     event = event_with_pool(reader)
     while not event["tree"]["nodes"]:
@@ -135,7 +135,7 @@ def test_who_holds_a_block_and_what_runs_have_the_names_of_the_answers() -> None
         reader.leave()
 
 
-def test_nothing_is_made_while_nobody_looks(here: House) -> None:
+def test_nothing_is_made_while_nobody_looks(here: LiveServer) -> None:
     engine = here.opened["oracle"].engine
     before = engine.num_snapshots
     here.post("/v1/completions", BODY)
@@ -150,7 +150,7 @@ def test_nothing_is_made_while_nobody_looks(here: House) -> None:
     assert engine.num_snapshots == after
 
 
-def test_there_may_be_so_many_readers_and_one_look_serves_them_all(here: House) -> None:
+def test_there_may_be_so_many_readers_and_one_look_serves_them_all(here: LiveServer) -> None:
     engine = here.opened["oracle"].engine
     readers = [Reader(here) for _ in range(MAX_WATCHERS)]
     event_with_pool(readers[0])
@@ -171,7 +171,7 @@ def test_there_may_be_so_many_readers_and_one_look_serves_them_all(here: House) 
     here.wait_until(lambda: engine.watch is None)
 
 
-def test_a_model_is_chosen_by_its_name(here: House) -> None:
+def test_a_model_is_chosen_by_its_name(here: LiveServer) -> None:
     one = Reader(here, f"{PATH}?model=other")
     assert event_with_pool(one)["model"] == "other"
     one.leave()
@@ -194,7 +194,7 @@ def test_no_key_but_an_admins_sees_any_of_it(tmp_path: Path) -> None:
         one.leave()
 
 
-def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the_newest(here: House) -> None:
+def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the_newest(here: LiveServer) -> None:
     admission = here.admission
     model = next(iter(admission.models))
 

@@ -23,7 +23,7 @@ from quire.observe.metrics import (
     Picture,
     one_two_five,
 )
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 ASKED = {"model": "oracle", "prompt": "hello there", "max_tokens": 7, "temperature": 0.0, "ignore_eos": True}
 NAMES = (
@@ -126,7 +126,7 @@ def written() -> Iterator[io.StringIO]:
     root.setLevel(level)
 
 
-def test_every_request_leaves_one_line_and_a_refused_one_says_why(written: io.StringIO, here: House) -> None:
+def test_every_request_leaves_one_line_and_a_refused_one_says_why(written: io.StringIO, here: LiveServer) -> None:
     access_log.set_up("json", stream=written)
     here.post("/v1/completions", ASKED, x_request_id="mine")
     here.post("/v1/completions", {**ASKED, "n": 99})
@@ -150,7 +150,7 @@ def test_plain_lines_are_for_people_and_cannot_be_forged(written: io.StringIO) -
 
 
 def test_a_trace_goes_to_the_log_and_not_to_the_client(
-    written: io.StringIO, here: House, monkeypatch: pytest.MonkeyPatch
+    written: io.StringIO, here: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret 0x7fffdeadbeef")

@@ -45,7 +45,7 @@ def test_a_renderer_that_is_held_up_is_the_servers_trouble_and_not_the_clients()
     template = ChatTemplate(SIMPLE, {})
     (helper,) = template._helpers._free
     os.kill(helper.pid, signal.SIGSTOP)
-    with pytest.raises(CapacityError, match="held up for 2 s and is replaced; try again"):
+    with pytest.raises(CapacityError, match="within 2 s and is replaced; try again"):
         template.render([{"role": "user", "content": "hello"}])
     assert template.render([{"role": "user", "content": "hello"}]).text == "hello"
     template.close()

@@ -12,8 +12,8 @@ import pytest
 
 from quire.client.request.params import SamplingParams
 from quire.errors import MessageError
-from quire.fleet.openai.stream import MAX_LINE_BYTES, StrangerStream
-from tests.support.servers.stranger_server import stranger_server
+from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
+from tests.support.servers.openai_server import openai_server
 from tests.unit.fleet.openai.test_link import fleet_of
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -28,15 +28,15 @@ def no_end(_chunk: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("says", "words"), [(many_choices, "expected one choice in a chunk, got 1000"), (no_end, "a line of this stream")]
+    ("says", "words"), [(many_choices, "expected one choice in a chunk, got 1000"), (no_end, "expected a stream line")]
 )
 def test_a_member_with_such_a_line_is_left_and_the_good_one_answers(
     says: Callable[[dict[str, Any]], bytes], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         async with (
-            stranger_server(says=says) as liar,
-            stranger_server() as good,
+            openai_server(says=says) as liar,
+            openai_server() as good,
             fleet_of(liar.line, good.line) as model,
         ):
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(4)))
@@ -53,7 +53,7 @@ def first_line(num_tokens: int, piece_bytes: int) -> Callable[[], None]:
     line = b"data: " + msgspec.json.encode({"choices": [{"token_ids": [1], "prompt_token_ids": prompt}]}) + b"\n"
 
     def read() -> None:
-        stream = StrangerStream(prompt, 49152, None, 16)
+        stream = OpenAIStream(prompt, 49152, None, 16)
         for at in range(0, len(line), piece_bytes):
             stream.feed(line[at : at + piece_bytes])
 
@@ -63,7 +63,7 @@ def first_line(num_tokens: int, piece_bytes: int) -> Callable[[], None]:
 def small_lines(num_bytes: int) -> Callable[[], None]:
     line = b'data: {"choices":[{"token_ids":[1]}]}\n'
     lines = line * (num_bytes // len(line))
-    return lambda: void(StrangerStream((1, 2, 3), 49152, None, len(lines)).feed(lines))
+    return lambda: void(OpenAIStream((1, 2, 3), 49152, None, len(lines)).feed(lines))
 
 
 def void(_of: object) -> None:
@@ -92,17 +92,17 @@ def test_twice_as_many_bytes_take_about_twice_as_long(of_size: Callable[[int], C
 def test_choices_beyond_the_first_are_refused_however_many_there_are(choice: bytes) -> None:
     line = b'data: {"choices":[' + b",".join([choice] * 20_000) + b"]}\n"
     with pytest.raises(MessageError, match=r"expected one choice in a chunk, got 20000"):
-        StrangerStream((1, 2, 3), 49152, None, 1 << 30).feed(line)
+        OpenAIStream((1, 2, 3), 49152, None, 1 << 30).feed(line)
 
 
 def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
-    stream = StrangerStream((1, 2, 3), 49152, None, 16)
+    stream = OpenAIStream((1, 2, 3), 49152, None, 16)
     stream.feed(b"x" * MAX_LINE_BYTES)
-    with pytest.raises(MessageError, match="bytes, more came"):
+    with pytest.raises(MessageError, match="bytes, got more"):
         stream.feed(b"x" * 1000)
 
 
 def test_tokens_beyond_those_that_were_asked_for_are_refused_while_lines_are_read() -> None:
     line = b"data: " + json.dumps({"choices": [{"token_ids": [1, 2]}]}).encode() + b"\n"
-    with pytest.raises(MessageError, match="up to 5 tokens, 6 came"):
-        StrangerStream((1, 2, 3), 49152, None, 5).feed(line * 100_000)
+    with pytest.raises(MessageError, match="up to 5 tokens, got 6"):
+        OpenAIStream((1, 2, 3), 49152, None, 5).feed(line * 100_000)

@@ -14,7 +14,7 @@ from quire.fleet.kv_events.batches import MAX_BATCH_BYTES, MAX_EVENTS, open_batc
 from quire.fleet.kv_events.reader import MAX_HELD_BYTES, MAX_NAMES, SLICE_BLOCKS, EventReader
 from quire.fleet.routing.block_index import BlockIndex
 from tests.support.fleet.event_members import MEMBER, MODEL
-from tests.support.servers.stranger_server import BLOCK_SIZE, stranger_server
+from tests.support.servers.openai_server import BLOCK_SIZE, openai_server
 from tests.unit.fleet.openai.test_link import fleet_of, until
 
 
@@ -40,7 +40,7 @@ def frames_of(number: int, *events: Any) -> list[bytes]:
 
 def hear(reader: EventReader, number: int, *events: Any) -> None:
     """All of it, however many turns it takes."""
-    reader.hear_news(frames_of(number, *events))
+    reader.receive_batch(frames_of(number, *events))
     while reader.has_work:
         reader.work()
 
@@ -65,13 +65,13 @@ def test_a_member_that_says_no_size_is_believed_up_to_a_bound() -> None:
 def test_batches_ahead_of_their_turn_are_held_up_to_a_number_of_bytes() -> None:
     _, reader = reader_of(1000)
     for number in range(1, 200):
-        reader.hear_news([b"", number.to_bytes(8, "big"), bytes(1 << 20)])
+        reader.receive_batch([b"", number.to_bytes(8, "big"), bytes(1 << 20)])
     assert sum(map(len, reader._held.values())) <= MAX_HELD_BYTES
 
 
 def test_a_run_of_many_blocks_is_applied_in_parts() -> None:
     _, reader = reader_of(10_000)
-    reader.hear_news(frames_of(0, stored(0, 10_000), {"type": "BlockRemoved", "block_hashes": list(range(5_000))}))
+    reader.receive_batch(frames_of(0, stored(0, 10_000), {"type": "BlockRemoved", "block_hashes": list(range(5_000))}))
     num_before, num_turns = reader.num_applied, 1
     while reader.has_work:
         reader.work()
@@ -113,7 +113,7 @@ def test_a_gateway_leaves_such_a_member_and_keeps_the_good_one(caplog: pytest.Lo
         with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as news:
             news.setsockopt(zmq.LINGER, 0)
             port = news.bind_to_random_port("tcp://127.0.0.1")
-            async with stranger_server() as liar, stranger_server() as good:
+            async with openai_server() as liar, openai_server() as good:
                 line = f"{liar.line} events=tcp://127.0.0.1:{port}"
                 async with fleet_of(line, good.line) as model:
                     number = 0

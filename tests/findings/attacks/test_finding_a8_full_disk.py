@@ -38,7 +38,7 @@ def test_an_answer_that_cannot_be_kept_says_store_false_and_is_logged_once(
             last = reply.data.decode().rpartition('"type":"response')[2] if is_streamed else reply.data.decode()
             assert '"store":false' in last.replace(" ", "")
     store.close()
-    told = [one for one in caplog.records if "kept" in one.getMessage()]
+    told = [one for one in caplog.records if "cannot store" in one.getMessage()]
     assert len(told) == 1
     assert told[0].exc_info is None
 

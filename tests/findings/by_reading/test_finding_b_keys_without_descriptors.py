@@ -28,7 +28,7 @@ def no_file_left() -> Iterator[None]:
 def test_keys_that_were_read_stay_in_force_while_no_file_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(keys, "RELOAD_S", 0.0)
     path = tmp_path / "keys.json"
     alice = add_key(path, "alice")
     ring = KeyRing(path)

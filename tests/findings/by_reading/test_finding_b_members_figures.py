@@ -8,9 +8,9 @@ from time import thread_time
 import pytest
 
 from quire.errors import MessageError
-from quire.fleet.openai.http_exchange import HttpServer, ask
+from quire.fleet.openai.http_exchange import HttpServer, fetch
 from quire.fleet.openai.metrics import read_figures
-from tests.support.servers.stranger_server import stranger_server
+from tests.support.servers.openai_server import openai_server
 from tests.unit.fleet.openai.test_link import fleet_of, until
 
 PAGE_BYTES = 256 << 10
@@ -61,7 +61,7 @@ async def served(first: bytes, then: bytes, words: str) -> None:
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with pytest.raises(MessageError, match=words):
-        await ask(HttpServer("127.0.0.1", port), "GET", "/metrics", timeout_s=60.0)
+        await fetch(HttpServer("127.0.0.1", port), "GET", "/metrics", timeout_s=60.0)
     server.close()
 
 
@@ -80,7 +80,7 @@ def test_what_a_server_sends_without_an_end_is_not_collected(first: bytes, then:
 
 def test_a_member_whose_figures_are_too_long_is_left(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             server.more_metrics = "# " + "x" * (2 * PAGE_BYTES)
             await until(lambda: model.fleet.num_ready == 0)
             server.more_metrics = ""

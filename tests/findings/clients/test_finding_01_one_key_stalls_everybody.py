@@ -13,7 +13,7 @@ from quire.api.access.admission import Admission
 from quire.api.access.keys import add_key
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import paced_talker
 
 CHAT = "/v1/chat/completions"
@@ -75,7 +75,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go_on.set()
 
 
-def ask(here: House, path: str, body: Any, secret: str, timeout_s: float = 30) -> HTTPConnection:
+def ask(here: LiveServer, path: str, body: Any, secret: str, timeout_s: float = 30) -> HTTPConnection:
     connection = here.connection(timeout_s)
     headers = {"x-api-key": secret, "content-type": "application/json"}
     connection.request("POST", path, json.dumps(body).encode(), headers)

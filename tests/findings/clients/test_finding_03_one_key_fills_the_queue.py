@@ -14,7 +14,7 @@ import pytest
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
 from quire.core.scheduling.waiting_queue import QueueConfig, WaitingQueue
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import PacedRunner, paced_talker
 
 COMPLETE = "/v1/completions"
@@ -23,14 +23,14 @@ BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 4, "ignore_eos": Tru
 
 @dataclass
 class Crowd:
-    here: House
+    here: LiveServer
     greedy: str
     modest: str
     runner: PacedRunner
     sent: list[HTTPConnection]
 
 
-def ask(here: House, secret: str) -> HTTPConnection:
+def ask(here: LiveServer, secret: str) -> HTTPConnection:
     connection = here.connection(30)
     connection.request("POST", COMPLETE, json.dumps(BODY).encode(), {"x-api-key": secret})
     return connection

@@ -7,7 +7,7 @@ from quire.backends.protocol import PendingStep, Runner
 from quire.client.engines.llm import LLM
 from quire.client.request.params import SamplingParams
 from quire.core.step import StepPlan
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 NUM_ANSWERS = 8
@@ -38,7 +38,7 @@ class InStep:
         self._runner.close()
 
 
-def answers(here: House, **fields: object) -> tuple[list[str], int, int]:
+def answers(here: LiveServer, **fields: object) -> tuple[list[str], int, int]:
     """The texts, and tokens of prompt and output as they are billed."""
     body = {"model": "oracle", "prompt": "hello", "n": NUM_ANSWERS, "max_tokens": MAX_TOKENS, "seed": 5, **fields}
     told = here.post("/v1/completions", {**body, "ignore_eos": True}).json

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 
 COMPLETE = "/v1/completions"
 BODY = {"model": "oracle", "prompt": "x", "max_tokens": 1}
@@ -41,7 +41,7 @@ def open_house() -> Any:
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=[" ".join([*one, *one.values()]) for one in FOREIGN])
 def test_without_keys_what_a_foreign_page_sends_is_refused_everywhere(
-    open_house: House, headers: dict[str, str]
+    open_house: LiveServer, headers: dict[str, str]
 ) -> None:
     for method, path, body in ROUTES:
         reply = open_house.request(method, path, body, **headers)
@@ -51,7 +51,7 @@ def test_without_keys_what_a_foreign_page_sends_is_refused_everywhere(
 
 
 @pytest.mark.parametrize("name", ["localhost", "localhost:1", "127.0.0.1", "127.1.2.3:80", "[::1]", "[::1]:8000"])
-def test_without_keys_this_machine_is_let_in_by_any_of_its_own_names(open_house: House, name: str) -> None:
+def test_without_keys_this_machine_is_let_in_by_any_of_its_own_names(open_house: LiveServer, name: str) -> None:
     assert open_house.get("/health", host=name).status == 200
     assert open_house.post(COMPLETE, BODY, host=name).status == 200
     own = open_house.post(COMPLETE, BODY, host=name, origin=f"http://{name}")

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli import app
-from tests.support.servers.local_api import House, Reply, house
+from tests.support.servers.local_api import LiveServer, Reply, house
 
 COMPLETE, EXPLAIN = "/v1/completions", "/v1/cache/explain"
 TEXT = "What is said at length before the question, and is the same for all of a team. "
@@ -27,14 +27,14 @@ def add(path: Path, name: str, group: str | None) -> str:
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, dict[str, str]]]:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, dict[str, str]]]:
     path = tmp_path_factory.mktemp("keys") / "keys.json"
     secrets = {name: add(path, name, group) for name, group in NAMES.items()}
     with house(keys_file=path) as here:
         yield here, secrets
 
 
-def send(here: House, key: str, text: str, path: str = COMPLETE, **more: Any) -> Reply:
+def send(here: LiveServer, key: str, text: str, path: str = COMPLETE, **more: Any) -> Reply:
     return here.post(path, {"model": "oracle", "prompt": text, "max_tokens": 1, **more}, x_api_key=key)
 
 
@@ -42,7 +42,7 @@ def cached_tokens(answer: Reply) -> int:
     return int(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"])
 
 
-def test_a_second_key_of_a_group_finds_what_the_first_has_paid_for(locked: tuple[House, dict[str, str]]) -> None:
+def test_a_second_key_of_a_group_finds_what_the_first_has_paid_for(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, keys = locked
     text = "Found by the second. " + TEXT
     assert cached_tokens(send(here, keys["alice"], text)) == 0
@@ -54,7 +54,7 @@ def test_a_second_key_of_a_group_finds_what_the_first_has_paid_for(locked: tuple
 @pytest.mark.parametrize("other", ["carol", "team-a", "dave"])
 @pytest.mark.parametrize("salt", [None, "group:team-a", "/salt:", "team-a"])
 def test_no_key_of_another_group_or_of_none_does_and_nothing_tells_it(
-    locked: tuple[House, dict[str, str]], other: str, salt: str | None
+    locked: tuple[LiveServer, dict[str, str]], other: str, salt: str | None
 ) -> None:
     here, keys = locked
     text, never = f"Not found by {other}, {salt}. " + TEXT, f"Never sent, not {other}, {salt}. " + TEXT
@@ -66,7 +66,7 @@ def test_no_key_of_another_group_or_of_none_does_and_nothing_tells_it(
     assert cached_tokens(send(here, keys[other], text, **more)) == 0
 
 
-def test_a_salt_narrows_a_group(locked: tuple[House, dict[str, str]]) -> None:
+def test_a_salt_narrows_a_group(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, keys = locked
     text = "Salted. " + TEXT
     send(here, keys["alice"], text, cache_salt="pepper")
@@ -75,7 +75,7 @@ def test_a_salt_narrows_a_group(locked: tuple[House, dict[str, str]]) -> None:
 
 
 def test_what_differs_is_shown_without_the_text_that_another_key_may_have_sent(
-    locked: tuple[House, dict[str, str]],
+    locked: tuple[LiveServer, dict[str, str]],
 ) -> None:
     here, keys = locked
     text = "The password of the day is {}, and that is all there is to be said of it."
@@ -88,7 +88,7 @@ def test_what_differs_is_shown_without_the_text_that_another_key_may_have_sent(
     assert "sword" not in found.data.decode() + json.dumps(told)
 
 
-def test_what_a_request_found_is_still_told_to_its_own_key_alone(locked: tuple[House, dict[str, str]]) -> None:
+def test_what_a_request_found_is_still_told_to_its_own_key_alone(locked: tuple[LiveServer, dict[str, str]]) -> None:
     here, keys = locked
     ran = send(here, keys["alice"], "Told to alice. " + TEXT).headers["x-request-id"]
     assert here.get(f"/v1/requests/{ran}/cache", x_api_key=keys["alice"]).status == 200
@@ -120,5 +120,5 @@ def test_a_group_is_listed_and_changed_and_a_name_that_is_none_is_refused(tmp_pa
     assert group() == ""
     for name in ("a/salt:b", "tenant:alice", "x" * 65, ".", "ä"):
         refused = CliRunner().invoke(app, ["keys", "group", "alice", name, *where])
-        assert "a cache group's name may have up to 64" in str(refused.exception)
+        assert "expected a cache group name of up to 64" in str(refused.exception)
     assert "there is no key 'zoe'" in str(CliRunner().invoke(app, ["keys", "group", "zoe", "a", *where]).exception)

@@ -95,7 +95,7 @@ def test_a_server_in_a_terminal_leaves_whole_lines_and_no_bar(tmp_path: Path) ->
     words = [sys.executable, "-m", "quire", "serve", str(file), "--port", "0", "--memory", "1GiB"]
 
     def is_there(seen: Terminal) -> bool:
-        return seen.shows("talk to it in a browser") or seen.process.poll() is not None
+        return seen.shows("chat in a browser") or seen.process.poll() is not None
 
     with terminal(words, environment) as seen:
         seen.until(is_there, PATIENCE_S)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.servers.guarded_prompts import TEMPLATES
-from tests.support.servers.local_api import House, house
+from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 USER = {"role": "user", "content": "hello"}
@@ -49,32 +49,32 @@ MISSPELT = [
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[House]:
+def here() -> Iterator[LiveServer]:
     with house(models={"oracle": talker(template=TEMPLATES[""])}) as running:
         yield running
 
 
 @pytest.mark.parametrize(("path", "more", "name", "meant"), MISSPELT, ids=[f"{one[0]} {one[2]}" for one in MISSPELT])
 def test_a_name_one_mistake_away_is_refused_with_the_one_that_was_meant(
-    here: House, path: str, more: dict[str, Any], name: str, meant: str
+    here: LiveServer, path: str, more: dict[str, Any], name: str, meant: str
 ) -> None:
     answer = here.post(path, {"model": "oracle", **BODIES[path], **more})
     assert answer.status == 400, answer.data
-    _, _, told = answer.json["error"]["message"].partition("expected a parameter that is known, got ")
-    got, _, say = told.partition("; say ")
+    _, _, told = answer.json["error"]["message"].partition("expected a known parameter, got ")
+    got, _, say = told.partition("; use ")
     assert name in got
     assert meant in say
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_any_other_unknown_name_is_told_in_the_answers_head(here: House, path: str) -> None:
+def test_any_other_unknown_name_is_told_in_the_answers_head(here: LiveServer, path: str) -> None:
     more: dict[str, Any] = {"nonsense": 1, "mirostat": 2, "stop_seq": None, "a, b": {}, "é": 0}
     answer = here.post(path, {"model": "oracle", **BODIES[path], **more})
     assert answer.status == 200, answer.data
     assert answer.headers["x-quire-ignored"] == "nonsense, mirostat, stop_seq, 'a\\x2c b', '\\xe9'"
 
 
-def test_a_stream_and_a_refusal_tell_it_too(here: House) -> None:
+def test_a_stream_and_a_refusal_tell_it_too(here: LiveServer) -> None:
     body = {"model": "oracle", **BODIES["/v1/chat/completions"], "trace": {}, "tools": [{**TOOL, "cache_control": {}}]}
     told = "trace, tools.cache_control"
     assert here.post("/v1/chat/completions", body).headers["x-quire-ignored"] == told
@@ -85,25 +85,25 @@ def test_a_stream_and_a_refusal_tell_it_too(here: House) -> None:
     assert "x-quire-ignored" not in here.post("/v1/completions", {"model": "oracle", "prompt": "x"}).headers
 
 
-def test_names_are_logged_once_and_not_without_end(here: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_names_are_logged_once_and_not_without_end(here: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     def send(names: list[str]) -> list[str]:
         caplog.clear()
         here.post("/tokenize", {"model": "oracle", "prompt": "x", **dict.fromkeys(names, 1)})
         here.wait_until_free()
-        return [one.getMessage() for one in caplog.records if "not known here were ignored" in one.getMessage()]
+        return [one.getMessage() for one in caplog.records if "ignored unknown parameters" in one.getMessage()]
 
     with caplog.at_level(logging.WARNING, "quire.api"):
         (line,) = send(["first_name", "line\nbreak"])
-        assert line.endswith("ignored: first_name, 'line\\nbreak'")
+        assert line.endswith("parameters: first_name, 'line\\nbreak'")
         (line,) = send(["first_name", "second_name"])
-        assert line.endswith("ignored: second_name")
+        assert line.endswith("parameters: second_name")
         assert send(["first_name", "second_name"]) == []
         for start in range(0, 500, 100):
             send([f"unknown-{number}" for number in range(start, start + 100)])
         assert send(["one_more_name"]) == []
 
 
-def test_a_head_stays_small_and_a_flood_of_names_is_refused(here: House) -> None:
+def test_a_head_stays_small_and_a_flood_of_names_is_refused(here: LiveServer) -> None:
     def send(count: int) -> Any:
         return here.post("/tokenize", {"model": "oracle", "prompt": "x", **{f"u{at:060}": 1 for at in range(count)}})
 

@@ -20,4 +20,4 @@ def test_a_short_model_is_not_blamed_on_memory_alone(capsys: pytest.CaptureFixtu
     _warn_of_length(Server("http://127.0.0.1:1", "m", "none", 8192))
     said = capsys.readouterr().err
     assert "8,192 tokens" in said
-    assert "take a model that was made for more" in said
+    assert "use a model with a longer context" in said

@@ -64,4 +64,4 @@ def test_a_model_that_runs_on_that_port_already_is_named_with_its_address(
         monkeypatch.setattr(sys.modules["quire.cli.models.pull"], "pulled", lambda *_given, **_more: "oracle")
         ran = CliRunner().invoke(app, words, catch_exceptions=False)
     assert ran.exit_code == 0
-    assert f"is served already, at http://127.0.0.1:{server.port}" in ran.output
+    assert f"is already served at http://127.0.0.1:{server.port}" in ran.output

@@ -21,11 +21,12 @@ def said(folder: Path, *flags: str) -> str:
 
 def test_memory_and_threads_that_the_machine_does_not_have_are_warned_of(tmp_path: Path) -> None:
     told = said(tmp_path, "--memory", MEMORY, "--threads", "4000", "--max-running", "2")
-    assert told.count("4000 threads are more than the ") == 1
-    assert "memory 3.00 GiB is more" not in told
+    assert told.count("4000 threads exceed the ") == 1
+    assert "memory 3.00 GiB exceeds" not in told
 
 
 def test_a_context_that_the_model_was_not_made_for_is_warned_of(tmp_path: Path) -> None:
     flags = ("--memory", MEMORY, "--max-running", "2", "--max-model-len")
-    assert said(tmp_path, *flags, "100000").count("max_model_len 100,000 is more than the model was made for: 128") == 1
-    assert "made for" not in said(tmp_path, *flags, "64")
+    told = said(tmp_path, *flags, "100000")
+    assert told.count("max_model_len 100,000 is more than the model supports; using 128") == 1
+    assert "than the model supports" not in said(tmp_path, *flags, "64")

@@ -24,11 +24,12 @@ console.log(await reason());
 def test_a_wrong_key_is_said_to_be_unknown() -> None:
     words = [str(NODE), "--input-type=module", "-e", PROBE, str(PAGE / "server.js")]
     said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert said == ["A key is needed", "This key is not known"]
+    assert said == ["A key is required", "Unknown key"]
 
 
 def test_the_dialog_shows_what_was_said() -> None:
     """Everything else of the dialog is the browser's; `make proof-first` opens it in one."""
     code = (PAGE / "main.js").read_text()
-    assert code.count("askForKey(") == 1 + code.count("askForKey(error.message)") == 3, "one without a reason is blank"
+    num_calls = code.count("requestKey(") - 1
+    assert num_calls == code.count("requestKey(error.message)") == 2, "one without a reason is blank"
     assert 'at("key-title").textContent = why;' in code

@@ -11,7 +11,7 @@ from quire.errors import CheckpointError
 @pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://hub.invalid"])
 def test_a_hub_that_cannot_be_reached_is_named_as_the_reason(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
-    with pytest.raises(CheckpointError, match="the hub cannot be reached"):
+    with pytest.raises(CheckpointError, match="the hub is not reachable"):
         CliRunner().invoke(app, ["pull", "nosuch/model"], catch_exceptions=False)
 
 

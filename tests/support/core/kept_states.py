@@ -1,7 +1,7 @@
 """Sequences on a shadowed memory with state slots, computed up to chosen borders. Blocks of four tokens."""
 
 from quire.core.memory.kv_config import KVMemoryConfig
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from tests.support.core.shadow import Shadowed, ShadowedMemory, namespace
 
 SPACE = namespace(block_size=4)
@@ -16,7 +16,9 @@ def new_shadow(num_blocks: int = 16, num_kept: int = 6, pin_share: float = 1.0) 
     return ShadowedMemory(config(num_blocks, num_kept, pin_share))
 
 
-def go_on(shadow: ShadowedMemory, sequence: Shadowed, borders: list[int], keep: Keep = Keep.LASTING) -> Shadowed:
+def go_on(
+    shadow: ShadowedMemory, sequence: Shadowed, borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+) -> Shadowed:
     """Compute all it knows, and keep the state at these borders."""
     for end in (*borders, len(sequence.tokens)):
         if end > sequence.table.num_computed:
@@ -26,11 +28,15 @@ def go_on(shadow: ShadowedMemory, sequence: Shadowed, borders: list[int], keep: 
     return sequence
 
 
-def computed(shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: Keep = Keep.LASTING) -> Shadowed:
+def computed(
+    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+) -> Shadowed:
     return go_on(shadow, shadow.begin(SPACE, tokens), borders, keep)
 
 
-def cached(shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: Keep = Keep.LASTING) -> list[int]:
+def cached(
+    shadow: ShadowedMemory, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+) -> list[int]:
     """The same, and it ends; returns its blocks."""
     sequence = computed(shadow, tokens, borders, keep)
     blocks = list(sequence.table.blocks)

@@ -10,7 +10,7 @@ from random import Random
 from quire.core.digests import BlockHasher
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import PinBudgetError
 from tests.support.core.shadow import Shadowed, ShadowedMemory, namespace
 
@@ -129,12 +129,12 @@ class RandomDriver:
             if not self.shadow.reserve(sequence, chunk, drafts, self._keep(sequence, chunk)):
                 self.random.choice((self.preempt, self.cancel))()
 
-    def _keep(self, sequence: Shadowed, num_tokens: int) -> Keep | None:
+    def _keep(self, sequence: Shadowed, num_tokens: int) -> StateCheckpoint | None:
         """On a border a state is kept, as a rule: whatever for."""
         is_on_border = (sequence.table.num_computed + num_tokens) % self.shadow.config.block_size == 0
         if not self.has_state or not is_on_border:
             return None
-        wanted: Keep | None = self.random.choice((None, *Keep))
+        wanted: StateCheckpoint | None = self.random.choice((None, *StateCheckpoint))
         return wanted
 
     def _drafts(self) -> list[int]:

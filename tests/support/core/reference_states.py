@@ -4,7 +4,7 @@ Written without a look at pool, tree and slots. A block is the tuple of all toke
 fact about such a tuple, and who holds what is asked of those who are open. One row runs at a time.
 """
 
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 
 Prefix = tuple[int, ...]
 
@@ -65,7 +65,9 @@ class ReferenceStates:
             self._get_slot(one)
         return reached - start
 
-    def run(self, one: ReferenceSequence, num_tokens: int, keep: Keep | None, *, fails: bool = False) -> bool:
+    def run(
+        self, one: ReferenceSequence, num_tokens: int, keep: StateCheckpoint | None, *, fails: bool = False
+    ) -> bool:
         """Compute the next tokens, and keep the state behind them. False, and nothing happens, if blocks are short."""
         end = one.num_computed + num_tokens
         num_wanted = self._num_blocks_of(end) - self._num_blocks_of(one.num_computed)
@@ -159,14 +161,14 @@ class ReferenceStates:
         self._drop_state(prefix)
         self.states.append(prefix)
 
-    def _keep(self, prefix: Prefix, keep: Keep) -> None:
+    def _keep(self, prefix: Prefix, keep: StateCheckpoint) -> None:
         if prefix in self.states:
             self._use(prefix)
-        elif keep is Keep.SPARSE:
+        elif keep is StateCheckpoint.SPARSE:
             self.states.insert(0, prefix)
         else:
             self.states.append(prefix)
-            if keep is Keep.PASSING:
+            if keep is StateCheckpoint.TRANSIENT:
                 self.passing.add(prefix)
 
     def _go_back(self, one: ReferenceSequence) -> None:

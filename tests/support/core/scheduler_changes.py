@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.core.memory.block_pool import BlockPool
 from quire.core.scheduling import policy, scheduler
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.ngrams import Ngrams
 from quire.core.scheduling.scheduler import Scheduler
 
@@ -16,7 +16,7 @@ CHANGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
         "chunk_length",
         lambda done, known, budget, size, _fork: max(0, min(known - done, budget, size + 1)),
     ),
-    "guesses are not looked for": (Ngrams, "propose", lambda _self, _sequence, _limit: Guess()),
+    "guesses are not looked for": (Ngrams, "propose", lambda _self, _sequence, _limit: Draft()),
     "blocks are given back in order": (
         BlockPool,
         "release",

@@ -17,7 +17,7 @@ from quire.core.memory.block_table import BlockTable, pack_tokens
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.memory.pins import Pin
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import OutOfBlocksError
 
 KEY = bytes(range(32))
@@ -127,7 +127,7 @@ class ShadowedMemory:
         return hit
 
     def reserve(
-        self, sequence: Shadowed, num_tokens: int, drafts: Sequence[int] = (), keep: Keep | None = None
+        self, sequence: Shadowed, num_tokens: int, drafts: Sequence[int] = (), keep: StateCheckpoint | None = None
     ) -> bool:
         """False when the pool is short; the memory must then be as before."""
         table, block_size = sequence.table, self.config.block_size

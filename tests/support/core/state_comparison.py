@@ -6,7 +6,7 @@ from quire.core.digests import BlockHasher
 from quire.core.memory.block_table import BlockTable
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import OutOfBlocksError
 from tests.support.core.reference_states import Prefix, ReferenceSequence, ReferenceStates
 from tests.support.core.shadow import KEY, namespace
@@ -96,7 +96,7 @@ class StateComparison:
         num_to_border = size - one.num_computed % size
         num_tokens = min(num_left, self.random.choice((1, num_to_border, num_to_border + size, num_left)))
         is_on_border = (one.num_computed + num_tokens) % size == 0
-        keep: Keep | None = self.random.choice((None, *Keep)) if is_on_border else None
+        keep: StateCheckpoint | None = self.random.choice((None, *StateCheckpoint)) if is_on_border else None
         fails = self.random.random() < 0.05
         try:
             self.memory.reserve(table, one.tokens, num_tokens, keep=keep)

@@ -16,14 +16,14 @@ from quire.core.request import Continuation, Request, ResolvedSampling
 from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import MessageError, QuireError
 from quire.fleet.gateway.port import FleetPort
-from quire.fleet.member.service import MemberDesk
+from quire.fleet.member.service import MemberService
 from quire.fleet.protocol.messages import (
     PROTOCOL,
     GatewayBeat,
     Hello,
     MemberCard,
     MemberStepped,
-    ModelWords,
+    TextAssets,
     ToGateway,
     ToMember,
     decode_to_gateway,
@@ -35,7 +35,7 @@ from quire.worker.parent.supervisor import State
 from tests.support.workers.lives import CONFIG, IDENTITY, VOCABULARY
 
 SPACE = IDENTITY.namespace(4, "group")
-WORDS = ModelWords(b"{}", None, (), (), {}, {})
+WORDS = TextAssets(b"{}", None, (), (), {}, {})
 
 
 def asked(number: int, *, n: int = 1, max_tokens: int = 8, deadline_s: float | None = None) -> Request:
@@ -90,7 +90,7 @@ class EngineSeat:
 class QueueLink:
     """One meeting of a gateway and a member."""
 
-    is_stranger = False
+    is_openai = False
 
     def __init__(self, address: str, identity: bytes) -> None:
         self.address = address
@@ -109,19 +109,19 @@ class QueueLink:
 
 
 @dataclass
-class DeskMember:
+class SimulatedMember:
     """One life of a member."""
 
     seat: EngineSeat
-    desk: MemberDesk
+    desk: MemberService
     links: dict[bytes, QueueLink] = field(default_factory=dict)
     is_hung: bool = False
 
 
-class DeskGateway:
+class SimulatedGateway:
     """A port, and what each of its clients was told."""
 
-    def __init__(self, fleet: "DeskFleet", max_held: int = 100) -> None:
+    def __init__(self, fleet: "SimulatedFleet", max_held: int = 100) -> None:
         self.told: dict[str, list[RequestEvent]] = {}
         self.port = FleetPort(self._listen, max_held, clock=lambda: fleet.now_s)
         self.links: dict[str, QueueLink] = {}
@@ -146,20 +146,20 @@ class DeskGateway:
         return None if assignment is None else assignment.member
 
 
-class DeskFleet:
+class SimulatedFleet:
     """Members by their addresses, and the gateways before them."""
 
     def __init__(self, num_gateways: int = 1, max_held: int = 100) -> None:
         self.now_s = 0.0
-        self.members: dict[str, DeskMember] = {}
-        self.gateways = [DeskGateway(self, max_held) for _ in range(num_gateways)]
+        self.members: dict[str, SimulatedMember] = {}
+        self.gateways = [SimulatedGateway(self, max_held) for _ in range(num_gateways)]
         self.said: list[tuple[str, ToGateway]] = []
         """Every message of a member's, with its address, whether or not it arrived."""
         self._num_meetings = 0
         self._num_lives = 0
 
     @property
-    def gateway(self) -> DeskGateway:
+    def gateway(self) -> SimulatedGateway:
         return self.gateways[0]
 
     @property
@@ -170,7 +170,7 @@ class DeskFleet:
 
     def start(
         self, address: str, *, exactness: str = "same", model: str = "oracle", max_sequence_tokens: int = 64
-    ) -> DeskMember:
+    ) -> SimulatedMember:
         """A member that nobody has met."""
         seat = EngineSeat(lambda: self.now_s)
         self._num_lives += 1
@@ -181,7 +181,7 @@ class DeskFleet:
             max_sequence_tokens=max_sequence_tokens,
         )
         card = MemberCard("oracle", info, f"life {self._num_lives}")
-        member = DeskMember(seat, MemberDesk(seat, card, WORDS, self._sender(address), lambda: self.now_s))
+        member = SimulatedMember(seat, MemberService(seat, card, WORDS, self._sender(address), lambda: self.now_s))
         seat.tell = member.desk.listener
         self.members[address] = member
         return member
@@ -198,7 +198,7 @@ class DeskFleet:
 
         return send
 
-    def meet(self, address: str, gateway: DeskGateway | None = None) -> QueueLink:
+    def meet(self, address: str, gateway: SimulatedGateway | None = None) -> QueueLink:
         """A gateway connects; the old connection, if there is one, is over."""
         gateway = gateway or self.gateway
         self.cut(address, gateway)
@@ -208,7 +208,7 @@ class DeskFleet:
         link.send(Hello(PROTOCOL, "gateway"))
         return link
 
-    def cut(self, address: str, gateway: DeskGateway | None = None, why: str = "cut") -> None:
+    def cut(self, address: str, gateway: SimulatedGateway | None = None, why: str = "cut") -> None:
         """The connection breaks: whatever was on its way is lost, and the member goes on."""
         gateway = gateway or self.gateway
         link = gateway.links.pop(address, None)
@@ -232,14 +232,14 @@ class DeskFleet:
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
-    def deliver(self, link: QueueLink, gateway: DeskGateway, num_most: int = 1 << 30) -> None:
+    def deliver(self, link: QueueLink, gateway: SimulatedGateway, num_most: int = 1 << 30) -> None:
         """What is on its way arrives, in its order, both ways."""
         member = self.members.get(link.address)
         if member is None or member.is_hung:
             return
         for _ in range(min(num_most, len(link.to_member))):
             try:
-                member.desk.hear(link.identity, decode_to_member(link.to_member.popleft()))
+                member.desk.receive(link.identity, decode_to_member(link.to_member.popleft()))
             except MessageError:
                 continue
         for _ in range(min(num_most, len(link.to_gateway))):
@@ -249,10 +249,10 @@ class DeskFleet:
         if link.is_over and gateway.links.get(link.address) is link:
             self.cut(link.address, gateway, link.why)
 
-    def hear(self, gateway: DeskGateway, link: QueueLink, message: ToGateway) -> None:
+    def hear(self, gateway: SimulatedGateway, link: QueueLink, message: ToGateway) -> None:
         """One message arrives; a lie ends the link."""
         try:
-            gateway.port.hear(link, message)
+            gateway.port.receive(link, message)
         except MessageError as error:
             self.cut(link.address, gateway, str(error))
 
@@ -310,7 +310,7 @@ class DeskFleet:
         """Nothing is left behind anywhere."""
         for gateway in self.gateways:
             port = gateway.port
-            assert (port._flights, port._held, port._questions, port.router._routed) == ({}, {}, {}, {})
+            assert (port._in_flight, port._held, port._questions, port.router._routed) == ({}, {}, {}, {})
             assert port.router.loads.num_reservations == 0
             assert all(port.router.membership.num_open(one) == 0 for one in port.members)
         for member in self.members.values():

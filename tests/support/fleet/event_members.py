@@ -7,7 +7,7 @@ from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, KVEvent
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
-from quire.fleet.kv_events.reader import END, EventReader, Want
+from quire.fleet.kv_events.reader import END, EventReader, MissingRange
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.worker.child.kv_events import encode_kv_batch
@@ -65,13 +65,13 @@ class TalkingMember:
 
     def answer(self, reader: EventReader) -> list[list[bytes]]:
         """What it says to the reader's question."""
-        if reader.want is Want.NOTHING:
+        if reader.want is MissingRange.NOTHING:
             return []
-        if reader.want is Want.REPLAY:
+        if reader.want is MissingRange.REPLAY:
             found = [(number, batch) for number, batch in self.kept if number >= reader.next_number]
             replayed = [[b"", self.life, number.to_bytes(8, "big"), batch] for number, batch in found]
             return [*replayed, [b"", b"", END, b""]]
-        self.snapshots.ask((b"reader",))
+        self.snapshots.request((b"reader",))
         answers = []
         while (told := self.snapshots.next_answer(self.life, self.next_number)) is not None:
             answers.append([b"", OWN, encode_kv_answer(told[0])])
@@ -102,9 +102,9 @@ def ask(member: TalkingMember, reader: EventReader) -> None:
         first = reader.next_number
         was = reader.want
         for frames in member.answer(reader):
-            if reader.hear_answer(frames) and was is Want.REPLAY:
+            if reader.receive_response(frames) and was is MissingRange.REPLAY:
                 reader.replay_ended(first)
-    assert reader.want is Want.NOTHING
+    assert reader.want is MissingRange.NOTHING
 
 
 def held_names(index: BlockIndex, member: str = MEMBER) -> set[int]:

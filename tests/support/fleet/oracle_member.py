@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.fleet.kv_events.relay import MemberPlaces
+from quire.fleet.kv_events.relay import MemberEndpoints
 from quire.fleet.member.run import MemberPlan, run_member
 from quire.fleet.protocol.keys import read_member_keys
 from tests.support.fleet.small_fleets import LOCAL, oracle_words
@@ -63,7 +63,7 @@ def main(address: str, step_s: str, keys: str = "", events: str = "", replay: st
         size = talker(template=TEMPLATE).text.vocabulary_size
         plan = MemberPlan(
             "oracle",
-            MemberPlaces(address, events, replay).resolved(),
+            MemberEndpoints(address, events, replay).resolved(),
             read_member_keys(Path(keys)) if keys else None,
             oracle_plan(size, ROOMY, step_s=float(step_s)),
             oracle_words(),

@@ -19,7 +19,7 @@ def main() -> int:
     worker = oracle_plan(int(order.open.model), order.open.settings, step_s=0.01)
     plan = replace(plan_of(order), worker=replace(worker, open=order.open))
     try:
-        asyncio.run(serve_order(plan, order.drain_s, tells_status=order.tells_status))
+        asyncio.run(serve_order(plan, order.drain_s, reports_status=order.reports_status))
     except QuireError:
         return 2
     return 0

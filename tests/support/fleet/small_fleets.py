@@ -15,7 +15,7 @@ from quire.fleet.kv_events.reader import EventReader
 from quire.fleet.kv_events.relay import EventRelay
 from quire.fleet.member.server import MemberServer
 from quire.fleet.protocol.keys import GatewayKeys, MemberKeys
-from quire.fleet.protocol.messages import MemberCard, ModelWords
+from quire.fleet.protocol.messages import MemberCard, TextAssets
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.membership import SUSPECT_AFTER_S
 from quire.worker.child.kv_snapshot import SNAPSHOT
@@ -27,10 +27,10 @@ from tests.support.workers.oracle_worker import SETTINGS, oracle_plan
 LOCAL = "tcp://127.0.0.1:*"
 
 
-def oracle_words() -> ModelWords:
+def oracle_words() -> TextAssets:
     text = talker(template=TEMPLATE).text
     tokenizer_json = text.tokenizer.library.to_str().encode()
-    return ModelWords(tokenizer_json, TEMPLATE, tuple(sorted(text.eos_token_ids)), (), {}, {}, writes_tools=True)
+    return TextAssets(tokenizer_json, TEMPLATE, tuple(sorted(text.eos_token_ids)), (), {}, {}, writes_tools=True)
 
 
 @dataclass
@@ -117,7 +117,7 @@ async def truth_of(member: SmallMember) -> set[int]:
         index = BlockIndex(8)
         index.join("it")
         reader = EventReader(index, "it", "oracle", member.block_size, None)
-        while not reader.hear_answer(await asyncio.wait_for(asking.recv_multipart(), 60)):
+        while not reader.receive_response(await asyncio.wait_for(asking.recv_multipart(), 60)):
             pass
         while reader.has_work:
             reader.work()

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import PinBudgetError
 from tests.support.core.shadow import Shadowed, ShadowedMemory, namespace
 
@@ -55,8 +55,13 @@ class KVMemoryMachine(RuleBasedStateMachine):
         sequence.append(token)
 
     @precondition(lambda self: self.resting())
-    @rule(pick=PICK, num_tokens=st.integers(1, 40), drafts=st.lists(TOKEN, max_size=6), keep=st.sampled_from(Keep))
-    def reserve(self, pick: int, num_tokens: int, drafts: list[int], keep: Keep) -> None:
+    @rule(
+        pick=PICK,
+        num_tokens=st.integers(1, 40),
+        drafts=st.lists(TOKEN, max_size=6),
+        keep=st.sampled_from(StateCheckpoint),
+    )
+    def reserve(self, pick: int, num_tokens: int, drafts: list[int], keep: StateCheckpoint) -> None:
         sequence = self.resting()[pick % len(self.resting())]
         if sequence.num_uncomputed:
             num_tokens = min(num_tokens, sequence.num_uncomputed)

@@ -212,7 +212,7 @@ def terminal(words: Sequence[str], environment: Mapping[str, str], width: int = 
 
 
 BEGINNINGS = re.compile(
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|listening on http|try: curl |talk to it in a browser|say something; "
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|listening on http|try: curl |chat in a browser|type a message; "
     r"|error: |hint: |(reading|fetching|converting) \S+ +[━╸╺]|loading weights|\^C"
 )
 """How lines begin that our commands write, and what a terminal shows of Ctrl-C."""

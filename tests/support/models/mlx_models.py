@@ -113,4 +113,4 @@ def mlx_runners(first: Runner) -> Callable[[], Runner]:
     assert isinstance(first, MlxRunner)
     (model, pool), capacity, owner = first._opened(), first.capacity, first._owner
     shape = (capacity.num_blocks, capacity.block_size, pool.dtype)
-    return lambda: MlxRunner(owner, model, owner.ask(lambda: KVStore(model.kv_shapes, *shape)), capacity)
+    return lambda: MlxRunner(owner, model, owner.call(lambda: KVStore(model.kv_shapes, *shape)), capacity)

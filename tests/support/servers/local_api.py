@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class House:
+class LiveServer:
     """A server that runs, seen from a test's thread."""
 
     port: int
@@ -154,11 +154,11 @@ def house(
     is_checked: bool = True,
     make: Callable[[Admission, Gate], Any] = make_asgi,
     cache_group: str = "",
-) -> Iterator[House]:
+) -> Iterator[LiveServer]:
     """A server for as long as the test runs; afterwards nothing is held."""
     opened = models if models is not None else {"oracle": talker()}
     started: threading.Event = threading.Event()
-    made: list[House] = []
+    made: list[LiveServer] = []
     failed: list[BaseException] = []
 
     async def live() -> None:
@@ -170,7 +170,7 @@ def house(
             listener = listen("127.0.0.1", 0)
             if send_buffer_bytes is not None:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
-            here = House(listener.getsockname()[1], admission, shutdown, asyncio.get_running_loop(), opened)
+            here = LiveServer(listener.getsockname()[1], admission, shutdown, asyncio.get_running_loop(), opened)
             made.append(here)
             started.set()
             app = make(admission, Gate(KeyRing(keys_file), cache_group=cache_group))

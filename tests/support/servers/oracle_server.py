@@ -27,7 +27,7 @@ from quire.api.listening import listen
 from quire.api.serving import Plan, run
 from quire.cli.serve.model_traces import ModelTraces
 from quire.client.engines.served import ServedModel, Serving
-from quire.config import ModelSettings, ParkedModel, Settings, load_settings
+from quire.config import ModelSettings, OnDemandModel, Settings, load_settings
 from quire.engine.loading import queue_of
 from quire.observe.access_log import set_up
 from quire.worker.parent.worker_plan import Limits
@@ -90,10 +90,10 @@ def options() -> argparse.ArgumentParser:
 
 
 def opener(given: argparse.Namespace, settings: Settings) -> Any:
-    traces = ModelTraces(settings.server, [ParkedModel("oracle", "oracle", is_kept=True)])
+    traces = ModelTraces(settings.server, [OnDemandModel("oracle", "oracle", is_kept=True)])
 
     @asynccontextmanager
-    async def opened(_model: ParkedModel, _tell: Any) -> AsyncIterator[ServedModel]:
+    async def opened(_model: OnDemandModel, _tell: Any) -> AsyncIterator[ServedModel]:
         template = TEMPLATE if given.template is None else given.template.read_text()
         text = talker(max_sequence_tokens=given.sequence_tokens, template=template).text
         model = ModelSettings(
@@ -141,7 +141,7 @@ def main(words: list[str]) -> int:
         setattr(serving, "listen", with_send_buffer(given.send_buffer))  # noqa: B010
     watch = LoopWatch() if given.watch_loop else None
     factory = asyncio.new_event_loop if watch else uvloop.new_event_loop
-    plan = Plan([ParkedModel("oracle", "oracle", is_kept=True)], settings, bool(given.insecure))
+    plan = Plan([OnDemandModel("oracle", "oracle", is_kept=True)], settings, bool(given.insecure))
     with asyncio.Runner(loop_factory=factory) as runner:
         num_ended = runner.run(run(plan, say if watch is None else watch.say, opener(given, settings)))
     if watch is not None:

@@ -14,10 +14,10 @@ from quire.api.listening import listen
 from quire.api.models.model_park import Sizes
 from quire.api.server import Shutdown
 from quire.api.serving import Plan, run
-from quire.cli.shared.found_servers import asked
+from quire.cli.shared.found_servers import admin_request
 from quire.client.engines.async_engine import AsyncEngine
 from quire.client.engines.client import EngineClient
-from quire.config import ParkedModel, load_settings
+from quire.config import OnDemandModel, load_settings
 from quire.config.table import BY_NAME
 from quire.errors import CheckpointError
 from tests.support.machine.patience import PATIENCE_S
@@ -36,7 +36,7 @@ def an_oracle() -> AbstractAsyncContextManager[EngineClient]:
 class ParkServer:
     """A server in a thread of its own, and what a test may do to its models."""
 
-    def __init__(self, folder: Path, models: list[ParkedModel], room: int, open_client: OpenAnyModel) -> None:
+    def __init__(self, folder: Path, models: list[OnDemandModel], room: int, open_client: OpenAnyModel) -> None:
         with listen("127.0.0.1", 0) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
@@ -61,7 +61,7 @@ class ParkServer:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     @asynccontextmanager
-    async def opening(self, model: ParkedModel, tell: Any) -> AsyncIterator[Any]:
+    async def opening(self, model: OnDemandModel, tell: Any) -> AsyncIterator[Any]:
         tell("loading weights", 1, 4)
         while not self.may_load.is_set():
             await asyncio.sleep(0.01)
@@ -103,7 +103,7 @@ class ParkServer:
 
 @contextmanager
 def park_server(
-    tmp_path: Path, *models: ParkedModel, room: int = 2, open_client: OpenAnyModel = an_oracle
+    tmp_path: Path, *models: OnDemandModel, room: int = 2, open_client: OpenAnyModel = an_oracle
 ) -> Iterator[ParkServer]:
     here = ParkServer(tmp_path, list(models), room, open_client)
     original = Shutdown.on_signals
@@ -116,11 +116,11 @@ def park_server(
         yield here
     finally:
         here.may_load.set()
-        asked(here.socket_path, "POST", "/drain")
+        admin_request(here.socket_path, "POST", "/drain")
         thread.join(PATIENCE_S)
         setattr(Shutdown, "on_signals", original)  # noqa: B010
     assert not thread.is_alive()
 
 
-def on_demand(*names: str) -> list[ParkedModel]:
-    return [ParkedModel(name, name) for name in names]
+def on_demand(*names: str) -> list[OnDemandModel]:
+    return [OnDemandModel(name, name) for name in names]

@@ -9,7 +9,7 @@ from quire.client.request.text_model import TextModel
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity, ModelInfo
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.core.grammars import small_vocabulary
@@ -92,7 +92,9 @@ def talker(
     size = tokenizer.vocabulary_size
     capacity = Capacity(num_blocks, block_size, longest, config.max_step_tokens, size, 8 * block_size, num_slots)
     runner = OracleRunner(capacity) if fails_at is None else FailingRunner(capacity, fails_at)
-    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=Guides(small_vocabulary))
+    engine = Engine(
+        runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=GrammarMatchers(small_vocabulary)
+    )
     text = TextModel("oracle", engine.info, tokenizer, ChatTemplate(template, {}), frozenset({size - 1}), {})
     return OpenedModel(engine, text)
 

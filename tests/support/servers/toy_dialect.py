@@ -18,7 +18,7 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, require_key
 from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
-from quire.api.dialects.answering import Answering
+from quire.api.dialects.answering import GenerationResponse
 from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import names
@@ -109,7 +109,7 @@ class Toy:
 
 async def _answer(request: Request) -> Response:
     """What follows."""
-    return Answering(request.app.state.admission, request.scope["quire.caller"], Toy())
+    return GenerationResponse(request.app.state.admission, request.scope["quire.caller"], Toy())
 
 
 def make_toy(admission: Admission, gate: Gate) -> RequestMiddleware:

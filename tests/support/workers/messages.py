@@ -54,7 +54,7 @@ def assigned(
         priority=request.priority,
         continuations=request.continuations,
         is_explained=request.is_explained,
-        is_promised=request.is_promised,
+        has_reservation=request.has_reservation,
     )
 
 
@@ -76,7 +76,7 @@ REQUEST = Request(
     priority=PriorityClass.LOW,
     continuations=(Continuation(0, (4, 5)), Continuation(2)),
     deadline_s=99.0,
-    is_promised=True,
+    has_reservation=True,
     grammar="what it may be",
     has_stop_texts=True,
 )
@@ -104,9 +104,9 @@ TO_WORKER = [
     commands.Cancel("a"),
     commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
     commands.ClearCache(),
-    commands.BeginWatch(0.4),
-    commands.Unwatch(),
-    commands.AskBlock("q", 7),
+    commands.StartSnapshots(0.4),
+    commands.StopSnapshots(),
+    commands.GetBlock("q", 7),
     commands.Close(),
 ]
 TO_PARENT = [
@@ -122,6 +122,6 @@ TO_PARENT = [
             (RunningFigures("a", "someone", "low", "prompt", 2, 3, 3, 0, 0),),
         )
     ),
-    messages.BlockTold("q", BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",))),
-    messages.BlockTold("q", None),
+    messages.BlockInfo("q", BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",))),
+    messages.BlockInfo("q", None),
 ]

@@ -17,7 +17,7 @@ from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.step_cost import StepCost
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import CheckpointError
 from quire.worker.child.process import Emit, run_worker
@@ -70,7 +70,9 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
     kind = RecordingRunner if diary else TimedRunner
     token_s = float(os.environ.get(PACE, "0"))
     runner = PacedRunner(capacity, token_s) if token_s else kind(capacity, float(os.environ.get(STEP_S, "0")))
-    engine = Engine(runner, config, ModelIdentity("oracle", "slots"), command.key, emit, Guides(_read_vocabulary))
+    engine = Engine(
+        runner, config, ModelIdentity("oracle", "slots"), command.key, emit, GrammarMatchers(_read_vocabulary)
+    )
     engine.info = replace(engine.info, line="an oracle", exactness="oracle")
     if diary and isinstance(runner, RecordingRunner):
         runner.scheduler = engine.scheduler

@@ -375,9 +375,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, KINDS[name.rpartition(".")[2]], DASHBOARD.read(name))
         elif self.key and self.headers.get("authorization") != f"Bearer {self.key}":
             status = 403 if self.headers.get("authorization") == "Bearer common" else 401
-            self._send(
-                status, "application/json", json.dumps({"error": {"message": "an admin key is needed"}}).encode()
-            )
+            self._send(status, "application/json", json.dumps({"error": {"message": "expected an admin key"}}).encode())
         elif asked.path == "/v1/admin/watch":
             self._stream(parse_qs(asked.query).get("model", [""])[0])
         elif asked.path.startswith("/v1/admin/blocks/"):

@@ -7,15 +7,15 @@ import msgspec
 
 from quire.engine import commands
 from quire.engine.commands import Cancel, ClearCache, Explain
-from quire.fleet.protocol.messages import PROTOCOL, AskWords, Assign, FarewellHeard, GatewayBeat, Hello
+from quire.fleet.protocol.messages import PROTOCOL, Assign, GatewayBeat, GoodbyeAck, Hello, RequestTextAssets
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.workers.messages import REQUEST, assigned
 
 TO_MEMBER: list[msgspec.Struct] = [
     Hello(PROTOCOL, "gateway"),
     GatewayBeat(),
-    AskWords(),
-    FarewellHeard(),
+    RequestTextAssets(),
+    GoodbyeAck(),
     Assign(assigned(commands.Submit, REQUEST), 3),
     Assign(assigned(commands.Restore, REQUEST), 0),
     Cancel("a", 1),

@@ -10,10 +10,10 @@ import pytest
 
 from quire.api.http.errors import ApiError
 from quire.api.models import model_park, park_moves
-from quire.api.models.model_park import ModelPark, ParkLimits, Sizes, TellProgress
+from quire.api.models.model_park import ModelManager, ParkLimits, ReportProgress, Sizes
 from quire.api.models.park_moves import Stage
 from quire.api.models.registry import ModelEntry
-from quire.config import ParkedModel
+from quire.config import OnDemandModel
 from quire.errors import CheckpointError, EngineDeadError
 
 LIMITS = ParkLimits(max_waiting=3, turn_s=0.0)
@@ -40,7 +40,7 @@ class Front:
 class World:
     """Models that load when a test says so, and what became of them."""
 
-    def __init__(self, *models: ParkedModel, room: int = 2, limits: ParkLimits = LIMITS) -> None:
+    def __init__(self, *models: OnDemandModel, room: int = 2, limits: ParkLimits = LIMITS) -> None:
         self.entries = {one.name: ModelEntry(one.name, is_required=one.is_kept) for one in models}
         self.told: list[str] = []
         self.may_load = asyncio.Event()
@@ -50,13 +50,13 @@ class World:
         self.problems: dict[str, str] = {}
         self.room = room
         pairs = [(one, self.entries[one.name]) for one in models]
-        self.park = ModelPark(pairs, self.opening, self.weigh, limits)
+        self.park = ModelManager(pairs, self.opening, self.weigh, limits)
 
     async def weigh(self) -> Sizes:
         return Sizes(self.room, dict.fromkeys(self.entries, 1), self.problems)
 
     @asynccontextmanager
-    async def opening(self, model: ParkedModel, tell: TellProgress) -> AsyncIterator[Any]:
+    async def opening(self, model: OnDemandModel, tell: ReportProgress) -> AsyncIterator[Any]:
         tell("loading weights", 1, 2)
         await self.may_load.wait()
         if model.name in self.failing:
@@ -107,13 +107,13 @@ async def settled(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def on_demand(*names: str) -> list[ParkedModel]:
-    return [ParkedModel(name, name) for name in names]
+def on_demand(*names: str) -> list[OnDemandModel]:
+    return [OnDemandModel(name, name) for name in names]
 
 
 def test_models_that_are_kept_are_there_at_the_start_and_others_when_they_are_asked_for() -> None:
     async def main() -> None:
-        world = World(ParkedModel("k", "k", is_kept=True), *on_demand("a", "b"))
+        world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a", "b"))
         assert not world.park.is_started
         await world.park.start()
         assert world.park.is_started
@@ -238,7 +238,7 @@ def test_a_tenant_that_has_many_models_loaded_is_told_to_come_back_and_others_ar
         await world.park.start()
         asked = [asyncio.ensure_future(world.ask(name)) for name in "abcda"]
         await settled(lambda: world.entries["d"].stage is Stage.LOADING)
-        with pytest.raises(ApiError, match="a key may have 4 models loaded in 60 s, and e would") as refused:
+        with pytest.raises(ApiError, match="at most 4 model loads per key in 60 s, e would") as refused:
             await world.ask("e")
         assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
         assert 50 < (refused.value.retry_after_s or 0) <= 60
@@ -328,7 +328,7 @@ def test_many_may_wait_and_one_more_is_told_to_come_back() -> None:
         asked = [asyncio.ensure_future(world.ask("a")) for _ in range(3)]
         await settled(lambda: world.entries["a"].stage is Stage.LOADING)
         await settled(lambda: world.entries["a"].loaded_share == 0.5)
-        with pytest.raises(ApiError, match="3 requests may wait for a to be loaded, 3 do; try again") as refused:
+        with pytest.raises(ApiError, match="at most 3 requests waiting for a, 3 are waiting; try again") as refused:
             await world.ask("a")
         assert (refused.value.status, refused.value.code) == (503, "model_loading")
         assert refused.value.retry_after_s is not None
@@ -363,7 +363,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_tried_again_later(monkeypatch
 
 def test_a_kept_model_that_cannot_be_loaded_ends_the_start() -> None:
     async def main() -> None:
-        world = World(ParkedModel("k", "k", is_kept=True))
+        world = World(OnDemandModel("k", "k", is_kept=True))
         world.failing["k"] = CheckpointError("it is damaged")
         with pytest.raises(CheckpointError, match="damaged"):
             await world.park.start()
@@ -374,16 +374,16 @@ def test_a_kept_model_that_cannot_be_loaded_ends_the_start() -> None:
 
 def test_what_can_never_be_loaded_is_refused_with_what_would_have_to_go() -> None:
     async def main() -> None:
-        world = World(ParkedModel("k", "k", is_kept=True), *on_demand("a"), room=1)
+        world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a"), room=1)
         world.problems["a"] = ""
         await world.park.start()
-        with pytest.raises(ApiError, match=r"does not fit beside what is kept: k would have to go") as refused:
+        with pytest.raises(ApiError, match=r"does not fit beside the models that are kept: k") as refused:
             await world.ask("a")
         assert (refused.value.status, refused.value.code) == (400, "model_does_not_fit")
         await world.park.close()
         huge = World(*on_demand("a"), room=0)
         await huge.park.start()
-        with pytest.raises(ApiError, match="the operator has to give more --memory"):
+        with pytest.raises(ApiError, match="the operator has to raise --memory"):
             await huge.ask("a")
         await huge.park.close()
 
@@ -404,13 +404,13 @@ def test_a_model_that_is_not_on_this_machine_is_refused_with_what_to_do() -> Non
 
 def test_an_operator_loads_and_unloads_whatever_is_not_kept() -> None:
     async def main() -> None:
-        world = World(ParkedModel("k", "k", is_kept=True), *on_demand("a"))
+        world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a"))
         await world.park.start()
         await world.park.load(world.entries["a"])
         held = world.hold("a")
         await held.is_begun.wait()
         world.park.unload(world.entries["a"])
-        world.park._look()
+        world.park._apply_moves()
         assert world.stages()["a"] == "unloading"
         await held.end()
         await settled(lambda: world.stages()["a"] == "unloaded")
@@ -431,7 +431,7 @@ def test_an_operator_loads_and_unloads_whatever_is_not_kept() -> None:
 
 def test_a_model_nobody_uses_leaves_after_its_time_by_itself() -> None:
     async def main() -> None:
-        world = World(ParkedModel("a", "a", idle_s=0.01), limits=ParkLimits(idle_s=3600.0))
+        world = World(OnDemandModel("a", "a", idle_s=0.01), limits=ParkLimits(idle_s=3600.0))
         await world.park.start()
         await world.ask("a")
         await settled(lambda: world.told == ["+a", "-a"])
@@ -456,7 +456,7 @@ def test_a_model_serves_until_its_turn_ends_and_then_makes_room() -> None:
 
 def test_a_model_whose_engine_has_died_for_good_is_loaded_anew() -> None:
     async def main() -> None:
-        world = World(ParkedModel("k", "k", is_kept=True), *on_demand("a"))
+        world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a"))
         await world.park.start()
         await world.ask("a")
         world.fronts["a"].is_alive = world.fronts["k"].is_alive = False

@@ -60,7 +60,7 @@ def test_a_tenant_that_waits_longest_is_first_and_behind_all_who_wait_once_a_mod
 def test_a_tenant_that_has_caused_its_loads_is_passed_over_until_it_may_again() -> None:
     loads = {"t": (50.0, 60.0, 70.0, 80.0)}
     assert moves(wanted("a", 1.0), wanted("b", 90.0, tenant="v"), loads=loads).load == Load("b", "v")
-    assert moves(wanted("a", 1.0), loads=loads) == Moves(look_again_s=110.0)
+    assert moves(wanted("a", 1.0), loads=loads) == Moves(check_again_s=110.0)
     assert moves(wanted("a", 1.0), loads=loads, now_s=110.0).load == Load("a", "t")
     assert moves(wanted("a", 1.0, tenant=OPERATOR), loads={OPERATOR: loads["t"]}).load == Load("a", OPERATOR)
 
@@ -88,40 +88,40 @@ def test_then_one_that_answers_the_waiting_tenant_alone_then_any() -> None:
 
 def test_a_model_serves_until_its_turn_ends_whoever_waits() -> None:
     found = moves(here("a", turn_ends_s=112.0), here("b", turn_ends_s=111.0, users="t"), wanted("c", 90.0))
-    assert found == Moves(look_again_s=111.0)
+    assert found == Moves(check_again_s=111.0)
 
 
 def test_a_turn_that_no_other_tenant_uses_ends_early_when_no_answer_runs_a_few_times_a_minute() -> None:
     own = here("a", 10, served="t", turn_ends_s=120.0)
     assert moves(own, wanted("c", 90.0), loads={"t": (95.0,)}).leave == ("a",)
-    assert moves(own, wanted("c", 90.0), loads={"t": (80.0, 85.0, 95.0)}) == Moves(look_again_s=120.0)
-    assert moves(own, wanted("c", 90.0, tenant="v")) == Moves(look_again_s=120.0)
-    assert moves(replace(own, users=frozenset("t")), wanted("c", 90.0)) == Moves(look_again_s=120.0)
+    assert moves(own, wanted("c", 90.0), loads={"t": (80.0, 85.0, 95.0)}) == Moves(check_again_s=120.0)
+    assert moves(own, wanted("c", 90.0, tenant="v")) == Moves(check_again_s=120.0)
+    assert moves(replace(own, users=frozenset("t")), wanted("c", 90.0)) == Moves(check_again_s=120.0)
     unused = here("a", 10, served="", turn_ends_s=120.0)  # who caused it has gone before it came
     assert moves(unused, wanted("c", 90.0), loads={"t": (85.0, 95.0)}).leave == ("a",)
 
 
 def test_no_model_leaves_in_vain() -> None:
     want = wanted("c", 90.0, 10)
-    assert moves(here("a"), here("b", turn_ends_s=102.0), want) == Moves(look_again_s=102.0)
+    assert moves(here("a"), here("b", turn_ends_s=102.0), want) == Moves(check_again_s=102.0)
     assert moves(here("a"), here("b", stage=Stage.LOADING), want) == Moves()
 
 
 def test_room_that_is_being_made_is_waited_for_and_kept_for_the_one_it_is_made_for() -> None:
     first, second = wanted("c", 80.0), wanted("d", 90.0, 2, tenant="v")
     leaving = here("a", 5, stage=Stage.LEAVING, users="v", leaving_since_s=90.0)
-    assert moves(leaving, here("b", 3), first, second) == Moves(look_again_s=150.0)
+    assert moves(leaving, here("b", 3), first, second) == Moves(check_again_s=150.0)
 
 
 def test_the_last_answers_hold_a_leaving_model_for_a_while_and_never_against_their_own_tenant() -> None:
     leaving, want = here("a", 10, stage=Stage.LEAVING, leaving_since_s=50.0), wanted("c", 40.0)
-    assert moves(replace(leaving, users=frozenset("v")), want) == Moves(look_again_s=110.0)
+    assert moves(replace(leaving, users=frozenset("v")), want) == Moves(check_again_s=110.0)
     assert moves(replace(leaving, users=frozenset("v")), want, now_s=110.0) == Moves(set_aside=("a",))
-    assert moves(replace(leaving, users=frozenset("tv")), want) == Moves(look_again_s=110.0)
+    assert moves(replace(leaving, users=frozenset("tv")), want) == Moves(check_again_s=110.0)
     assert moves(replace(leaving, users=frozenset("t")), want) == Moves(set_aside=("a",))
     assert moves(replace(leaving, users=frozenset("t"), is_ending=True), want) == Moves()
     aside = replace(want, wishes=(Wish("t", 40.0, is_aside=True),))
-    assert moves(replace(leaving, users=frozenset("t")), aside) == Moves(look_again_s=110.0)
+    assert moves(replace(leaving, users=frozenset("t")), aside) == Moves(check_again_s=110.0)
     assert moves(replace(leaving, users=frozenset("v"), must_leave=True), now_s=200.0) == Moves()
 
 
@@ -135,7 +135,7 @@ def test_a_model_whose_room_is_not_needed_any_more_stays() -> None:
 
 def test_a_model_that_no_tenant_uses_leaves_after_its_time() -> None:
     assert moves(here("a", idle_s=30.0, last_used_s=70.0)).leave == ("a",)
-    assert moves(here("a", idle_s=30.0, last_used_s=80.0)) == Moves(look_again_s=110.0)
+    assert moves(here("a", idle_s=30.0, last_used_s=80.0)) == Moves(check_again_s=110.0)
     assert moves(here("a", idle_s=30.0, last_used_s=70.0, users="v")) == Moves()
     assert moves(here("a", idle_s=30.0, last_used_s=70.0, is_kept=True)) == Moves()
 

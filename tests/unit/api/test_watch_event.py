@@ -32,7 +32,7 @@ class Asked:
         self.reply = Reply(make_request(text, [7] * 10, params), params, text.tokenizer, lambda: self.now_s)
         self.record = RequestRecord("req-1", "POST", "/v1/completions", started_s=100.0)
         self.record.tenant, self.record.model, self.record.priority = tenant, model, "normal"
-        self.record.asked = [RequestHandle(self.reply, lambda _id: None, lambda _id: None)]
+        self.record.handles = [RequestHandle(self.reply, lambda _id: None, lambda _id: None)]
         self.num_tokens = 0
 
     def at(self, now_s: float, *events: Any) -> None:

@@ -38,9 +38,9 @@ def test_the_line_says_what_fits() -> None:
 
 
 def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
-    with pytest.raises(ConfigError, match=r"1\.10 GiB in all, 1\.00 GiB given; raise it to"):
+    with pytest.raises(ConfigError, match=r"1\.10 GiB in all, got 1\.00 GiB; raise it to"):
         decide(1 << 30)
-    with pytest.raises(ConfigError, match="the memory budget must hold the model"):
+    with pytest.raises(ConfigError, match="a memory budget that holds the model"):
         memory_plan.check_weights_fit(1 << 20, 1 << 30, 0, 0)
 
 
@@ -104,7 +104,7 @@ def test_a_budget_without_room_for_three_slots_is_refused_with_what_is_needed() 
     assert decide_states(400, 50, max_running=1, max_sequence_tokens=64).num_slots == 6
     with pytest.raises(
         ConfigError,
-        match=r"2 blocks and 3 state slots of 0\.39 GiB, 1\.57 GiB in all, .* GiB given; raise it to 1\.75 GiB",
+        match=r"2 blocks and 3 state slots of 0\.39 GiB, 1\.57 GiB in all, got .* GiB; raise it to 1\.75 GiB",
     ):
         decide_states(1000, 400, max_running=4)
 

@@ -69,7 +69,7 @@ def changed(folder: Path, **fields: Any) -> Checkpoint:
 
 
 def test_models_with_recurrent_layers_are_refused_with_the_reason() -> None:
-    words = r"keep keys and values, this one has recurrent layers; set backend to cpu, or take another model"
+    words = r"keep keys and values, this one has recurrent layers; set backend to cpu, or choose another model"
     with pytest.raises(ConfigError, match=words):
         load_backend(checkpoint_of("lfm2"), ON_MLX)
 
@@ -90,7 +90,7 @@ def test_arithmetic_in_int8_is_refused() -> None:
 
 
 def test_a_model_whose_attention_cannot_be_replaced_is_refused() -> None:
-    words = "every one of 3 layers must attend through the function that mlx-lm's models share, 0 do"
+    words = "all 3 layers to attend through the function that mlx-lm's models share, 0 do"
     with pytest.raises(CheckpointError, match=words):
         load_backend(checkpoint_of("gemma2"), ON_MLX)
 
@@ -107,7 +107,7 @@ def test_caches_that_are_no_keys_and_values_are_named(monkeypatch: pytest.Monkey
 
     model: Any = utils.load_model(made_by_mlx("llama"))[0]
     monkeypatch.setattr(type(model), "make_cache", lambda _: [StrangeCache()], raising=False)
-    with pytest.raises(CheckpointError, match="this one keeps StrangeCache; models with recurrent layers run on the"):
+    with pytest.raises(CheckpointError, match="got StrangeCache; models with recurrent layers run on the"):
         Decoder(model)
 
 
@@ -115,7 +115,7 @@ def test_a_model_that_attends_otherwise_than_it_is_told_is_refused() -> None:
     """The windows are made up: the model sees everything."""
     model: Any = utils.load_model(made_by_mlx("llama"))[0]
     assert Decoder(model).windows == (None, None, None)
-    with pytest.raises(CheckpointError, match=r"own attention and paged attention must agree, their logits differ by"):
+    with pytest.raises(CheckpointError, match=r"own attention and paged attention, they differ by"):
         Decoder(model, (3, None, None))
 
 
@@ -134,7 +134,7 @@ def test_code_that_a_directory_brings_is_refused_and_never_run(tmp_path: Path) -
     ("fields", "words"),
     [
         ({"model_type": "never-heard-of"}, "mlx-lm cannot load this never-heard-of model: Model type"),
-        ({"num_hidden_layers": 2}, r"mlx-lm cannot load this llama model: Received 9 parameters not in model.*; take"),
+        ({"num_hidden_layers": 2}, r"mlx-lm cannot load this llama model: Received 9 parameters .*; choose"),
     ],
 )
 def test_what_mlx_lm_cannot_load_is_told_in_a_sentence(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
@@ -153,7 +153,7 @@ def test_a_model_that_asks_its_cache_for_more_than_it_has_is_refused(tmp_path: P
 
 
 def test_a_budget_that_does_not_hold_the_model_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the memory budget must hold the model"):
+    with pytest.raises(ConfigError, match=r"a memory budget that holds the model"):
         load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, memory_bytes=100 << 20))
 
 
@@ -189,8 +189,8 @@ def test_on_apple_silicon_auto_takes_mlx() -> None:
 @pytest.mark.usefixtures("on_apple_silicon")
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("lfm2", "not MLX: the MLX backend runs models whose layers keep keys and values, this one has recurrent layers"),
-     ("qwen2-native", "not MLX: mlx-lm cannot load this qwen2 model: ")],
+    [("lfm2", "not using MLX: the MLX backend runs models whose layers keep keys and values, this one has recurrent"),
+     ("qwen2-native", "not using MLX: mlx-lm cannot load this qwen2 model: ")],
 )  # fmt: skip
 def test_on_apple_silicon_the_cpu_backend_runs_what_mlx_refuses_and_says_why(name: str, words: str) -> None:
     found = load_backend(checkpoint_of(name), SETTINGS)
@@ -226,8 +226,8 @@ def test_weights_as_mlx_lm_writes_them_are_run_by_mlx_anywhere(name: str, bits: 
 
 @pytest.mark.parametrize(
     ("backend", "words"),
-    [("cpu", "the CPU backend does not read weights as mlx-lm writes them; set backend to auto, or take another"),
-     ("torch", "weights as mlx-lm writes them need the MLX backend: set backend to mlx")],
+    [("cpu", "the CPU backend does not read weights in mlx-lm format; set backend to auto, or choose another"),
+     ("torch", "weights in mlx-lm format need the MLX backend: set backend to mlx")],
 )  # fmt: skip
 def test_no_other_backend_takes_weights_as_mlx_lm_writes_them(backend: Backend, words: str) -> None:
     for bits in (4, 8):
@@ -256,7 +256,7 @@ def test_mlx_without_mlx_lm_is_told_as_the_missing_extra(monkeypatch: pytest.Mon
 
 
 def test_a_device_is_not_passed_over_in_silence() -> None:
-    with pytest.raises(ConfigError, match="chooses its device by itself, mps is asked for"):
+    with pytest.raises(ConfigError, match="selects its device by itself, got mps"):
         load_backend(checkpoint_by_mlx("llama"), replace(ON_MLX, device="mps"))
 
 
@@ -283,7 +283,7 @@ def test_a_model_says_that_mlx_is_experimental_and_what_fits() -> None:
 def test_a_model_with_windows_says_that_it_keeps_all_tokens() -> None:
     assert loaded("gemma3").notes == (
         EXPERIMENTAL,
-        "6 of 7 layers look back a window; the KV memory keeps all their tokens",
+        "6 of 7 layers have a sliding window; the KV cache keeps all tokens for them",
     )
 
 

@@ -112,7 +112,7 @@ def spoil(runner: MlxRunner, token_id: int) -> None:
         embedding.weight[token_id] = float("nan")
         mx.eval(embedding.weight)
 
-    runner._owner.ask(change)
+    runner._owner.call(change)
 
 
 @kept_for_this_file
@@ -204,7 +204,7 @@ def test_start_does_not_wait_for_the_step() -> None:
 
 def test_a_closed_runner_and_a_step_too_large_are_bugs() -> None:
     runner = loaded("llama")
-    with pytest.raises(InvariantError, match="64 tokens, 65 given"):
+    with pytest.raises(InvariantError, match="64 tokens in a step, got 65"):
         run(runner, WorkItem(1, (1,) * 65, 0, (1, 2, 3, 4, 5)))
     runner.close()
     with pytest.raises(InvariantError, match="closed"):

@@ -130,7 +130,7 @@ def test_a_block_goes_out_as_bytes_and_back_into_another(dtype: KVDtype) -> None
 @pytest.mark.parametrize("change", [-1, 1])
 def test_bytes_of_another_length_are_no_block(change: int) -> None:
     store = KVStore(SHAPES, NUM_BLOCKS, BLOCK_SIZE, "float32")
-    with pytest.raises(ValueError, match=f"a block has {store.num_block_bytes} bytes"):
+    with pytest.raises(ValueError, match=f"a block of {store.num_block_bytes} bytes"):
         store.write_blocks([1], [bytes(store.num_block_bytes + change)])
 
 
@@ -183,7 +183,7 @@ def loaded() -> MlxRunner:
 def over_a_pool_of(num_blocks: int) -> MlxRunner:
     """The same model over so many blocks of 4 tokens."""
     (model, store), owner = loaded()._opened(), loaded()._owner
-    made = owner.ask(lambda: KVStore(model.kv_shapes, num_blocks, 4, store.dtype))
+    made = owner.call(lambda: KVStore(model.kv_shapes, num_blocks, 4, store.dtype))
     return MlxRunner(owner, model, made, replace(loaded().capacity, num_blocks=num_blocks, block_size=4))
 
 

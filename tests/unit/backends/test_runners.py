@@ -29,7 +29,7 @@ from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Backend, Dtype, ModelSettings
 from quire.core.request import ResolvedSampling
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.sequence import Sequence
 from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
@@ -98,7 +98,7 @@ def poisoned(embedding: HeldRows, shape: tuple[int, int], token_id: int) -> Line
     numbers = embedding.rows(np.arange(shape[0]))
     numbers[token_id] = np.nan
     source = Source(FORMATS["F32"], *shape, lambda first, end: RowPiece(numbers[first:end].view(np.uint8)))
-    return Packer("float", has_tiles=False).pack([source])
+    return Packer("float", has_amx=False).pack([source])
 
 
 def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
@@ -142,10 +142,10 @@ def test_guesses_never_change_an_answer(name: str) -> None:
     plain = Machine(runner_of(name)).run(asks())
     answers = {(f"r{at}", index): tokens for at, ask in enumerate(plain) for index, tokens in ask.answers.items()}
 
-    def propose(sequence: Sequence, limit: int) -> Guess:
+    def propose(sequence: Sequence, limit: int) -> Draft:
         said = sequence.num_output_tokens
         guess = answers[sequence.request.request_id, sequence.index][said : said + min(limit, random.randint(0, 4))]
-        return Guess(tuple(token if random.random() < 0.8 else 5 for token in guess))
+        return Draft(tuple(token if random.random() < 0.8 else 5 for token in guess))
 
     machine = Machine(runner_of(name))
     machine.engine.scheduler.propose = propose
@@ -166,7 +166,7 @@ def test_what_a_failed_row_left_in_a_block_does_not_reach_the_next_owner(name: s
 @pytest.mark.parametrize(("name", "size"), [("llama", 8), ("llama-native", 16)])
 def test_a_closed_runner_and_a_step_too_large_are_bugs(name: str, size: int) -> None:
     runner = load_runner(architectures.directory(name), memory_bytes=8 << 30, block_size=size, max_sequence_tokens=256)
-    with pytest.raises(InvariantError, match="256 tokens, 300 given"):
+    with pytest.raises(InvariantError, match="256 tokens in a step, got 300"):
         run(runner, WorkItem(1, (1,) * 300, 0, tuple(range(1, 40))))
     runner.close()
     with pytest.raises(InvariantError, match="closed"):
@@ -187,7 +187,7 @@ def changed(tmp_path: Path, name: str, config: dict[str, Any], tensors: dict[str
 
 @pytest.mark.parametrize(("name", "size"), [("llama", 8), ("llama-native", 16)])
 @pytest.mark.parametrize(("config", "tensors", "words"), [
-    ({}, {"model.layers.9.strange": torch.zeros(2)}, "does not use"),
+    ({}, {"model.layers.9.strange": torch.zeros(2)}, "unused"),
     ({}, {"model.norm.weight": None}, "model.norm.weight"),
     ({}, {"model.norm.weight": torch.zeros(5)}, "shape"),
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, {}, "RoPE"),
@@ -206,8 +206,8 @@ def test_a_model_that_is_not_what_it_says_is_refused(
 def test_bfloat16_weights_and_kv_run() -> None:
     settings = ModelSettings(memory_bytes=8 << 30, block_size=8, dtype="bfloat16", max_sequence_tokens=256)
     loaded = load_backend(resolve(str(architectures.directory("llama"))), settings)
-    assert "torch and not the CPU backend: the CPU backend takes heads of 32 to 512" in loaded.notes[0]
-    assert "may depend on its company" in loaded.notes[2]
+    assert "using torch instead of the CPU backend: the CPU backend needs heads of 32 to 512" in loaded.notes[0]
+    assert "may depend on its batch" in loaded.notes[2]
     ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), ResolvedSampling(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
 
@@ -216,7 +216,7 @@ def test_a_model_without_products_for_it_is_run_by_torch(monkeypatch: pytest.Mon
     monkeypatch.setattr(cpu_load, "probe", lambda _dtype: "no products here")
     settings = ModelSettings(memory_bytes=8 << 30, dtype="bfloat16", max_sequence_tokens=256)
     loaded = load_backend(resolve(str(architectures.directory("llama-native"))), settings)
-    assert loaded.notes[0] == "torch and not the CPU backend: no products here"
+    assert loaded.notes[0] == "using torch instead of the CPU backend: no products here"
     assert isinstance(loaded.runner, TorchRunner)
     ask = Machine(loaded.runner).alone(Ask(list(range(3, 30)), ResolvedSampling(temperature=0.0, max_tokens=5)))
     assert len(ask.tokens) == 5
@@ -286,7 +286,7 @@ def test_bfloat16_weights_on_the_fast_path_are_near_float32_and_the_same_in_comp
 def test_the_memory_plan_says_that_layers_with_a_window_keep_everything() -> None:
     loaded = load_backend(resolve(str(architectures.directory("gemma3"))), replace(SETTINGS, block_size=16))
     assert loaded.notes == (
-        "6 of 7 layers look back 21 tokens; the KV memory keeps all their tokens, like the others'",
+        "6 of 7 layers have a sliding window of 21 tokens; the KV cache keeps all tokens for them, as for other layers",
     )
 
 
@@ -296,14 +296,14 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 
 def test_torch_refuses_keys_and_values_in_int8_and_says_what_to_do() -> None:
-    with pytest.raises(ConfigError, match="int8 given: set kv_dtype to bfloat16") as caught:
+    with pytest.raises(ConfigError, match="got int8: set kv_dtype to bfloat16") as caught:
         load_backend(resolve(str(architectures.directory("gemma2"))), replace(SETTINGS, kv_dtype="int8"))
     assert "gemma2" in str(caught.value)
 
 
 def test_an_adapted_model_says_so() -> None:
     loaded = load_backend(resolve(str(architectures.directory("gemma2"))), SETTINGS)
-    assert "its model_type is 'gemma2', known are" in loaded.notes[0]
+    assert "got 'gemma2' (supported:" in loaded.notes[0]
     assert "transformers" in loaded.notes[1]
 
 
@@ -312,7 +312,7 @@ def test_a_backend_that_is_asked_for_runs_the_model_or_says_why_not() -> None:
     settings = replace(SETTINGS, block_size=16)
     assert isinstance(load_backend(native, replace(settings, backend="cpu")).runner, CpuRunner)
     assert isinstance(load_backend(native, replace(settings, backend="torch")).runner, TorchRunner)
-    with pytest.raises(ConfigError, match=r"'gemma2', known are .*; set backend to auto"):
+    with pytest.raises(ConfigError, match=r"'gemma2' \(supported: .*\); set backend to auto"):
         load_backend(adapted, replace(settings, backend="cpu"))
 
 

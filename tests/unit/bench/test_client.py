@@ -26,11 +26,11 @@ DONE = b"data: [DONE]\n\n"
 
 
 def asked(*pieces: bytes, timeout_s: float = 60.0) -> Outcome:
-    async def ask() -> Outcome:
+    async def send() -> Outcome:
         async with scripted(pieces) as url, Client(ServerAddress(url, timeout_s=timeout_s)) as client:
-            return await client.ask(CALL)
+            return await client.send(CALL)
 
-    return asyncio.run(ask())
+    return asyncio.run(send())
 
 
 def test_an_answer_is_stamped_and_counted() -> None:
@@ -53,7 +53,7 @@ def test_without_usage_events_are_counted_and_prompts_are_as_meant() -> None:
         ((b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nfull",), "http 503", "full"),
         ((OK, TOKEN), "broken", ""),
         ((OK, TOKEN, event(error={"message": "out of memory"}), DONE), "server", "out of memory"),
-        ((OK, b"data: {not json\n\n"), "unreadable", "not an event"),
+        ((OK, b"data: {not json\n\n"), "unreadable", "expected an event"),
         ((OK, DONE), "empty", ""),
         ((b"",), "broken", "disconnected"),
         ((b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n" + TOKEN,), "broken", ""),
@@ -75,19 +75,19 @@ def test_a_server_that_is_not_there_is_told_apart() -> None:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
 
-        async def ask() -> Outcome:
+        async def send() -> Outcome:
             async with Client(ServerAddress(url)) as client:
-                return await client.ask(CALL)
+                return await client.send(CALL)
 
-        assert asyncio.run(ask()).error == "connect"
+        assert asyncio.run(send()).error == "connect"
 
 
 def test_a_server_that_never_answers_is_a_timeout() -> None:
-    async def ask() -> Outcome:
+    async def send() -> Outcome:
         async with null_server(Manner(first_s=60.0)) as url, Client(ServerAddress(url, timeout_s=0.05)) as client:
-            return await client.ask(CALL)
+            return await client.send(CALL)
 
-    assert asyncio.run(ask()).error == "timeout"
+    assert asyncio.run(send()).error == "timeout"
 
 
 def test_the_model_is_the_first_one_listed_unless_one_is_named() -> None:
@@ -106,7 +106,7 @@ def test_a_server_that_is_not_ready_is_told_with_what_to_do() -> None:
         ):
             await client.ready(0.0)
 
-    with pytest.raises(ConfigError, match=r"it answered 401; start the server, or check --url"):
+    with pytest.raises(ConfigError, match=r"the server responded with 401; start the server, or check --url"):
         asyncio.run(wait())
 
 

@@ -94,4 +94,4 @@ def test_too_few_rounds_and_failed_requests_give_no_verdict() -> None:
 def test_rounds_without_figures_give_no_verdict() -> None:
     empty = record([100.0] * 8)
     empty["rounds"] = [{"output_throughput": 0.0, "failed": 0}] * 8
-    assert "no figure" in compare_records(empty, empty).reason
+    assert "no metric" in compare_records(empty, empty).reason

@@ -67,7 +67,7 @@ def test_a_model_without_a_roof_says_why() -> None:
 
 
 def test_what_does_not_fit_a_sequence_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="must fit 512 tokens"):
+    with pytest.raises(ConfigError, match="at most 512 tokens"):
         EngineBench(talker(), EngineLoad((1,), 600, 5, 0, 1, has_roof=False), None, "oracle")
 
 
@@ -93,7 +93,7 @@ def test_what_has_no_roof_says_why(tmp_path: Path) -> None:
 
 
 def test_more_at_once_than_may_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="16 sequences may run at once, 17 asked for"):
+    with pytest.raises(ConfigError, match="at most 16 sequences at once, got 17"):
         EngineBench(talker(), EngineLoad((17,), 8, 5, 0, 1, has_roof=False), None, "oracle")
 
 

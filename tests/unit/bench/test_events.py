@@ -59,5 +59,5 @@ def test_a_tool_call_counts_as_text() -> None:
 
 @pytest.mark.parametrize("data", [b"{", b"[]", b"7", chunk(choices=[7]), chunk(choices=[], usage={"x": 1})])
 def test_what_is_no_event_is_refused_with_what_came(data: bytes) -> None:
-    with pytest.raises(UnreadableError, match="not an event"):
+    with pytest.raises(UnreadableError, match="expected an event"):
         read_event(data)

@@ -111,5 +111,5 @@ def test_a_visit_ends_when_an_answer_does_not_come() -> None:
 def test_a_load_without_a_pace_is_refused() -> None:
     with pytest.raises(ConfigError, match="neither"):
         Pace()
-    with pytest.raises(ConfigError, match="at least 1, 0 given"):
+    with pytest.raises(ConfigError, match="at least 1, got 0"):
         Pace(concurrency=0)

@@ -55,7 +55,7 @@ def test_goodput_counts_who_kept_every_limit() -> None:
 
 @pytest.mark.parametrize("word", ["ttft", "ttft:", "ttft:0", "ttft:-1", "ttft:nan", "speed:3"])
 def test_an_objective_that_is_none_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match="an objective is ttft:MS"):
+    with pytest.raises(ConfigError, match="an objective of ttft:MS"):
         Objective.parse([word])
 
 

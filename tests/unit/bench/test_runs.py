@@ -14,7 +14,7 @@ from quire.bench import runs
 from quire.bench.http_client import ServerAddress
 from quire.bench.outcome import Run
 from quire.bench.records import Record
-from quire.bench.runs import RunListener, Wishes, interleaved_servers, run_load, seeded, sweep_clients
+from quire.bench.runs import BenchOptions, RunListener, interleaved_servers, run_load, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
 from tests.support.servers.scripted_server import scripted
@@ -27,7 +27,7 @@ SETUP = LoadSetup(workload="chat", prompts="chat", requests=6, output_tokens=3, 
 def served(setup: LoadSetup) -> tuple[Record, Run]:
     async def main() -> tuple[Record, Run]:
         async with null_server(QUICK) as url:
-            return await run_load(ServerAddress(url), setup, Wishes(metadata={"build": "x"}), RunListener())
+            return await run_load(ServerAddress(url), setup, BenchOptions(metadata={"build": "x"}), RunListener())
 
     return asyncio.run(main())
 
@@ -68,7 +68,7 @@ def test_a_sweep_measures_each_number_of_clients() -> None:
     async def main() -> list[Record]:
         async with null_server(QUICK) as url:
             setup = LoadSetup(requests=4, concurrency=2, output_tokens=3, prompt_tokens=4, seed="1")
-            return await sweep_clients(ServerAddress(url), setup, (1, 2, 4), Wishes(), RunListener())
+            return await sweep_clients(ServerAddress(url), setup, (1, 2, 4), BenchOptions(), RunListener())
 
     points = asyncio.run(main())
     assert [point["max_concurrency"] for point in points] == [1, 2, 4]
@@ -83,7 +83,7 @@ def test_two_servers_take_turns_and_get_the_same_prompts() -> None:
         async with null_server(QUICK) as one, null_server(QUICK) as other:
             setup = LoadSetup(requests=2, output_tokens=3, prompt_tokens=4, seed="1")
             told = RunListener(lambda title, _count: began.append(title))
-            return await interleaved_servers((ServerAddress(one), ServerAddress(other)), setup, 3, Wishes(), told)
+            return await interleaved_servers((ServerAddress(one), ServerAddress(other)), setup, 3, BenchOptions(), told)
 
     a, b = asyncio.run(main())
     assert [title[-1] for title in began] == ["A", "B", "B", "A", "A", "B"]
@@ -99,9 +99,9 @@ def test_a_server_that_refuses_the_first_request_is_told_before_the_load() -> No
 
     async def main() -> None:
         async with scripted([answer]) as url:
-            await run_load(ServerAddress(url), SETUP, Wishes(), RunListener())
+            await run_load(ServerAddress(url), SETUP, BenchOptions(), RunListener())
 
-    with pytest.raises(ConfigError, match="must answer a first request within"):
+    with pytest.raises(ConfigError, match="to a first request within"):
         asyncio.run(main())
 
 
@@ -121,7 +121,7 @@ def test_a_server_that_is_still_loading_is_asked_again(monkeypatch: pytest.Monke
         server = await asyncio.start_server(Loading(QUICK).serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            return (await run_load(ServerAddress(url), SETUP, Wishes(), RunListener()))[0]
+            return (await run_load(ServerAddress(url), SETUP, BenchOptions(), RunListener()))[0]
 
     assert asyncio.run(main())["failed"] == 0
     assert answers[:3] == [503, 503, 200]

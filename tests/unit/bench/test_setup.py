@@ -73,17 +73,17 @@ def test_more_clients_ask_as_often_each() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"workload": "quiet"}, "--workload must be one of distinct"),
-        ({"prompts": "voice"}, "--prompts must be one of text"),
-        ({"arrivals": "never"}, "--arrivals must be one of closed"),
-        ({"requests": 0}, "--requests must be at least 1, 0 given"),
-        ({"shared_tokens": -1}, "--shared-tokens must be at least 0"),
-        ({"rate": 0.0}, "--rate must be more than 0"),
-        ({"rate": float("nan")}, "--rate must be more than 0"),
+        ({"workload": "quiet"}, "--workload to be one of distinct"),
+        ({"prompts": "voice"}, "--prompts to be one of text"),
+        ({"arrivals": "never"}, "--arrivals to be one of closed"),
+        ({"requests": 0}, "--requests of at least 1, got 0"),
+        ({"shared_tokens": -1}, "--shared-tokens of at least 0"),
+        ({"rate": 0.0}, "--rate above 0"),
+        ({"rate": float("nan")}, "--rate above 0"),
         ({"arrivals": "poisson"}, "needs a rate"),
         ({"arrivals": "ramp", "rate": 1.0}, "--ramp-to"),
         ({"arrivals": "trace"}, "--trace FILE"),
-        ({"trace": "x", "output_tokens": 4}, "--output-tokens is of a workload"),
+        ({"trace": "x", "output_tokens": 4}, "--output-tokens applies to workloads"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_rule(given: dict[str, Any], told: str) -> None:
@@ -97,12 +97,12 @@ def test_a_trace_that_cannot_be_read_is_told_as_a_setting() -> None:
 
 
 def test_of_a_trace_no_workload_is_told(trace: str) -> None:
-    told = LoadSetup(trace=trace).told()
-    assert (told["trace"], told["arrivals"], "workload" in told) == (trace, "trace", False)
+    record = LoadSetup(trace=trace).as_record()
+    assert (record["trace"], record["arrivals"], "workload" in record) == (trace, "trace", False)
 
 
 def test_a_result_says_how_to_make_it_again() -> None:
     setup = LoadSetup(workload="chat", turns=2, rate=3.0, seed="s")
-    told = setup.told()
-    assert LoadSetup(**told).told() == told
-    assert (told["arrivals"], told["seed"]) == ("poisson", "s")
+    record = setup.as_record()
+    assert LoadSetup(**record).as_record() == record
+    assert (record["arrivals"], record["seed"]) == ("poisson", "s")

@@ -46,9 +46,9 @@ def test_a_sound_header_is_sound(tmp_path: Path) -> None:
     [
         (b"", "begin with an object"),
         (b" {}", "begin with an object"),
-        (b'{"a": 1, "a": 2}', "stands twice"),
+        (b'{"a": 1, "a": 2}', "duplicate key"),
         ({"__metadata__": {"x": 1}}, "object of strings"),
-        ({"a": 3}, "must have dtype"),
+        ({"a": 3}, "expected dtype"),
         (changed(dtype="F33"), "unknown dtype"),
         (changed(dtype=["F32"]), "unknown dtype"),
         (changed(shape=[-2, -2]), "whole numbers"),
@@ -70,7 +70,7 @@ def test_a_header_that_lies_is_refused(tmp_path: Path, header: Any, sentence: st
 @pytest.mark.parametrize("raw", [b"", b"\1\0\0", struct.pack("<Q", 2**63), struct.pack("<Q", 100) + b"{}"])
 def test_a_file_too_short_for_its_header_is_refused(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "w.safetensors").write_bytes(raw)
-    with pytest.raises(CheckpointError, match="its header should have"):
+    with pytest.raises(CheckpointError, match="expected a header of"):
         read_header(tmp_path / "w.safetensors")
 
 
@@ -94,7 +94,7 @@ def index(folder: Path, weight_map: Any) -> None:
 )
 def test_an_index_may_only_name_weight_files_beside_it(tmp_path: Path, name: Any) -> None:
     index(tmp_path, {"a": name})
-    with pytest.raises(CheckpointError, match="files beside it"):
+    with pytest.raises(CheckpointError, match="files in its own folder"):
         open_weights(tmp_path)
 
 
@@ -102,17 +102,17 @@ def test_a_tensor_in_two_files_or_not_where_the_index_says_is_refused(tmp_path: 
     for name in ("v", "w"):
         write(tmp_path / f"{name}.safetensors", SOUND)
     index(tmp_path, {"a": "v.safetensors", "b": "w.safetensors"})
-    with pytest.raises(CheckpointError, match="must be in one file"):
+    with pytest.raises(CheckpointError, match="in one file, found it in"):
         open_weights(tmp_path)
     index(tmp_path, {"a": "v.safetensors"})
-    with pytest.raises(CheckpointError, match="into no file"):
+    with pytest.raises(CheckpointError, match="in no file by"):
         open_weights(tmp_path)
     index(tmp_path, {"a": "v.safetensors", "b": "v.safetensors", "c": "v.safetensors"})
-    with pytest.raises(CheckpointError, match="it is in no file"):
+    with pytest.raises(CheckpointError, match="found it in no file"):
         open_weights(tmp_path)
     index(tmp_path, {"a": "gone.safetensors"})
     with pytest.raises(CheckpointError, match="cannot be read"):
         open_weights(tmp_path)
     index(tmp_path, [])
-    with pytest.raises(CheckpointError, match="must have a weight_map"):
+    with pytest.raises(CheckpointError, match="expected a weight_map"):
         open_weights(tmp_path)

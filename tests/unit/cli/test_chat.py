@@ -13,9 +13,9 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli import app
-from quire.cli.chat.answer_printer import Spoken
-from quire.cli.chat.chat import HELP, Talk
-from quire.cli.chat.remote import _Heard
+from quire.cli.chat.answer_printer import AnswerPrinter
+from quire.cli.chat.chat import HELP, ChatSession
+from quire.cli.chat.remote import _StreamState
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import REASONING, TEXT, Piece
 from quire.client.request.params import SamplingParams
@@ -63,9 +63,9 @@ def test_a_chat_answers_obeys_and_ends() -> None:
     lines = "hello\n/stats\n/help\n/nonsense\n\n/system be brief\nhello again\n/reset\n/exit\n"
     done = CliRunner().invoke(app, ["chat", "m", "--max-tokens", "5", "--temperature", "0"], input=lines)
     assert done.exit_code == 0
-    assert "1 answers, 5 tokens" in done.stderr
+    assert "1 responses, 5 tokens" in done.stderr
     assert "/save FILE" in done.stderr
-    assert "no command /nonsense" in done.stderr
+    assert "unknown command /nonsense" in done.stderr
     assert done.stderr.count("prompt tokens cached") == 3
 
 
@@ -73,27 +73,27 @@ def test_a_chat_ends_with_its_input() -> None:
     assert CliRunner().invoke(app, ["chat", "m"], input="").exit_code == 0
 
 
-def talk(max_tokens: int = 5) -> Talk:
-    return Talk(LLM(talker()), SamplingParams(max_tokens=max_tokens, temperature=0.0))
+def talk(max_tokens: int = 5) -> ChatSession:
+    return ChatSession(LLM(talker()), SamplingParams(max_tokens=max_tokens, temperature=0.0))
 
 
 def test_the_second_turn_finds_the_first_in_the_cache() -> None:
     one = talk(max_tokens=12)
-    one.hear("tell me about the cat on the mat")
-    one.hear("and then?")
+    one.handle("tell me about the cat on the mat")
+    one.handle("and then?")
     assert one.completions[1].num_cached_tokens >= len(one.completions[0].prompt_token_ids) // 4 * 4
     assert [turn["role"] for turn in one.turns] == ["user", "assistant", "user", "assistant"]
 
 
 def test_a_conversation_can_be_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = talk()
-    one.hear("/system be brief")
-    one.hear("hello")
-    one.hear(f"/save {tmp_path / 'talk.json'}")
+    one.handle("/system be brief")
+    one.handle("hello")
+    one.handle(f"/save {tmp_path / 'talk.json'}")
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [message["role"] for message in saved] == ["system", "user", "assistant"]
-    one.hear("/save")
-    one.hear(f"/save {tmp_path}")
+    one.handle("/save")
+    one.handle(f"/save {tmp_path}")
     assert capsys.readouterr().err.count("hint:") == 2
 
 
@@ -111,7 +111,7 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
 
     llm.stream = pressed  # type: ignore[method-assign, assignment]
     before = signal.getsignal(signal.SIGINT)
-    assert one.hear("go on for ever")
+    assert one.handle("go on for ever")
     assert "(stopped)" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
     assert one.turns[-1]["role"] == "assistant"
@@ -120,15 +120,15 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(capsys: pytest.CaptureFixtur
     assert 0 < stopped.timings.first_token_s <= stopped.timings.total_s
     llm.stream = stream  # type: ignore[method-assign]
     one.params = SamplingParams(max_tokens=3)
-    assert one.hear("still there?")
+    assert one.handle("still there?")
     assert one.completions[-1].num_output_tokens == 3
     assert not opened.engine.scheduler.live
 
 
 def test_thoughts_are_written_beside_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    spoken = Spoken()
+    spoken = AnswerPrinter()
     for delta, part in (("", TEXT), ("2 and ", REASONING), ("2", REASONING), ("four", TEXT), ("!", TEXT)):
-        spoken.say(Piece(0, delta, part=part))
+        spoken.write(Piece(0, delta, part=part))
     spoken.end()
     written = capsys.readouterr()
     assert written.out == "four!"
@@ -137,8 +137,8 @@ def test_thoughts_are_written_beside_the_answer(capsys: pytest.CaptureFixture[st
 
 def test_a_chat_with_a_model_that_thinks_keeps_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     with LLM(thinker()) as llm:
-        one = Talk(llm, SamplingParams(max_tokens=40, temperature=1.0, seed=3))
-        one.hear("hello")
+        one = ChatSession(llm, SamplingParams(max_tokens=40, temperature=1.0, seed=3))
+        one.handle("hello")
     answer = one.completions[0].answers[0]
     written = capsys.readouterr()
     assert answer.reasoning
@@ -148,7 +148,7 @@ def test_a_chat_with_a_model_that_thinks_keeps_what_it_says(capsys: pytest.Captu
 
 
 def test_thoughts_of_a_server_are_told_apart() -> None:
-    heard = _Heard()
+    heard = _StreamState()
     deltas: list[dict[str, str]] = [{"role": "assistant"}, {"reasoning": "2 and 2"}, {"content": "four"}]
     pieces = [piece for delta in deltas for piece in heard.take({"choices": [{"delta": delta}]})]
     assert [(piece.delta, piece.part) for piece in pieces] == [("2 and 2", REASONING), ("four", TEXT)]
@@ -158,7 +158,7 @@ def test_thoughts_of_a_server_are_told_apart() -> None:
 
 def test_a_question_too_long_is_refused_and_forgotten(capsys: pytest.CaptureFixture[str]) -> None:
     one = talk()
-    one.hear("word " * 600)
+    one.handle("word " * 600)
     assert "hint: /reset" in capsys.readouterr().err
     assert one.turns == []
 

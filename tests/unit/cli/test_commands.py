@@ -62,7 +62,7 @@ def test_an_error_is_one_line_without_a_trace(
         cli.main()
     assert exit_info.value.code == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: there is no scenario 'quiet'")
+    assert err.startswith("error: expected a scenario of ")
     assert "Traceback" not in err
 
 

@@ -120,7 +120,7 @@ def test_the_command_says_what_it_found_and_ends_by_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(module, lambda _settings: replace(SOUND, huge_pages="never"))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 0
-    assert "could be better: the system gives no large pages" in done.stdout
+    assert "could be better: huge pages are disabled" in done.stdout
     assert "doctor: huge-pages" in done.stdout
     monkeypatch.setattr(module, lambda _settings: replace(SOUND, is_port_free=False))
     done = CliRunner().invoke(app, ["doctor", "--json"])

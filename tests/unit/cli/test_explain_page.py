@@ -40,7 +40,7 @@ def test_the_texts_stand_under_each_other_and_the_mark_under_the_difference() ->
         "  prompt  …r in one or two friendly sentences. Today is[ Tuesday], and the library is open from nin…",
         "  cached  …r in one or two friendly sentences. Today is[ Monday], and the library is open from nine…",
         "                                                       ^^^^^^^^^^",
-        "it is ' Tuesday' (14801), cached is ' Monday' (12397)",
+        "prompt: ' Tuesday' (14801), cached: ' Monday' (12397)",
     ]
 
 
@@ -72,7 +72,7 @@ def test_colour_comes_on_top_of_the_marks() -> None:
         ({"kind": "message", "index": 3, "name": "user"}, "in message 3 (user)"),
         ({"kind": "message", "index": 3, "name": None}, "in message 3"),
         ({"kind": "text", "index": 0, "name": None}, "in the prompt"),
-        ({"kind": "text", "index": 0, "name": "template"}, "in what the chat template writes"),
+        ({"kind": "text", "index": 0, "name": "template"}, "in the text of the chat template"),
     ],
 )
 def test_a_part_is_named(part: dict[str, Any] | None, words: str) -> None:
@@ -93,4 +93,4 @@ def test_a_request_has_a_head_and_all_its_prompts() -> None:
 
 
 def test_the_operator_is_told_that_texts_are_another_tenants() -> None:
-    assert explanation_page(told(difference={"position": 36}), 100).endswith("the texts are another tenant's")
+    assert explanation_page(told(difference={"position": 36}), 100).endswith("the texts belong to another tenant")

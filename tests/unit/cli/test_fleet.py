@@ -106,7 +106,7 @@ def test_replicas_are_of_one_model(
 ) -> None:
     code, _, err = run(monkeypatch, capsys, "serve", "one.gguf", "two.gguf", "--replicas", "2")
     assert code == 2
-    assert "replicas are of one model, 2 would be served" in err
+    assert "expected one model with --replicas, got 2" in err
 
 
 def test_help_says_that_one_machine_needs_none_of_it() -> None:

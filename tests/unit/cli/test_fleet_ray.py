@@ -131,10 +131,10 @@ def test_a_file_is_deployed_as_it_is(
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("fleet.json", "{", "is no JSON"),
-        ("fleet.yaml", "a: [", "is no YAML"),
+        ("fleet.json", "{", "expected JSON"),
+        ("fleet.yaml", "a: [", "expected YAML"),
         ("fleet.yaml", "a: 1", "list of applications"),
-        ("fleet.yaml", None, "cannot be read"),
+        ("fleet.yaml", None, "cannot read"),
     ],
 )
 def test_a_file_that_is_no_config_is_told(
@@ -157,7 +157,7 @@ def test_an_application_that_is_not_there_is_told(
 ) -> None:
     code, _, err = run(monkeypatch, capsys, "scale", "3", "--address", address)
     assert code == 2
-    assert "applications none, quire given" in err
+    assert "(none), got quire" in err
 
 
 def test_a_cluster_that_is_not_there_is_told(

@@ -47,23 +47,26 @@ def large(name: str, **fields: Any) -> dict[str, Any]:
 
 def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path) -> None:
     out = told(make_hybrid(tmp_path / "model"))
-    assert "2 of 3 layers keep a state of 0.001 MB (short convolutions)" in out
-    assert "on the CPU backend, in quire's own kernels" in out
+    assert "2 of 3 layers keep a recurrent state of 0.001 MB (short convolutions)" in out
+    assert "on the CPU backend, with quire's own kernels" in out
     assert ["state", "1,024", "bytes", "per", "sequence"] in [line.split() for line in out.splitlines()]
-    assert "float32 KV and slots for states beside it, and 0.5 GiB for libraries" in out
-    assert "earlier one" not in out
+    assert "float32 KV and slots for states, and 0.5 GiB for libraries" in out
+    assert "earlier layer" not in out
 
 
 @pytest.mark.parametrize(("config", "words"), [
-    (CONFIGS["delta"], ("2 of 3 layers keep a state of 0.082 MB (gated delta nets)", "norms of queries and keys")),
-    (CONFIGS["space"], ("2 of 3 layers keep a state of 0.025 MB (Mamba-2)", "1 layers without positions")),
+    (CONFIGS["delta"], ("2 of 3 layers keep a recurrent state of 0.082 MB (gated delta nets)", "query and key norms")),
+    (
+        CONFIGS["space"],
+        ("2 of 3 layers keep a recurrent state of 0.025 MB (Mamba-2)", "1 layers without position encoding"),
+    ),
     (
         large("delta", linear_num_value_heads=32, linear_key_head_dim=128, linear_value_head_dim=128),
-        ("24 of 30 layers keep a state of 52 MB (gated delta nets)", "norms of queries and keys"),
+        ("24 of 30 layers keep a recurrent state of 52 MB (gated delta nets)", "query and key norms"),
     ),
     (
         large("delta", linear_num_value_heads=96, linear_key_head_dim=128, linear_value_head_dim=128),
-        ("24 of 30 layers keep a state of 155 MB (gated delta nets)", "norms of queries and keys"),
+        ("24 of 30 layers keep a recurrent state of 155 MB (gated delta nets)", "query and key norms"),
     ),
 ])  # fmt: skip
 def test_parts_of_a_hybrid_are_told_in_words(config: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -94,11 +97,11 @@ def test_a_plain_model_is_told_nothing_of_states() -> None:
 
 @pytest.mark.parametrize(("settings", "reason"), [
     ({"backend": "torch"}, "backend is torch"),
-    ({"block_size": 8}, "blocks of 16, 32 or 64, this is 32 and 8"),
+    ({"block_size": 8}, "blocks of 16, 32 or 64, got 32 and 8"),
 ])  # fmt: skip
 def test_torch_refuses_a_hybrid_with_the_reason_it_was_asked(
     tmp_path: Path, settings: dict[str, Any], reason: str
 ) -> None:
     write_hybrid(tmp_path, CONFIGS["space"])
-    with pytest.raises(ConfigError, match=f"{reason}; models whose layers keep a state run on the CPU backend alone"):
+    with pytest.raises(ConfigError, match=f"{reason}; models with recurrent layers run on the CPU backend only"):
         load_backend(resolve(str(tmp_path)), ModelSettings(memory_bytes=AMPLE_BYTES, **settings))

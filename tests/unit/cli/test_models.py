@@ -141,7 +141,7 @@ def test_who_is_asked_and_says_no_keeps_the_model(home: Path) -> None:
 
 
 def test_what_is_not_there_cannot_be_removed(home: Path) -> None:
-    with pytest.raises(CheckpointError, match="'org/name' is not among the models"):
+    with pytest.raises(CheckpointError, match="got 'org/name'"):
         run("rm", "org/name")
 
 
@@ -217,22 +217,22 @@ def test_info_says_what_a_model_is_made_of_and_what_runs_it() -> None:
     facts = facts_of(resolve(str(architectures.directory("gpt-oss"))))
     assert facts.not_supported is None
     assert facts.parts == (
-        "3 layers with 6 experts of 64, of which a token uses 2",
-        "2 layers look back 24 tokens",
-        "positions by yarn",
-        "sinks in attention",
+        "3 layers with 6 experts of 64, 2 used per token",
+        "2 layers with a sliding window of 24 tokens",
+        "yarn RoPE scaling",
+        "attention sinks",
     )
     facts = facts_of(resolve(str(architectures.directory("gemma4"))))
-    assert "heads of 32 and 64" in facts.parts
-    assert "3 layers use keys and values of an earlier one" in facts.parts
-    assert "an embedding of 24 for each layer" in facts.parts
+    assert "head sizes 32 and 64" in facts.parts
+    assert "3 layers share keys and values of an earlier layer" in facts.parts
+    assert "per-layer embeddings of 24" in facts.parts
 
 
 def test_info_names_what_is_not_supported() -> None:
     path = architectures.directory("gemma2")
-    assert "its model_type is 'gemma2'" in (facts_of(resolve(str(path))).not_supported or "")
+    assert "got 'gemma2'" in (facts_of(resolve(str(path))).not_supported or "")
     _, out, _ = run("info", str(path))
-    assert "through transformers, if at all (quire[torch]): its model_type is 'gemma2'" in out
+    assert "through transformers, if at all (quire[torch]): expected a supported model_type, got 'gemma2'" in out
 
 
 def test_info_reads_a_gguf_file(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_info_of_another_family_tells_what_its_config_says_and_no_more(tmp_path:
     assert code == 0
     assert ["layers", "7"] in [line.split() for line in out.splitlines()]
     assert "KV" not in out
-    assert "What fits is not estimated for the family odd" in err
+    assert "no estimate for the family odd" in err
 
 
 def test_a_model_that_is_nowhere_is_an_error_and_a_hint(
@@ -268,7 +268,7 @@ def test_a_model_that_is_nowhere_is_an_error_and_a_hint(
         cli.main()
     assert exit_info.value.code == 2
     err = capsys.readouterr().err
-    assert err.startswith("error: a model is a directory, a .gguf file, or a hub id")
+    assert err.startswith("error: expected a directory, a .gguf file, or a hub id")
     assert "hint: quire models lists what is on this machine" in err
 
 
@@ -306,7 +306,7 @@ def test_config_show_prints_json_for_machines(home: Path) -> None:
 
 
 def test_config_show_refuses_what_a_server_would_refuse() -> None:
-    with pytest.raises(ConfigError, match="given by flag --queue"):
+    with pytest.raises(ConfigError, match="from flag --queue"):
         run("config", "show", "--queue", "none")
 
 
@@ -314,8 +314,8 @@ def test_config_path_shows_the_files_in_order_and_which_is_read(home: Path, monk
     code, out, err = run("config", "path")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["state", "absent", "absent"]
-    assert "no file is read" in err
-    assert f"hint: write one to {home / 'quire.toml'}" in err
+    assert "no settings file found" in err
+    assert f"hint: create {home / 'quire.toml'}" in err
     (home / "quire.toml").write_text("")
     (home / ".config" / "quire").mkdir(parents=True)
     (home / ".config" / "quire" / "config.toml").write_text("")

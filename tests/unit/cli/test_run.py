@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from quire import cli
 from quire.checkpoints.hub import download as hub_download
 from quire.cli.serve.run import name_for, show_page
-from quire.config import ParkedModel, Settings
+from quire.config import OnDemandModel, Settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.fleet.hub_stand_in import Shelf, standing_in
 from tests.support.models.tiny_models import Tiny, write_gguf
@@ -24,7 +24,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, str], Any]]:
     """What would be served, and who hears of it."""
     told: list[tuple[dict[str, str], Any]] = []
 
-    def serve_models(models: Sequence[ParkedModel], _settings: Settings, **options: Any) -> None:
+    def serve_models(models: Sequence[OnDemandModel], _settings: Settings, **options: Any) -> None:
         told.append(({one.name: one.model for one in models if one.is_kept}, options["on_ready"]))
 
     monkeypatch.setattr(sys.modules["quire.cli.serve.serve"], "serve_models", serve_models)
@@ -57,16 +57,16 @@ def test_a_pull_prints_the_path_and_says_why_it_took_this(tmp_path: Path, monkey
         [">", "Q8_0"],
         ["F16", "0.00"],
     ]
-    assert "taken: the best that fits" in err
+    assert "selected: the best that fits" in err
 
 
 def test_what_is_no_hub_id_is_not_pulled() -> None:
-    with pytest.raises(CheckpointError, match=r"a hub id is org/name or org/name:Q4_K_M, 'model.gguf' given"):
+    with pytest.raises(CheckpointError, match=r"a hub id org/name or org/name:Q4_K_M, got 'model.gguf'"):
         run("pull", "model.gguf")
 
 
 def test_a_memory_that_is_no_size_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memory must be a size"):
+    with pytest.raises(ConfigError, match="memory to be a size"):
         run("pull", "org/name", "--memory", "lots")
 
 

@@ -103,12 +103,12 @@ class TestThePicture:
 
     def test_what_went_wrong_is_said_above_what_was_seen_last(self) -> None:
         shown = drawn(figures_of(snapshot()), trouble="connection refused")
-        assert "connection refused; asking again" in shown
+        assert "connection refused; retrying" in shown
         assert "812 tokens/s" in shown
 
     def test_a_model_that_is_not_loaded_has_no_pool_and_is_said_so(self) -> None:
         shown = drawn(figures_of(snapshot(pool=None, steps=[], running=[], queue=[], misses=[])))
-        for words in ("the model is not loaded", "nothing runs", "nobody waits", "nothing missed"):
+        for words in ("the model is not loaded", "no running requests", "no waiting requests", "no misses"):
             assert words in shown
 
     def test_a_fleet_a_dead_worker_and_unstable_prefixes_are_told(self) -> None:
@@ -186,7 +186,7 @@ class TestTheFigures:
             "coder, 812 tokens/s, 4,100 prompt tokens/s, first token 120 ms, hit rate 83%, 1 running, 7 waiting, "
             "pool 20% in use"
         )
-        assert plain_line(TopFigures(URL)) == "nothing is known yet"
+        assert plain_line(TopFigures(URL)) == "no data yet"
 
     def test_numbers_are_as_long_as_they_are_worth(self) -> None:
         assert [number(one) for one in (None, 0, 0.25, 9.94, 12.3, 4100)] == ["-", "0", "0.2", "9.9", "12", "4,100"]
@@ -234,7 +234,7 @@ class TestTheStream:
 
     @given(st.binary(max_size=100) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
     def test_what_is_no_snapshot_is_told_as_that(self, data: bytes | str) -> None:
-        with pytest.raises(WatchGoneError, match="no snapshot"):
+        with pytest.raises(WatchGoneError, match="malformed snapshot"):
             read_snapshot(data if isinstance(data, bytes) else data.encode())
 
     def test_a_server_of_another_age_may_say_more_and_less(self) -> None:

@@ -12,13 +12,13 @@ from quire.checkpoints import quiet
 from quire.cli.serve.wiring import file_stamps, supervised
 from quire.client.engines import park_plan, served
 from quire.client.engines.park_plan import ParkPlan, Weighed
-from quire.config import ParkedModel, load_settings
+from quire.config import OnDemandModel, load_settings
 from quire.errors import CheckpointError, ConfigError
 
 SETTINGS = load_settings({}, environ={})
 FIRST: Any = "the first worker"
-ONE, TWO = (ParkedModel(name, name, is_kept=True) for name in ("one", "two"))
-PARKED = ParkedModel("parked", "parked", sampling={"temperature": 0.5}, max_sequence_tokens=64)
+ONE, TWO = (OnDemandModel(name, name, is_kept=True) for name in ("one", "two"))
+PARKED = OnDemandModel("parked", "parked", sampling={"temperature": 0.5}, max_sequence_tokens=64)
 
 
 class Loading:
@@ -52,7 +52,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     """The same for whoever opens models now."""
     made = Loading()
 
-    def plan_park(models: list[ParkedModel], *_more: Any) -> ParkPlan:
+    def plan_park(models: list[OnDemandModel], *_more: Any) -> ParkPlan:
         return ParkPlan(100, {one.name: Weighed(Path(one.name), 7) for one in models})
 
     monkeypatch.setattr(park_plan, "plan_park", plan_park)
@@ -91,7 +91,7 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
             async with wiring.opening(PARKED, quiet):
                 settings, more = made.planned["parked"]
                 assert (settings.memory_bytes, settings.max_sequence_tokens) == (7, 64)
-                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5}, gives_way=True)
+                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5}, runs_at_low_priority=True)
                 told: list[tuple[str, int, int]] = []
             async with wiring.opening(PARKED, lambda *one: told.append(one)):
                 made.planned["parked"][1]["progress"]("loading", 1, 2)
@@ -112,7 +112,7 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
 
 
 def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) -> None:
-    gone = ParkedModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
+    gone = OnDemandModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
 
     async def go() -> None:
         async with supervised([gone], SETTINGS, FIRST) as wiring:
@@ -124,7 +124,7 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
 
 
 def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_model(tmp_path: Path) -> None:
-    gone = ParkedModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
+    gone = OnDemandModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
 
     async def go() -> None:
         with pytest.raises(ConfigError, match="no keys"):

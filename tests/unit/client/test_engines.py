@@ -139,7 +139,7 @@ def test_a_prompt_that_cannot_be_served_is_refused_at_once(prompt: str, error: t
 
 
 def test_params_must_fit_the_prompts() -> None:
-    with LLM(talker()) as llm, pytest.raises(ConfigError, match="each of 2 prompts, 1 given"):
+    with LLM(talker()) as llm, pytest.raises(ConfigError, match="each of 2 prompts, got 1"):
         llm.generate(["a", "b"], [PARAMS])
 
 
@@ -357,7 +357,7 @@ def test_no_tokens_may_be_asked_for_where_the_prompts_own_logprobs_are_wanted() 
     assert len(done.prompt_logprobs) == len(done.prompt_token_ids) - 1
     assert done.prompt_logprobs == answered.prompt_logprobs
     assert opened.engine.scheduler.stats.num_output_tokens == 1
-    with pytest.raises(InvalidParameterError, match="max_tokens must be at least 1, or 0 with prompt_logprobs"):
+    with pytest.raises(InvalidParameterError, match="expected max_tokens of at least 1, or 0 with prompt_logprobs"):
         SamplingParams(max_tokens=0)
 
 
@@ -524,6 +524,6 @@ def test_a_prompt_that_was_displaced_is_an_error_to_who_asked(monkeypatch: pytes
             return really(clock)
 
         monkeypatch.setattr(opened.engine, "step", step)
-        with pytest.raises(DisplacedError, match="gave way to another tenant's; try again in 10 s"):
+        with pytest.raises(DisplacedError, match="displaced by another tenant; try again in 10 s"):
             llm.generate(["one", "two"], SamplingParams(max_tokens=3))
         assert llm.generate("three", SamplingParams(max_tokens=3))[0].num_output_tokens == 3

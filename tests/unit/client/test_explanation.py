@@ -78,13 +78,13 @@ def test_explains_are_bounded_while_a_step_holds_them_up() -> None:
             running = asyncio.create_task(engine.generate(TEXT, SHORT))
             await asyncio.to_thread(runner.is_waiting.wait, PATIENCE_S)
             waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_EXPLAINS)]
-            while len(engine._questions) < client.MAX_EXPLAINS:
+            while len(engine._queries) < client.MAX_EXPLAINS:
                 await asyncio.sleep(0)
             gone = waiting.pop()
             gone.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await gone
-            with pytest.raises(CapacityError, match="16 prompts at once, 16 are waiting"):
+            with pytest.raises(CapacityError, match="at most 16 prompts to explain at once, 16 are waiting"):
                 await engine.explain(TEXT)
             runner.let_go()
             assert {(await one).reason for one in waiting} <= {"computing", "too_short"}
@@ -120,7 +120,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
             while not model.supervisor._questions.open:
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(EngineDeadError, match="ask again"):
+            with pytest.raises(EngineDeadError, match="retry"):
                 await asked
             while not model.is_ready:
                 with suppress(EngineDeadError):  # also while there is no worker at all

@@ -22,7 +22,7 @@ def refused(**given: Any) -> InvalidParameterError:
 def test_every_parameter_that_breaks_its_rule_is_named(name: str) -> None:
     error = refused(**{name: object()})
     assert error.parameter == name
-    assert str(error).startswith(f"{name} ")
+    assert name in str(error)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_the_name_survives_copying_and_is_no_part_of_the_sentence() -> None:
     error = refused(top_p=2.0)
     again = copy(error)
     assert (str(again), again.parameter) == (str(error), "top_p")
-    assert str(error) == "top_p must be a number from 0.0 to 1.0, 2.0 given"
+    assert str(error) == "expected top_p to be a number from 0.0 to 1.0, got 2.0"

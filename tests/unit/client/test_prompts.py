@@ -30,7 +30,7 @@ def model() -> Iterator[TextModel]:
 
 @pytest.mark.parametrize("ids", [[1, True], [1, 1.0], [1, "1"], [1, None], [-1], [10**6], [2**70], [0, -(2**70)]])
 def test_ids_that_are_no_rows_of_the_model_are_refused(model: TextModel, ids: list[Any]) -> None:
-    with pytest.raises(InvalidParameterError, match=r"whole numbers from 0 to \d+, .* given"):
+    with pytest.raises(InvalidParameterError, match=r"integers from 0 to \d+, got"):
         model.prompt(ids)
 
 
@@ -46,7 +46,7 @@ def test_nothing_and_too_much_are_refused(model: TextModel) -> None:
             model.prompt(prompt)
     with pytest.raises(RequestTooLargeError, match="the prompt alone has 101"):
         model.prompt([5] * 101)
-    with pytest.raises(RequestTooLargeError, match="may have 100 tokens, this one has more"):
+    with pytest.raises(RequestTooLargeError, match="at most 100 tokens, got more"):
         model.prompt("!?" * 60)
     with pytest.raises(RequestTooLargeError, match="800 bytes"):
         model.prompt("é" * 401)
@@ -82,6 +82,6 @@ def test_a_message_that_is_continued_ends_in_the_clients_text(model: TextModel) 
 
 @pytest.mark.parametrize("role", ["end", "im_end|>", "System", "user ", "критик", "x" * 1000])
 def test_roles_are_names_of_a_list(model: TextModel, role: str) -> None:
-    with pytest.raises(InvalidTextError, match=r"one of assistant, .*, user; message 1 has") as refused:
+    with pytest.raises(InvalidTextError, match=r"one of assistant, .*, user, got") as refused:
         model.chat([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
     assert len(str(refused.value)) < 400

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire.checkpoints import directory, quiet
 from quire.client.engines import park_plan
 from quire.client.engines.park_plan import LEAST_KV_BYTES, PROCESS_BYTES, divided, models_in, plan_park, settings_of
-from quire.config import ModelSettings, ParkedModel, load_settings
+from quire.config import ModelSettings, OnDemandModel, load_settings
 from quire.config.parked_models import SAMPLING_LIMITS, all_models, parked_models
 from quire.errors import CheckpointError, ConfigError
 
@@ -24,7 +24,7 @@ def test_a_settings_file_may_name_models(tmp_path: Path) -> None:
         'max_model_len = 8192\nmemory = "6GiB"\nsampling = { temperature = 0.2, top_k = 40 }\nkeep = true\n'
         '[models."small one"]\nmodel = "x"\n'
     )
-    with pytest.raises(ConfigError, match=r"its name must be up to 128 characters without space"):
+    with pytest.raises(ConfigError, match=r"expected the model name to be up to 128 characters without space"):
         load_settings({}, environ={}, file=tmp_path / "quire.toml")
     text = (tmp_path / "quire.toml").read_text().replace('"small one"', "small").replace('"x"', '"x.gguf"\nidle_s = 60')
     (tmp_path / "quire.toml").write_text(text)
@@ -34,24 +34,24 @@ def test_a_settings_file_may_name_models(tmp_path: Path) -> None:
     assert (coder.name, coder.model, coder.aliases) == ("coder", "org/name:Q4_K_M", ("claude-*", "gpt-5"))
     assert (coder.max_sequence_tokens, coder.memory_bytes, coder.is_kept) == (8192, 6 * GIB, True)
     assert dict(coder.sampling) == {"temperature": 0.2, "top_k": 40}
-    assert small == ParkedModel("small", "x.gguf", idle_s=60.0)
+    assert small == OnDemandModel("small", "x.gguf", idle_s=60.0)
 
 
 @pytest.mark.parametrize(
     ("table", "why"),
     [
-        ({}, "must say model"),
-        ({"model": 3}, "model must be a directory"),
-        ({"model": "a", "modell": "b"}, "'modell' in .* is no key of a model; the keys are model, aliases"),
-        ({"model": "a", "aliases": ["a b"]}, "aliases must be other names"),
-        ({"model": "a", "memory": "1 horse"}, "memory must be a size"),
-        ({"model": "a", "idle_s": -1}, "idle_s must be a number of seconds"),
-        ({"model": "a", "keep": "maybe"}, "keep must be true or false"),
-        ({"model": "a", "sampling": 3}, "sampling must be a table"),
-        ({"model": "a", "sampling": {"heat": 1}}, "'heat' in .* is no default of sampling"),
-        ({"model": "a", "sampling": {"top_p": 2}}, "top_p must be a number from 0 to 1; 2 given"),
-        ({"model": "a", "sampling": {"top_k": 0.5}}, "top_k must be a whole number"),
-        ("a", "must be a table with model"),
+        ({}, "expected model in"),
+        ({"model": 3}, "expected model to be a directory"),
+        ({"model": "a", "modell": "b"}, "unknown key 'modell' in .*; the keys are model, aliases"),
+        ({"model": "a", "aliases": ["a b"]}, "aliases to be other names"),
+        ({"model": "a", "memory": "1 horse"}, "memory to be a size"),
+        ({"model": "a", "idle_s": -1}, "idle_s to be a number of seconds"),
+        ({"model": "a", "keep": "maybe"}, "keep to be true or false"),
+        ({"model": "a", "sampling": 3}, "sampling to be a table"),
+        ({"model": "a", "sampling": {"heat": 1}}, "unknown sampling default 'heat' in"),
+        ({"model": "a", "sampling": {"top_p": 2}}, "top_p to be a number from 0 to 1, got 2"),
+        ({"model": "a", "sampling": {"top_k": 0.5}}, "top_k to be a whole number"),
+        ("a", "expected a table with model"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_place(table: Any, why: str) -> None:
@@ -66,27 +66,27 @@ def test_models_must_be_tables() -> None:
 
 
 def test_two_models_do_not_share_a_name() -> None:
-    with pytest.raises(ConfigError, match=r"'a' is given to x and y"):
-        all_models([ParkedModel("a", "x")], [ParkedModel("b", "x"), ParkedModel("a", "y")])
+    with pytest.raises(ConfigError, match=r"'a' for x and y"):
+        all_models([OnDemandModel("a", "x")], [OnDemandModel("b", "x"), OnDemandModel("a", "y")])
 
 
-def kept(*weights: int) -> list[ParkedModel]:
-    return [ParkedModel(str(at), "m", is_kept=True) for at, _ in enumerate(weights)]
+def kept(*weights: int) -> list[OnDemandModel]:
+    return [OnDemandModel(str(at), "m", is_kept=True) for at, _ in enumerate(weights)]
 
 
 def test_models_that_are_kept_share_the_memory_by_weights_and_then_evenly() -> None:
     assert divided(1_000, kept(100, 300), [100, 300]) == [400, 600]
-    with pytest.raises(ConfigError, match="must fit into the memory together with room for KV"):
+    with pytest.raises(ConfigError, match="to fit into memory with room for KV"):
         divided(1_000, kept(500, 500), [500, 500])
 
 
 def test_models_that_come_and_go_share_it_if_all_fit_and_else_get_what_they_need() -> None:
-    three = [ParkedModel(str(at), "m") for at in range(3)]
+    three = [OnDemandModel(str(at), "m") for at in range(3)]
     need = GIB + LEAST_KV_BYTES + PROCESS_BYTES
     assert divided(30 * GIB, three, [GIB] * 3) == [10 * GIB] * 3
     assert divided(6 * GIB, three, [GIB] * 3) == [need] * 3
     assert divided(2 * GIB, three, [GIB] * 3) == [2 * GIB] * 3
-    said = [ParkedModel("a", "m", memory_bytes=3 * GIB), *three[1:]]
+    said = [OnDemandModel("a", "m", memory_bytes=3 * GIB), *three[1:]]
     assert divided(30 * GIB, said, [GIB] * 3)[0] == 3 * GIB
     assert divided(6 * GIB, said, [GIB] * 3)[0] == 3 * GIB
 
@@ -95,7 +95,7 @@ def test_models_that_come_and_go_share_it_if_all_fit_and_else_get_what_they_need
 def test_no_model_gets_more_than_there_is_and_those_that_are_kept_fit_together(
     weighed: list[tuple[int, bool]], total: int
 ) -> None:
-    models = [ParkedModel(str(at), "m", is_kept=is_kept) for at, (_, is_kept) in enumerate(weighed)]
+    models = [OnDemandModel(str(at), "m", is_kept=is_kept) for at, (_, is_kept) in enumerate(weighed)]
     try:
         needs = divided(total, models, [own for own, _ in weighed])
     except ConfigError:
@@ -116,7 +116,7 @@ def test_a_folder_has_the_models_of_its_files_and_directories(tmp_path: Path) ->
         ("b", "b.gguf"),
         ("llama", "llama"),
     ]
-    with pytest.raises(ConfigError, match="models_folder must be a folder that can be read"):
+    with pytest.raises(ConfigError, match="expected a readable folder as models_folder"):
         models_in(tmp_path / "none")
 
 
@@ -129,19 +129,19 @@ def test_a_model_that_is_not_here_is_known_with_the_reason_and_never_fetched(
     (tmp_path / "dir").mkdir()
     (tmp_path / "dir" / "model.safetensors").write_bytes(b"0" * 10)
     named = {"x": str(tmp_path / "x.gguf"), "dir": str(tmp_path / "dir"), "hub": "org/name", "gone": "/no/where.gguf"}
-    plan = plan_park([ParkedModel(*one) for one in named.items()], ModelSettings(memory_bytes=30 * GIB), quiet)
+    plan = plan_park([OnDemandModel(*one) for one in named.items()], ModelSettings(memory_bytes=30 * GIB), quiet)
     assert plan.memory_bytes == 30 * GIB
     assert plan.by_name["x"].path == tmp_path / "x.gguf"
     assert plan.by_name["x"].needed_bytes - plan.by_name["dir"].needed_bytes == 990
     assert plan.by_name["hub"].problem == "the model hub is not on this machine; fetch it with: quire pull org/name"
     assert plan.by_name["gone"].problem.endswith("check its path in the settings")
     (tmp_path / "x-00001-of-99999.gguf").touch()
-    strange = [ParkedModel("strange", str(tmp_path / "x-00001-of-99999.gguf")), ParkedModel("x", named["x"])]
+    strange = [OnDemandModel("strange", str(tmp_path / "x-00001-of-99999.gguf")), OnDemandModel("x", named["x"])]
     plan = plan_park(strange, ModelSettings(memory_bytes=30 * GIB), quiet)
-    assert "a GGUF model may lie in 1 to 256 files" in plan.by_name["strange"].problem
+    assert "expected a GGUF model of 1 to 256 files" in plan.by_name["strange"].problem
     assert plan.by_name["x"].problem == ""
     with pytest.raises(CheckpointError):
-        plan_park([ParkedModel("hub", "org/name", is_kept=True)], ModelSettings(memory_bytes=30 * GIB), quiet)
+        plan_park([OnDemandModel("hub", "org/name", is_kept=True)], ModelSettings(memory_bytes=30 * GIB), quiet)
 
 
 def test_of_a_repository_the_best_file_that_fits_the_memory_is_served(
@@ -154,7 +154,10 @@ def test_of_a_repository_the_best_file_that_fits_the_memory_is_served(
         return tmp_path
 
     monkeypatch.setattr(park_plan, "local_path", local_path)
-    models = [ParkedModel("a", "org/a", is_kept=True), ParkedModel("b", "org/b", is_kept=True, memory_bytes=2 * GIB)]
+    models = [
+        OnDemandModel("a", "org/a", is_kept=True),
+        OnDemandModel("b", "org/b", is_kept=True, memory_bytes=2 * GIB),
+    ]
     plan_park(models, ModelSettings(memory_bytes=30 * GIB), quiet)
     assert limits == [30 * GIB, 2 * GIB]
 
@@ -165,6 +168,6 @@ def test_what_sampling_may_be_is_the_same_in_settings_and_in_a_models_files() ->
 
 def test_a_model_has_its_own_context_and_memory() -> None:
     settings = ModelSettings(max_sequence_tokens=100)
-    assert settings_of(ParkedModel("a", "m"), settings, 5).max_sequence_tokens == 100
-    own = settings_of(ParkedModel("a", "m", max_sequence_tokens=50), settings, 5)
+    assert settings_of(OnDemandModel("a", "m"), settings, 5).max_sequence_tokens == 100
+    own = settings_of(OnDemandModel("a", "m", max_sequence_tokens=50), settings, 5)
     assert (own.max_sequence_tokens, own.memory_bytes) == (50, 5)

@@ -10,12 +10,12 @@ from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, FinishReason, Request, ResolvedSampling
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepResult
 from quire.engine import guides
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.guides import Guides
+from quire.engine.guides import GrammarMatchers
 from quire.errors import CheckpointError, InvalidParameterError
 from quire.text.grammars.grammar import Grammar
 from tests.support.core.grammars import END_ID, small_vocabulary
@@ -42,7 +42,7 @@ class World:
     def __init__(self, num_blocks: int = 200) -> None:
         size = byte_level().vocabulary_size
         runner = OracleRunner(Capacity(num_blocks, 4, 1 << 20, 64, size, 32))
-        self.guides = Guides(small_vocabulary)
+        self.guides = GrammarMatchers(small_vocabulary)
         config = SchedulerConfig(max_step_tokens=64, max_running=8)
         self.engine = Engine(runner, config, ModelIdentity("oracle", "slots"), bytes(32), guides=self.guides)
         self.tokens: dict[tuple[str, int], list[int]] = {}
@@ -173,7 +173,7 @@ def test_a_model_whose_tokens_no_grammar_can_use_refuses_grammars_and_answers_ot
     world.guides._read_vocabulary = unreadable
     told = world.ask("r", grammar())
     assert isinstance(told, Refused)
-    assert "follows no grammars: its tokenizer is strange" in str(told.error)
+    assert "does not support grammars: its tokenizer is strange" in str(told.error)
     world.ask("plain", None, max_tokens=3)
     world.run()
     assert len(world.tokens["plain", 0]) == 3
@@ -206,7 +206,7 @@ def test_the_latest_grammars_are_kept_compiled_as_far_as_their_texts_have_room(m
 
 
 def guessing(world: World, guess: Callable[[Any, int], tuple[int, ...]]) -> None:
-    world.engine.scheduler.propose = lambda sequence, limit: Guess(guess(sequence, limit))
+    world.engine.scheduler.propose = lambda sequence, limit: Draft(guess(sequence, limit))
 
 
 def right_for_a_while(answer: Sequence[int], length: int, wrong: int) -> Callable[[Any, int], tuple[int, ...]]:

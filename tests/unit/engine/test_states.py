@@ -115,5 +115,5 @@ def test_a_model_with_states_is_not_guessed_for(num_slots: int) -> None:
 
 def test_fewer_slots_than_may_run_are_refused() -> None:
     assert new_engine(OracleRunner(capacity(5))).memory.config.num_running_slots == 5
-    with pytest.raises(ConfigError, match=r"of 4 state slots .* 5 given"):
+    with pytest.raises(ConfigError, match=r"of 4 state slots .* got 5"):
         new_engine(OracleRunner(capacity(4)))

@@ -47,14 +47,14 @@ def test_lines_go_straight_between_points_and_on_behind_the_last() -> None:
 
 @pytest.mark.parametrize("points", [((1, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0)), ((-1, 0.0), (2, 1.0))])
 def test_points_that_do_not_rise_are_refused(points: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ConfigError, match="row_points must be"):
+    with pytest.raises(ConfigError, match="expected row_points"):
         StepProfile("p", row_points=points)
 
 
 def test_a_profile_by_hand_says_so_and_reads_keys_and_values_as_fast_as_told() -> None:
     profile = StepProfile.parse("prompt=1000,answer=50,kv=100,bytes=1e6")
     assert profile.is_by_hand
-    assert "nobody measured" in profile.told
+    assert "not measured" in profile.origin
     assert profile.duration_s(StepLoad(3, 0, 0)) == pytest.approx(0.02)
     assert profile.duration_s(StepLoad(0, 500, 0)) == pytest.approx(0.52)
     assert profile.duration_s(StepLoad(1, 0, 200)) == pytest.approx(0.04)

@@ -64,11 +64,11 @@ def test_a_recorder_that_fails_ends_the_trace_and_not_the_engine(
     def broken(_events: object) -> None:
         raise RuntimeError("on purpose")
 
-    monkeypatch.setattr(trace_recorder, "told_events", broken)
+    monkeypatch.setattr(trace_recorder, "event_fields", broken)
     life.live(100)
     life.finish()
     assert life.engine.scheduler.stats.num_finished > 10
-    assert records(path)[-1] == {"is": "ended", "why": "a line could not be made: RuntimeError"}
+    assert records(path)[-1] == {"is": "ended", "why": "could not write a line: RuntimeError"}
 
 
 def test_an_engine_is_not_recorded_into_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -191,3 +191,20 @@ class TestDocuments:
     def test_routes_are_the_paths_given_to_what_adds_them(self, tmp_path: Path) -> None:
         text = 'add_route(app, "GET", "/ready", f)\nRoute("/drain", g)\nother("/none")\n'
         assert measures.routes(tree(tmp_path, a__x=text)) == ["/drain", "/ready"]
+
+
+class TestPlainEnglish:
+    def test_an_actor_without_a_name_is_counted(self) -> None:
+        assert measures.pronouns_per_1000_lines(["Nobody waits.\n", "x = 1\n"]) == 500.0
+
+    def test_identifiers_with_a_word_of_speech_are_found_and_libraries_own_are_not(self) -> None:
+        text = "told = 1\nretold = 2\nnum_heard = file.tell()\nclass AskedBytes: ...\n'told'  # told\n"
+        assert measures.speech_words("a.py", text, {"tell"}) == [
+            "a.py:1: told",
+            "a.py:3: num_heard",
+            "a.py:4: AskedBytes",
+        ]
+
+    def test_of_c_plus_plus_comments_and_texts_are_left_out(self) -> None:
+        text = '// told\nint told = 1; /* asked\n */ puts("said"); ask();\n'
+        assert measures.speech_words("a.cpp", text) == ["a.cpp:2: told", "a.cpp:3: ask"]

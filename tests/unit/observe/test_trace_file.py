@@ -30,19 +30,19 @@ def test_it_is_made_for_its_owner_alone_whatever_the_mask(tmp_path: Path) -> Non
 
 
 def test_no_file_is_written_over(path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be a new file"):
+    with pytest.raises(ConfigError, match="expected a new file"):
         make_trace_file(path)
 
 
 def test_no_link_is_followed_to_a_file_that_is_to_be_made(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="must be a new file"):
+    with pytest.raises(ConfigError, match="expected a new file"):
         make_trace_file(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot create the trace"):
         make_trace_file(tmp_path / "none" / "trace.jsonl")
 
 
@@ -88,7 +88,7 @@ def test_a_full_file_ends_with_a_line_that_says_so_and_never_grows_beyond_its_bo
         assert file.why_ended is not None
         assert path.stat().st_size <= 2000
     assert path.read_text().splitlines()[-1] == (
-        '{"is": "ended", "why": "the file may have 2,000 bytes; raise trace_max_bytes"}'
+        '{"is": "ended", "why": "the file has reached its limit of 2,000 bytes; raise trace_max_bytes"}'
     )
 
 
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(path: Path) -> None:
     file.put(b"a line\n")
     file.close()
     file.put(b"another\n")
-    assert file.why_ended == "it cannot be written: No space left on device"
+    assert file.why_ended == "cannot write to it: No space left on device"
 
 
 def test_a_disk_that_does_not_keep_up_ends_the_trace_and_nobody_waits(

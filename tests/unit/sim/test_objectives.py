@@ -53,8 +53,8 @@ def test_one_percentile_twice_is_refused() -> None:
 def test_a_refused_or_lost_request_is_a_miss_however_quick_the_others_are() -> None:
     objective = LatencyObjective.parse("ttft_p95=2s,tpot_p95=80ms")
     assert objective.misses(report(ttft_s=2.0, tpot_s=0.08)) == ()
-    assert objective.misses(report(num_refused=2)) == ("2 requests refused",)
-    assert objective.misses(report(num_lost=1)) == ("1 requests without an end",)
+    assert objective.misses(report(num_refused=2)) == ("2 requests rejected",)
+    assert objective.misses(report(num_lost=1)) == ("1 requests unfinished",)
     assert objective.misses(report(ttft_s=3.0, tpot_s=0.1)) == ("TTFT p95 is 3 s", "TPOT p95 is 100 ms")
 
 

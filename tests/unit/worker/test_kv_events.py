@@ -197,10 +197,10 @@ def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router
         return iter([STORED])
 
     publisher.follow(stored)
-    publisher._snapshots.ask((b"a",))
-    publisher._snapshots.ask((b"b",))
+    publisher._snapshots.request((b"a",))
+    publisher._snapshots.request((b"b",))
     first = publisher._snapshots.next_answer(b"", 0)
-    publisher._snapshots.ask((b"c",))
+    publisher._snapshots.request((b"c",))
     last = publisher._snapshots.next_answer(b"", 0)
     assert first is not None
     assert last is not None
@@ -213,14 +213,14 @@ def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router
 
 
 def test_where_a_publisher_stands_can_be_asked_also_by_way_of_another(router: Router) -> None:
-    publisher = KVEventPublisher(replace(router.settings, tells_incarnation=True))
+    publisher = KVEventPublisher(replace(router.settings, has_incarnation_topic=True))
     (first,) = router.answers(POSITION, publisher)
     publisher.emit(STORED)
     publisher.publish(1.0)
     (second,) = router.answers(POSITION, publisher)
     assert (first, second) == (Position(first.incarnation, 0), Position(first.incarnation, 1))
     assert len(first.incarnation) == 16
-    other = KVEventPublisher(KVEventSettings("inproc://other", tells_incarnation=True))
+    other = KVEventPublisher(KVEventSettings("inproc://other", has_incarnation_topic=True))
     assert other._topic != publisher._topic
     router.asking.send_multipart([b"client", b"", POSITION])
     assert publisher._replay.poll(60_000)

@@ -29,15 +29,15 @@ LIES: dict[str, tuple[RequestEvent, str]] = {
     "a token beyond the vocabulary": (Token("a", 0, 10, 1, None, epoch=1), "the vocabulary has 10"),
     "an end that nobody asked for": (
         SequenceFinished("a", 0, FinishReason.CANCELLED, 0, None, None, epoch=1),
-        "nobody cancelled it",
+        "was not cancelled",
     ),
-    "the end of all before the end of one": (Finished("a", 3, 0, 0, epoch=1), "finished before all its answers did"),
+    "the end of all before the end of one": (Finished("a", 3, 0, 0, epoch=1), "finished before all of its sequences"),
     "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,), epoch=1), "out of order"),
     "an answer to another question": (
         Explained("a", Divergence(0, MissReason.DIVERGED), epoch=1),
-        "may not say Explained",
+        "unexpected event Explained",
     ),
-    "what came before its own life": (Replayed("a", epoch=1), "may not say Replayed"),
+    "what came before its own life": (Replayed("a", epoch=1), "unexpected event Replayed"),
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from quire.worker.child import low_priority
-from quire.worker.child.low_priority import NICENESS, giving_way
+from quire.worker.child.low_priority import NICENESS, at_low_priority
 
 
 def niceness(thread_id: int) -> int:
@@ -33,7 +33,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
         assert session.read_text() == str(NICENESS)
         return "done"
 
-    assert giving_way(work) == "done"
+    assert at_low_priority(work) == "done"
     assert found == [NICENESS, NICENESS]
     assert niceness(threading.get_native_id()) == before
     assert session.read_text() == "0"
@@ -53,5 +53,5 @@ def test_what_the_work_raises_is_raised_and_a_system_without_priorities_is_no_ob
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        giving_way(work)
-    assert giving_way(lambda: 3) == 3
+        at_low_priority(work)
+    assert at_low_priority(lambda: 3) == 3

@@ -45,9 +45,9 @@ def test_events_keep_their_order_and_their_kinds() -> None:
         QueueFullError(5, 4, 7),
         TenantShareError("someone", 3, 2, 9, "open"),
         DuplicateRequestError("a"),
-        RequestTooLargeError("a request may have 4 tokens, 5 given"),
-        InvalidParameterError("top_p must be a number from 0.0 to 1.0, 2 given", "top_p"),
-        InvalidParameterError("a prompt must be a text or a list of token ids, 5 given"),
+        RequestTooLargeError("expected at most 4 tokens, got 5"),
+        InvalidParameterError("expected top_p to be a number from 0.0 to 1.0, got 2", "top_p"),
+        InvalidParameterError("expected a prompt as text or as a list of token ids, got 5"),
     ],
     ids=lambda one: type(one).__name__,
 )

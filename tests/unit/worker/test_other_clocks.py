@@ -43,7 +43,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def ask(model: ServedModel, max_tokens: int, **options: Any) -> RequestHandle:
     """At once, and in the order of the calls."""
-    return model.ask(model.text.prompt("question"), params(1, max_tokens), **options)
+    return model.submit_ids(model.text.prompt("question"), params(1, max_tokens), **options)
 
 
 async def whole(asked: RequestHandle) -> Completion:

@@ -101,7 +101,7 @@ def test_a_request_that_was_let_in_is_not_blamed_for_the_next_command(pair: Pair
 
 def test_a_worker_sets_aside_what_it_loaded_before_it_is_ready(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(worker, "set_aside_what_was_loaded", lambda: told.append("set aside"))
+    monkeypatch.setattr(worker, "freeze_startup_objects", lambda: told.append("set aside"))
     monkeypatch.setattr(pair.channel, "send", lambda message: told.append(type(message).__name__))
     pair.parent.send(messages.encode_message(commands.Close()))
     status: Any = Named()

@@ -25,7 +25,7 @@ from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
-from quire.core.scheduling.shares import LEAST_PROMISED
+from quire.core.scheduling.shares import MIN_RESERVED
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import StepPlan, WorkItem
 from quire.engine.engine import ModelIdentity
@@ -140,7 +140,7 @@ def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> 
             stopped = replace(several, stop=(whole.answers[1].text[8:11],))
             alone = await model.generate("question", stopped)
             assert {one.finish_reason for one in alone.answers} == {"stop", "length"}
-            asked = model.ask(await model.prompt_ids("question"), stopped)
+            asked = model.submit_ids(await model.prompt_ids("question"), stopped)
             (entry,) = model.supervisor._ledger.entries.values()
             async for piece in asked:
                 if piece.finish_reason is not None and not model.num_restarts:
@@ -254,7 +254,7 @@ def test_a_worker_that_never_comes_to_life_is_an_error_and_not_a_loop(command: t
         failures: list[BaseException] = []
         plan = oracle_plan(5, limits=limits, command=command)
         supervisor = Supervisor(plan, lambda _events: None, failures.append)
-        with pytest.raises(EngineDeadError, match="3 workers in a row brought nothing"):
+        with pytest.raises(EngineDeadError, match="3 consecutive workers made no progress"):
             await supervisor.start()
         assert (supervisor.state.value, supervisor.num_restarts, len(failures)) == ("failed", 2, 1)
         await supervisor.close()
@@ -361,7 +361,7 @@ def test_clients_that_leave_while_there_is_no_worker_are_forgotten() -> None:
 def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
     async def main() -> None:
         async with served() as model:
-            asked = model.ask(model.text.prompt("question"), params(1, 480))
+            asked = model.submit_ids(model.text.prompt("question"), params(1, 480))
             beats = {model.supervisor.flight().num_beats}
             while len(beats) < 20:  # nothing else runs on this loop meanwhile
                 time.sleep(0.005)
@@ -401,7 +401,7 @@ def test_clients_who_give_up_do_not_make_a_hopeless_worker_look_alive() -> None:
             supervisor.submit(request)
             supervisor.cancel(f"r{at}")
             await asyncio.sleep(0)
-        with pytest.raises(EngineDeadError, match="3 workers in a row"):
+        with pytest.raises(EngineDeadError, match="3 consecutive workers"):
             await starting
         await supervisor.close()
 
@@ -472,11 +472,11 @@ def test_a_tenant_is_let_in_though_another_has_all_that_wait_for_a_worker_that_i
             asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(20)]
             await until(lambda: sum(task.done() for task in asking) == 12)
             others = [asyncio.create_task(model.generate(f"b{at}", params(at), tenant="b")) for at in range(3)]
-            promised = asyncio.create_task(model.generate("promised", params(1), is_promised=True))
+            promised = asyncio.create_task(model.generate("promised", params(1), has_reservation=True))
             await until(lambda: model.supervisor.num_open == 13)
             crowd = [asyncio.create_task(model.generate("c", params(1), tenant=f"t{at}")) for at in range(256)]
             await until(lambda: sum(task.done() for task in crowd) == 4)
-            assert model.supervisor.num_open == 9 + LEAST_PROMISED, "and yet it is bounded"
+            assert model.supervisor.num_open == 9 + MIN_RESERVED, "and yet it is bounded"
         await asyncio.gather(*asking, *others, promised, *crowd, return_exceptions=True)
 
     run(main)
@@ -495,7 +495,7 @@ def test_draining_is_over_when_the_last_one_was_refused() -> None:
 def test_a_tenant_that_is_no_text_is_refused_at_the_door() -> None:
     async def main() -> None:
         async with served() as model:
-            with pytest.raises(InvalidParameterError, match="whole characters"):
+            with pytest.raises(InvalidParameterError, match="complete characters"):
                 await model.generate("question", params(1), tenant="\ud800")
             assert await model.drain(1.0)
 

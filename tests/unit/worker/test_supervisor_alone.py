@@ -42,7 +42,7 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
         supervisor = made()
         supervisor.clear_cache()
         assert (supervisor.pid, supervisor.num_progress, supervisor.is_ready) == (None, 0, False)
-        with pytest.raises(EngineDeadError, match="no worker at this moment"):
+        with pytest.raises(EngineDeadError, match="no worker is ready"):
             supervisor.flight()
         await supervisor.close()
         assert await supervisor.drain(1.0)
@@ -59,7 +59,7 @@ def test_who_asks_about_the_cache_where_there_is_no_worker_is_told_so() -> None:
         (refusal,) = told
         assert isinstance(refusal, Refused)
         assert isinstance(refusal.error, EngineDeadError)
-        assert "ask again when one is ready" in str(refusal.error)
+        assert "retry when one is" in str(refusal.error)
         await supervisor.close()
 
     asyncio.run(main())
@@ -119,10 +119,10 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
         seen: list[tuple[str, int, int]] = []
         supervisor = made(progress=lambda *given: seen.append(given))
         session: Any = Session()
-        supervisor._hear(session, LoadProgress("loading weights", 1, 2))
+        supervisor._handle(session, LoadProgress("loading weights", 1, 2))
         assert seen == [("loading weights", 1, 2)]
         assert await supervisor.drain(1.0)
-        supervisor._hear(session, READY)
+        supervisor._handle(session, READY)
         assert supervisor.state is State.DRAINING
         assert session.is_ready
         await supervisor.close()
@@ -137,5 +137,5 @@ def test_an_answer_to_a_question_that_was_not_asked_is_an_error() -> None:
     assert questions.take([Queued("r1"), answer], told) == [Queued("r1")]
     assert told == [answer]
     assert not questions.open
-    with pytest.raises(MessageError, match="nobody asked"):
+    with pytest.raises(MessageError, match="is not pending"):
         questions.take([answer], told)

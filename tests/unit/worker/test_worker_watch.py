@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from quire.client.engines.engine_view import MAX_QUESTIONS, EngineView
+from quire.client.engines.engine_view import MAX_QUERIES, EngineView
 from quire.core.inspect.snapshots import BlockFacts, CellCounts, EngineSnapshot, PoolCells, TreePicture
-from quire.engine.commands import AskBlock, BeginWatch, Unwatch
+from quire.engine.commands import GetBlock, StartSnapshots, StopSnapshots
 from quire.errors import CapacityError, EngineDeadError, MessageError, QuireError
-from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
+from quire.worker.messages import BlockInfo, SnapshotMade, ToWorker
 from quire.worker.parent.worker_watch import MAX_WORKERS, WorkerWatch
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.served import served
@@ -41,7 +41,7 @@ def test_who_watches_goes_on_watching_whatever_worker_comes() -> None:
         watch.ready()
         watch.take(SnapshotMade(SNAPSHOT))
         watch.ended("died")
-    assert sent == [BeginWatch(0.4)] * 3
+    assert sent == [StartSnapshots(0.4)] * 3
     assert shown == [SNAPSHOT] * 3
 
 
@@ -56,31 +56,31 @@ def test_nobody_is_shown_what_comes_after_the_end_and_no_new_worker_is_asked() -
     watch.ended("died")
     watch.began()
     watch.ready()
-    assert sent == [BeginWatch(0.4), Unwatch()]
+    assert sent == [StartSnapshots(0.4), StopSnapshots()]
     assert shown == []
 
 
 def test_a_question_is_answered_once_or_ends_with_its_worker() -> None:
     watch, sent = make()
     told: list[BlockFacts | QuireError | None] = []
-    watch.ask_block(7, told.append)
+    watch.request_block(7, told.append)
     assert isinstance(told.pop(), EngineDeadError)
     watch.began()
-    watch.ask_block(7, told.append)
+    watch.request_block(7, told.append)
     assert isinstance(told.pop(), EngineDeadError), "one that loads cannot be asked"
     watch.ready()
     for _ in range(3):
-        watch.ask_block(7, told.append)
-    first, second, third = [one for one in sent if isinstance(one, AskBlock)]
-    watch.take(BlockTold(second.question_id, FACTS))
-    watch.take(BlockTold(first.question_id, None))
+        watch.request_block(7, told.append)
+    first, second, third = [one for one in sent if isinstance(one, GetBlock)]
+    watch.take(BlockInfo(second.question_id, FACTS))
+    watch.take(BlockInfo(first.question_id, None))
     assert told == [FACTS, None]
-    with pytest.raises(MessageError, match="which nobody asked"):
-        watch.take(BlockTold(first.question_id, FACTS))
+    with pytest.raises(MessageError, match="which is not pending"):
+        watch.take(BlockInfo(first.question_id, FACTS))
     watch.ended("died")
     assert isinstance(told[2], EngineDeadError)
-    with pytest.raises(MessageError, match="which nobody asked"):
-        watch.take(BlockTold(third.question_id, FACTS))
+    with pytest.raises(MessageError, match="which is not pending"):
+        watch.take(BlockInfo(third.question_id, FACTS))
 
 
 def test_lives_are_remembered_up_to_a_bound() -> None:
@@ -108,18 +108,18 @@ class NeverTold:
     def unwatch(self) -> None:
         raise NotImplementedError
 
-    def ask_block(self, block_id: int, tell: Callable[[BlockFacts | QuireError | None], None]) -> None:
+    def request_block(self, block_id: int, on_block: Callable[[BlockFacts | QuireError | None], None]) -> None:
         """Silence."""
 
 
 def test_so_many_questions_may_wait_and_those_whose_askers_left_are_among_them() -> None:
     async def main() -> None:
         view = EngineView(NeverTold(), lambda call, *rest: call(*rest))
-        asking = [asyncio.ensure_future(view.block(1)) for _ in range(MAX_QUESTIONS)]
+        asking = [asyncio.ensure_future(view.block(1)) for _ in range(MAX_QUERIES)]
         await asyncio.sleep(0)
         for one in asking[:3]:
             one.cancel()
-        with pytest.raises(CapacityError, match=str(MAX_QUESTIONS)):
+        with pytest.raises(CapacityError, match=str(MAX_QUERIES)):
             await view.block(1)
         for one in asking:
             one.cancel()

@@ -12,7 +12,7 @@ from quire.workload.scenarios import SCENARIOS
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_seed_gives_the_same_asks_in_order_of_arrival(name: str) -> None:
-    asks = [list(SCENARIOS[name].asks(Random(5), 50)) for _ in range(2)]
+    asks = [list(SCENARIOS[name].requests(Random(5), 50)) for _ in range(2)]
     assert asks[0] == asks[1]
     assert [ask.arrival_s for ask in asks[0]] == sorted(ask.arrival_s for ask in asks[0])
     assert len({ask.name for ask in asks[0]}) == 50

@@ -1,1 +1,1 @@
-"""Who may ask, how much and how many at once: keys, quotas, origins, admission, and the record of each request."""
+"""Which callers may send requests, how many and how large: keys, quotas, origins, admission, stored conversations."""

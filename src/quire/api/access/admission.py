@@ -1,12 +1,12 @@
 """What all routes share: the models, the open requests, and whether a new one is admitted.
 
-A place is taken before a body is read and given back when the last byte is sent, so a flood is turned away for the
-price of its headers. Who gets one, and who has to give one up, is a matter of shares: the core's rule
-(`core/scheduling/shares.py`) over everybody who is here. Bodies that are still coming are bounded for each key, so that
-one key that sends half of many bodies does not keep everybody else out.
+A place is taken before a body is read and released when the last byte is sent, so refusing a flood costs no more than
+reading its headers. Shares decide which tenant gets a place and which gives one up: the core's rule
+(`core/scheduling/shares.py`) over the tenants of all open requests. Bodies in transfer are bounded for each key, so
+that one key that sends half of many bodies does not block the others.
 
-Whatever a tenant is told about when to come back, by whomever, is a promise: a client that waits for the time is let in
-here and by the engine.
+Every Retry-After that a tenant receives, from any part of the server, is a reservation: a client that waits for the
+time is admitted here and by the engine.
 """
 
 import asyncio
@@ -34,15 +34,15 @@ from quire.client.prefix.prefix_guard import PrefixGuard
 from quire.client.prefix.reuse_log import ReuseLog
 from quire.client.request.conversation import NOTHING_LISTED, StablePrefix
 from quire.client.request.text_pool import TextPool
-from quire.core.scheduling.shares import Bounds, NoRoom, Promises, Room, Shares
+from quire.core.scheduling.shares import Bounds, Denied, Granted, RetryReservations, Shares
 from quire.core.work_budget import WorkSpent
 from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics
 
 OPEN = ""
-"""The one kind of request that is counted here: what it asks for is not known before its body is read."""
+"""The one kind of request that is counted here: its class is not known before its body is read."""
 NOT_NOW = (429, 503)
-"""Answers that cost nothing: the request came at a bad time."""
+"""Refusals that cost nothing: the request came at a bad time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class AdmissionSettings:
     are_images_dropped: bool = False
     """A text stands where a picture was; otherwise requests with one are refused."""
     has_page: bool = True
-    """Whether people can talk to the models at /, in a browser."""
+    """Whether / serves a page to chat with the models."""
     stable_prefix: StablePrefix = NOTHING_LISTED
     """Lines that are taken out of system texts."""
     store: ConversationStore | None = None
-    """Where conversations are kept that clients go on with by an id. None: nowhere."""
+    """Where conversations are stored that clients continue by an id. None: nowhere."""
 
 
 class Admission:
-    """The one thing every route reaches. On one event loop."""
+    """Shared by all routes. On one event loop."""
 
     def __init__(self, models: Models, metrics: Metrics, settings: AdmissionSettings | None = None) -> None:
         self.models = models
@@ -78,7 +78,7 @@ class Admission:
         self.is_draining = False
         self._emptied = asyncio.Event()
         self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
-        self._promises = Promises()
+        self._reservations = RetryReservations()
         self._arriving: Counter[str] = Counter()
         """Bodies that are still coming, by tenant."""
         self.reuse_log = ReuseLog()
@@ -88,26 +88,29 @@ class Admission:
         self.ignored_log = IgnoredLog()
         """Parameters that clients send and no dialect reads."""
         self.text_pool = TextPool()
-        """Where text is worked on, beside the event loop: nothing whose size a client decides runs on it."""
+        """Processes text beside the event loop: nothing whose size a client decides runs on it."""
 
     def work_spent(self) -> WorkSpent:
-        """What outsiders' words have cost, here and in the engines."""
+        """What processing clients' text has cost, here and in the engines."""
         stats = [model.stats() for model in self.models]
         return sum((one.work for one in stats if one is not None), self.text_pool.budget.spent())
 
     @property
     def is_ready(self) -> bool:
-        """Somebody who came now would be answered."""
+        """Whether a request that came now would be served."""
         return not self.is_draining and self.models.is_ready
 
     @contextmanager
     def admit(self, record: RequestRecord, caller: Caller) -> Iterator[None]:
-        """Be inside, perhaps in the place of another, or be told why not."""
+        """Hold an admission slot, displacing another request if needed; raises the reason if there is none."""
         if self.is_draining:
-            raise DrainingError("the server is shutting down; ask another one, or later")
+            raise DrainingError("the server is shutting down; use another one, or retry later")
         quota = caller.quota
         if quota.concurrent is not None and quota.num_open >= quota.concurrent:
-            message = f"this key may have {quota.concurrent} requests at once, {quota.num_open} are open; wait for one"
+            message = (
+                f"expected at most {quota.concurrent} open requests for this key, {quota.num_open} are open; "
+                "wait for one to end"
+            )
             raise ApiError(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
         self._take_place(record, caller.tenant)
         quota.num_open += 1
@@ -119,7 +122,7 @@ class Admission:
         finally:
             self.ignored_log.note(record)
             quota.num_open -= 1
-            if record.request_id in self._shares:  # who was displaced has given it back before
+            if record.request_id in self._shares:  # a displaced request has released it before
                 self._shares.give_back(record.request_id)
                 self._shares.left(monotonic())
             del self.open_requests[record.request_id]
@@ -128,7 +131,7 @@ class Admission:
                 self._emptied.set()
 
     async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
-        """All of a request's body. A key that has nothing left, or sends too many at once, is told so before."""
+        """All of a request's body. A key without quota, or with too many bodies in transfer, is rejected before."""
         declared, tenant = record.headers.get("content-length"), caller.tenant
         async with record.entering():
             check_quota(caller, text_tokens(declared_bytes(declared), self.models))
@@ -143,15 +146,18 @@ class Admission:
 
     def _check_arriving(self, caller: Caller) -> None:
         most, num_arriving = self.settings.max_open_requests, self._arriving[caller.tenant]
-        limit = most if caller.is_everybody else max(1, int(most * ARRIVING_SHARE))
+        limit = most if caller.is_anonymous else max(1, int(most * ARRIVING_SHARE))
         if num_arriving >= limit:
-            message = f"this key may send {limit} bodies at once, {num_arriving} are coming; send them faster"
-            # By then each of them has come, or was given up.
+            message = (
+                f"expected at most {limit} request bodies in transfer for this key, {num_arriving} are arriving; "
+                "send them faster"
+            )
+            # By then each of them has arrived or timed out.
             raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
 
     @contextmanager
     def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:
-        """Charge for a body before it is looked at. What is told to come back later has cost nothing."""
+        """Charge for a body before it is parsed. A refusal in NOT_NOW refunds it."""
         bill = opened_bill(caller, text_tokens(num_body_bytes, self.models))
         try:
             yield bill
@@ -162,25 +168,25 @@ class Admission:
             bill.refund()
             raise refusal from error
 
-    def told(self, record: RequestRecord, refusal: ApiError) -> None:
-        """A refusal is about to be sent. When it says to come back, in whole seconds, is remembered."""
+    def note_refusal(self, record: RequestRecord, refusal: ApiError) -> None:
+        """A refusal is about to be sent: reserve a place at its Retry-After, in whole seconds."""
         if refusal.retry_after_s is not None and record.tenant:
-            self._promises.tell(record.tenant, monotonic(), max(1, ceil(refusal.retry_after_s)))
+            self._reservations.reserve(record.tenant, monotonic(), max(1, ceil(refusal.retry_after_s)))
 
     def _take_place(self, record: RequestRecord, tenant: str) -> None:
         """Raises QueueFullError or TenantShareError."""
         now_s, shares = monotonic(), self._shares
-        record.is_promised = tenant in self._promises and self._promises.come(tenant, now_s)
-        room = shares.ask(tenant, OPEN, now_s, is_promised=record.is_promised)
-        while isinstance(room, Room) and room.gives_up is not None and self._has_begun(room.gives_up):
-            # What has begun is not broken off: it keeps its place, and another is looked for.
+        record.has_reservation = tenant in self._reservations and self._reservations.redeem(tenant, now_s)
+        room = shares.request_place(tenant, OPEN, now_s, has_reservation=record.has_reservation)
+        while isinstance(room, Granted) and room.gives_up is not None and self._has_begun(room.gives_up):
+            # A request that has begun is not cancelled: it keeps its place, and another is chosen.
             shares.settle(room.gives_up)
             room = shares.judge(tenant, OPEN)
-        if isinstance(room, NoRoom):
+        if isinstance(room, Denied):
             raise room.error
         if room.gives_up is not None:
             self._displace(self.open_requests[room.gives_up][0])
-        if room.is_promised:
+        if room.has_reservation:
             shares.take_promised(record.request_id, tenant, now_s)
         else:
             shares.take(record.request_id, tenant, OPEN)
@@ -194,7 +200,7 @@ class Admission:
         record.end(DisplacedError(record.tenant, retry_after_s))
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
-        """Let nobody in, wait for those inside, then end what is left; how many had to be ended."""
+        """Admit no new requests, wait for the open ones, then end the rest; how many had to be ended."""
         self.is_draining = True
         if self.models.park is not None:
             self.models.park.drain()
@@ -213,7 +219,7 @@ class Admission:
         return len(records)
 
     async def emptied(self, within_s: float) -> bool:
-        """Whether everybody left in time."""
+        """Whether all requests ended in time."""
         if self.open_requests:
             try:
                 await asyncio.wait_for(self._emptied.wait(), within_s)
@@ -223,4 +229,4 @@ class Admission:
 
 
 def _ended() -> DrainingError:
-    return DrainingError("the server is shutting down and ended this request; ask again elsewhere, or later")
+    return DrainingError("the server is shutting down and ended this request; use another one, or retry later")

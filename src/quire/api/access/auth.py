@@ -1,8 +1,8 @@
-"""Who is asking. A guard of every route, never a matter of paths: a route without one cannot be added.
+"""Authentication. A guard of every route, never a matter of paths: a route without one cannot be added.
 
-`require_key` lets in whoever has a key, or everybody where there are no keys. `require_admin` lets in whoever has an
-admin key: the operator, who where there are no keys is everybody that is let in at all. `public` lets in everybody, and
-is there so that a public route says so in its own words.
+`require_key` admits callers with a key, or all callers where there are no keys. `require_admin` admits callers with an
+admin key, the operators, or where there are no keys every caller. `public` admits every caller, and marks a public
+route as such.
 """
 
 from collections.abc import Callable
@@ -15,23 +15,23 @@ from quire.api.access.quotas import Quota, Quotas, Terms
 from quire.api.http.errors import ApiError
 from quire.core.request import PriorityClass
 
-NOBODY = "default"
+DEFAULT_TENANT = "default"
 """The tenant where there are no keys."""
 
 
 SHARED = "group:"
-"""How the cache group of several keys begins. A tenant's own begins otherwise, and no name has a colon in it."""
+"""Prefix of the cache group of several keys. A tenant's own has another, and no name has a colon in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is charged, how urgent they may be, and what they have left."""
+    """The tenant that is charged, its most urgent class, and its quota."""
 
     tenant: str
     ceiling: PriorityClass
     quota: Quota
-    is_everybody: bool = False
-    """There are no keys: whoever comes is this one."""
+    is_anonymous: bool = False
+    """There are no keys: every client is this caller."""
     is_admin: bool = False
     """Whether this is the operator: by the key that was presented, never by a tenant's name."""
     cache_group: str = ""
@@ -48,15 +48,15 @@ class Gate:
         self._cache_group = cache_group
         self._num_gateways = num_gateways
         self._quotas = Quotas()
-        quota = self._quotas.of(NOBODY, Terms())
-        self._everybody = Caller(
-            NOBODY, PriorityClass.HIGH, quota, is_everybody=True, is_admin=True, cache_group=cache_group
+        quota = self._quotas.of(DEFAULT_TENANT, Terms())
+        self._anonymous = Caller(
+            DEFAULT_TENANT, PriorityClass.HIGH, quota, is_anonymous=True, is_admin=True, cache_group=cache_group
         )
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
-        """Who presented this, or a refusal that says nothing about why."""
+        """The caller of this key. Raises ApiError, without a reason."""
         if not self.ring.is_locked:
-            return self._everybody
+            return self._anonymous
         secret = _bearer(authorization) or x_api_key
         key = self.ring.find(secret) if secret else None
         if key is None:
@@ -67,7 +67,7 @@ class Gate:
 
 
 async def require_key(request: Request) -> Caller:
-    """Default deny."""
+    """Admit callers with a key."""
     gate: Gate = request.app.state.gate
     caller = gate.caller(request.headers.get("authorization"), request.headers.get("x-api-key"))
     request.scope["quire.caller"] = caller
@@ -77,17 +77,15 @@ async def require_key(request: Request) -> Caller:
 
 
 async def require_admin(request: Request) -> Caller:
-    """The operator alone."""
+    """Admit callers with an admin key."""
     caller = await require_key(request)
     if not caller.is_admin:
-        raise ApiError(
-            403, "admin_key_needed", "an admin key is needed here; make one with: quire keys add NAME --admin"
-        )
+        raise ApiError(403, "admin_key_needed", "expected an admin key; create one with: quire keys add NAME --admin")
     return caller
 
 
 async def public(request: Request) -> None:
-    """Everybody may come in here."""
+    """Admit every caller."""
 
 
 def _bearer(authorization: str | None) -> str | None:
@@ -103,8 +101,8 @@ def _terms(key: Key, num_gateways: int) -> Terms:
 
 def _unauthorized(*, is_missing: bool) -> ApiError:
     message = (
-        "an API key is needed, none given; send the header Authorization: Bearer KEY"
+        "expected an API key, got none; send the header Authorization: Bearer KEY"
         if is_missing
-        else "this API key is not known; check it, or ask who runs this server for one"
+        else "unknown API key; check it, or request one from the operator of this server"
     )
     return ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))

@@ -1,13 +1,13 @@
 """What a request takes from its key's quota, and when. Pure but for the clock.
 
-    before the body is read   nothing is taken, but a key that has nothing left is turned away unread
-    when its bytes are there  one request, and a token for every 8 bytes: before anybody parses, renders or tokenises
+    before the body is read   nothing is taken, but a key that has nothing left is refused
+    when its bytes are there  one request, and a token for every 8 bytes: before parsing, rendering and tokenization
     when its text is known    settled to the real figures: one request for each answer, the prompt's tokens
     with every piece          its output tokens
 
-Settling never turns anybody away: what was let in may overdraw a bucket, which must refill before the next is let in.
-So text is never worked on for nothing, and whoever comes back after `Retry-After` is let in. What is told to come back
-later has cost nothing; whatever else goes wrong keeps what it took.
+Settling never refuses a request: an admitted one may overdraw a bucket, which must refill before the next is admitted.
+So text is never processed for nothing, and a client that returns after `Retry-After` is admitted. A request refused
+with `Retry-After` costs nothing; after other errors the charge remains.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from quire.api.http.errors import ApiError
 from quire.api.models.registry import Models
 
 TEXT_BYTES_PER_TOKEN = 8
-"""More than a token of any usual text has, so that nobody is charged more for bytes than for what they say."""
+"""More than a token of any usual text has, so that a body is never charged more by its bytes than by its tokens."""
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Bill:
 
 
 def text_tokens(num_bytes: int, models: Models) -> int:
-    """What the text of a body is charged for before it is looked at.
+    """The tokens that a body is charged for before it is parsed.
 
     Never more than the longest sequence there is: no prompt is tokenised beyond it, so no body costs more work than
     that, and what a client is charged for a refused one is what the longest prompt that fits would have cost.
@@ -67,17 +67,17 @@ def text_tokens(num_bytes: int, models: Models) -> int:
 
 
 def check_quota(caller: Caller, num_tokens: int) -> None:
-    """Whether one more request with so many tokens may be taken, or when it may."""
+    """Raise ApiError, with the time to wait, if one more request with so many tokens is over the quota."""
     now_s, quota = monotonic(), caller.quota
     for what, bucket, count in (("requests", quota.requests, 1), ("tokens", quota.tokens, num_tokens)):
         wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
         if bucket is not None and wait_s > 0:
-            message = f"this key may use {bucket.per_minute} {what} a minute; try again in {wait_s:.0f} s"
+            message = f"expected at most {bucket.per_minute} {what} a minute for this key; try again in {wait_s:.0f} s"
             raise ApiError(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
 
 
 def opened_bill(caller: Caller, num_tokens: int) -> Bill:
-    """Take one request and so many tokens, or say when they will be there."""
+    """Take one request and so many tokens. Raises ApiError, with the time to wait, if they are not available."""
     check_quota(caller, num_tokens)
     bill = Bill(caller.quota)
     bill.settle(1, num_tokens)

@@ -1,10 +1,10 @@
-"""Conversations that clients go on with by an id: kept in one SQLite file, each for its tenant alone.
+"""Conversations that clients continue by an id: stored in one SQLite file, each for its tenant alone.
 
 A conversation is kept whole under the id of its last answer, in the form that all dialects share: chat messages. So
-going on with one is the same as sending all of it again, and the oldest can be dropped without breaking a newer one.
-Who takes most room loses its oldest first. Safe from several threads; called beside the event loop.
+continuing one is the same as sending all of it again, and the oldest can be dropped without breaking a newer one. The
+tenant that takes most room loses its oldest first. Safe from several threads; called beside the event loop.
 
-A file has one server at a time, by a lock beside it: each counts the bytes that it keeps.
+A file has one server at a time, by a lock beside it: each counts the bytes that it stores.
 """
 
 import fcntl
@@ -42,13 +42,13 @@ ROW_BYTES = 200
 
 
 class KeptConversation(msgspec.Struct, frozen=True):
-    """All that was said up to an answer, with it."""
+    """All messages up to an answer, with it."""
 
     messages: list[dict[str, Any]]
     fields: dict[str, Any] = {}
-    """Of the body that began it: those that a dialect does not want to be told again."""
-    told: dict[str, Any] = {}
-    """The answer as its client was told it, where a dialect lets it be read back."""
+    """Of its first body: those that later bodies may omit."""
+    response: dict[str, Any] = msgspec.field(default_factory=dict, name="told")
+    """The response as it was sent, where a dialect lets it be read back."""
 
 
 class ConversationStore:
@@ -82,7 +82,7 @@ class ConversationStore:
                         raise
                     self._make_room()
                     self._insert(tenant, answer_id, packed)
-            except sqlite3.IntegrityError:  # of an id that was kept before: ours to mend
+            except sqlite3.IntegrityError:  # of an id that was kept before: a bug
                 raise
             except sqlite3.Error as error:
                 self._log(error)
@@ -113,7 +113,7 @@ class ConversationStore:
         now_s = monotonic()
         if now_s - self._logged_s >= LOG_S:
             self._logged_s = now_s
-            LOG.error("conversations cannot be kept: %s; answers have store false until they can", error)
+            LOG.error("cannot store conversations: %s; responses have store false until storing works again", error)
 
     def find(self, tenant: str, answer_id: str) -> KeptConversation | None:
         """The tenant's own conversation; None for one that is another's, was dropped, or never was."""
@@ -160,14 +160,14 @@ def _locked(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"a store must be a file that can be written, {path} cannot: {error}", ("store",)) from error
+        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(descriptor)
         raise ConfigError(
-            f"expected a store of this server's own, another server keeps its conversations in {path}; name another "
-            "file, or end that server",
+            f"expected a store that no other server uses, another server keeps its conversations in {path}; choose "
+            "another file, or stop that server",
             ("store",),
         ) from error
     return descriptor
@@ -180,12 +180,12 @@ def _opened(path: Path) -> sqlite3.Connection:
         mode = path.stat().st_mode
         if mode & OTHERS:
             raise ConfigError(
-                f"a store must be readable by its owner alone, {path} has mode {stat.S_IMODE(mode):o}; say chmod 600",
+                f"expected a store that only its owner can read, {path} has mode {stat.S_IMODE(mode):o}; run chmod 600",
                 ("store",),
             )
         database = sqlite3.connect(path, check_same_thread=False)
         for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "PRAGMA secure_delete = ON", TABLE):
             database.execute(line)
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"a store must be a file that can be written, {path} cannot: {error}", ("store",)) from error
+        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
     return database

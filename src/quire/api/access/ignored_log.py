@@ -7,7 +7,7 @@ from quire.api.http.request_record import RequestRecord
 
 LOG = logging.getLogger("quire.api")
 MAX_NAMES = 256
-"""Clients choose names: what comes later stands in their answers' heads alone."""
+"""Clients choose names: later ones appear only in response headers."""
 
 
 class IgnoredLog:
@@ -23,7 +23,7 @@ class IgnoredLog:
             return
         self._names.update(new)
         LOG.warning(
-            "%s %s of tenant %s: parameters that are not known here were ignored: %s",
+            "%s %s of tenant %s: ignored unknown parameters: %s",
             record.method,
             record.path,
             record.tenant,

@@ -1,8 +1,8 @@
 """API keys: random, kept as SHA-256 in a file only its owner can read, compared in constant time over all of them.
 
 A key is 256 random bits, so a plain hash keeps it: there is nothing to guess. The file is read again when it changes:
-a key that was revoked is refused within a second, without a restart. A file that cannot be read accepts nobody, unless
-it is the process that has no file left to open: then the keys that were read last stay in force and it tries again.
+a key that was revoked is refused within a second, without a restart. If the file cannot be read, all requests are
+rejected, unless the process has no descriptor left: then the keys that were read last stay in force, and it retries.
 """
 
 import errno
@@ -31,9 +31,9 @@ from quire.errors import ConfigError
 
 PREFIX = "quire-"
 RANDOM_BYTES = 32
-LOOK_AGAIN_S = 1.0
+RELOAD_S = 1.0
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Why a file could not be opened that say nothing about the file."""
+"""Errors of opening a file that are not about the file."""
 LOG = logging.getLogger("quire.keys")
 
 
@@ -48,7 +48,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     concurrent: int | None = None
     created: str = ""
     admin: bool = False
-    """Whether it opens the operator's routes too."""
+    """Whether it grants access to the operator's routes too."""
     cache_group: str = ""
     """Which keys share cached blocks with it, beside itself: those of the same group. Empty: none."""
 
@@ -57,35 +57,39 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         if self.cache_group:
             check_group(self.cache_group)
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
-            raise ConfigError(f"key {self.name}: sha256 must be 64 hexadecimal digits; make the key again")
-        words = [one.value for one in PriorityClass]
-        if self.max_class not in words:
-            raise ConfigError(f"key {self.name}: max_class must be one of {', '.join(words)}, {self.max_class!r} given")
+            raise ConfigError(f"key {self.name}: expected 64 hexadecimal digits as sha256; create the key again")
+        classes = [one.value for one in PriorityClass]
+        if self.max_class not in classes:
+            raise ConfigError(
+                f"key {self.name}: expected max_class to be one of {', '.join(classes)}, got {self.max_class!r}"
+            )
         for what in ("requests_per_minute", "tokens_per_minute", "concurrent"):
             value = getattr(self, what)
             if value is not None and value < 1:
-                raise ConfigError(f"key {self.name}: {what} must be at least 1, {value} given; leave it out for none")
+                raise ConfigError(
+                    f"key {self.name}: expected {what} of at least 1, got {value}; leave it out for no limit"
+                )
 
     @property
     def ceiling(self) -> PriorityClass:
-        """The most urgent class it may ask for."""
+        """The most urgent class it may request."""
         return PriorityClass(self.max_class)
 
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"a key's name may have up to 64 letters, digits, dots, dashes and underscores, {name!r} given; "
-            "call it after who uses it, such as alice or ci-bot"
+            f"expected a key name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}; "
+            "name it after its user, such as alice or ci-bot"
         )
 
 
 def check_group(name: str) -> None:
-    """Raise ConfigError for what no cache group is called."""
+    """Raise ConfigError for an invalid cache group name."""
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"a cache group's name may have up to 64 letters, digits, dots, dashes and underscores, {name!r} given; "
-            "call it after those who may notice each other's prompts, such as team-a"
+            f"expected a cache group name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}; "
+            "name it after the users that may notice each other's prompts, such as team-a"
         )
 
 
@@ -111,7 +115,7 @@ class NoFileLeftError(ConfigError):
 
 
 def read_keys(path: Path) -> tuple[Key, ...] | None:
-    """The keys in the file; None if there is no file. ConfigError if it is not ours to trust."""
+    """The keys in the file; None if there is no file. Raises ConfigError if it cannot be trusted."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -120,15 +124,17 @@ def read_keys(path: Path) -> tuple[Key, ...] | None:
         return None
     except OSError as error:
         kind = NoFileLeftError if error.errno in SHORTAGES else ConfigError
-        raise kind(f"the keys file {path} cannot be read: {error.strerror}; check who owns it") from error
+        raise kind(f"cannot read the keys file {path}: {error.strerror}; check its owner") from error
     if mode & 0o077:
-        raise ConfigError(f"the keys file must be its owner's alone, {path} has mode {mode:04o}; run: chmod 600 {path}")
+        raise ConfigError(
+            f"expected a keys file that only its owner can read, {path} has mode {mode:04o}; run: chmod 600 {path}"
+        )
     try:
         keys = tuple(msgspec.json.decode(raw, type=_File).keys)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"the keys file {path} is damaged: {error}; restore it, or make the keys again") from error
+        raise ConfigError(f"the keys file {path} is damaged: {error}; restore it, or create the keys again") from error
     if len({key.name for key in keys}) != len(keys):
-        raise ConfigError(f"the keys file {path} has two keys of one name; remove one")
+        raise ConfigError(f"the keys file {path} has two keys with the same name; remove one")
     return keys
 
 
@@ -159,17 +165,17 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     key = Key(name, digest_of(secret), created=created, **terms)
-    with _alone_with(path):
+    with _locked(path):
         keys = read_keys(path) or ()
         if any(one.name == name for one in keys):
-            raise ConfigError(f"names of keys must differ, {name!r} is taken; revoke it first, or choose another")
+            raise ConfigError(f"expected an unused key name, {name!r} exists; revoke it first, or choose another")
         write_keys(path, [*keys, key])
     return secret
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """The key is refused from now on. An emptied file still asks for keys."""
-    with _alone_with(path):
+    """The key is refused from now on. An emptied file still requires keys."""
+    with _locked(path):
         keys = _with_key(path, name)
         write_keys(path, [key for key in keys if key.name != name])
 
@@ -177,7 +183,7 @@ def revoke_key(path: Path, name: str) -> None:
 def group_key(path: Path, name: str, cache_group: str) -> None:
     """The key shares cached blocks with this group from now on; with none, if that is empty."""
     check_group(cache_group or name)
-    with _alone_with(path):
+    with _locked(path):
         keys = _with_key(path, name)
         write_keys(path, [replace(key, cache_group=cache_group) if key.name == name else key for key in keys])
 
@@ -192,8 +198,8 @@ def _with_key(path: Path, name: str) -> Sequence[Key]:
 
 
 @contextmanager
-def _alone_with(path: Path) -> Iterator[None]:
-    """Nobody else changes the file between our reading and our writing: else a key that was revoked could come back."""
+def _locked(path: Path) -> Iterator[None]:
+    """Lock the file between reading and writing: without that, a revoked key could come back."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(path.parent, os.O_RDONLY)  # the file itself is replaced by every change
     try:
@@ -213,34 +219,34 @@ class _Seen:
 
 
 class KeyRing:
-    """The keys in force. Without a file there are none, and whoever reaches the socket is let in.
+    """The keys in force. Without a file there are none, and every client is admitted.
 
-    Once keys were needed they stay needed: a file that vanishes lets no one in.
+    Once keys were required they stay required: if the file vanishes, all requests are rejected.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._next_look_s = 0.0
+        self._next_reload_s = 0.0
         self._seen = _Seen(None, None)
         self.problem: str | None = None
-        """Why the file cannot be read; while it cannot, nobody is let in."""
+        """Why the file cannot be read; until it can, all requests are rejected."""
 
     @property
     def is_locked(self) -> bool:
         """Whether a key is needed."""
-        self._look()
+        self._reload()
         return self._seen.keys is not None
 
     def find(self, secret: str) -> Key | None:
         """The key, if it is in force."""
-        self._look()
+        self._reload()
         return find(self._seen.keys or (), secret)
 
-    def _look(self) -> None:
+    def _reload(self) -> None:
         now_s = monotonic()
-        if self._path is None or now_s < self._next_look_s:
+        if self._path is None or now_s < self._next_reload_s:
             return
-        self._next_look_s = now_s + LOOK_AGAIN_S
+        self._next_reload_s = now_s + RELOAD_S
         stamp = _stamp(self._path)
         if stamp == self._seen.stamp and self.problem is None:
             return
@@ -250,23 +256,23 @@ class KeyRing:
             self.problem = f"the keys file {self._path} is gone; restore it" if keys is None and was_locked else None
         except NoFileLeftError as error:
             if was_locked:
-                LOG.error("the keys read last stay in force: %s", error)
+                LOG.error("keeping the keys that were read last: %s", error)
                 return
             keys, self.problem = (), str(error)
         except ConfigError as error:
             keys, self.problem = (), str(error)
         self._seen = _Seen(() if keys is None and was_locked else keys, stamp)
         if self.problem is not None:
-            LOG.error("nobody is let in: %s", self.problem)
+            LOG.error("rejecting all requests: %s", self.problem)
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Different whenever the file may say something else, or is not ours alone any more; None if there is none."""
+    """Changes whenever the file's content, owner or mode may have changed; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        # There may be keys, and they cannot be seen: not the same as none.
+        # There may be keys that cannot be read: not the same as none.
         return (-1, error.errno or 0)
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

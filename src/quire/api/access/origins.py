@@ -1,13 +1,13 @@
-"""Which web pages may use this server. A browser asks in its user's name, from inside the user's own machine.
+"""Which web pages may use this server. A browser sends requests on its user's behalf, from the user's own machine.
 
                      without keys                                     with keys
     Host             must be this server's own name or allowed        free: proxies stand before it
-    Origin           none, the server's own, or allowed; else 403     free: no page can know the key
+    Origin           none, the server's own, or allowed; else 403     free: no page can have the key
     Content-Type     none, or application/json; else 415              free
     CORS headers     for allowed origins only                         for allowed origins only
 
-Whoever sends no Origin is no web page: curl, SDKs, probes. A name that is none of ours in Host means that somebody
-else's name was made to point here, which is how a page would read answers as if they were its own.
+A client that sends no Origin is no web page: curl, SDKs, probes. A foreign name in Host means that another domain was
+made to resolve to this server (DNS rebinding), which would let its page read responses as if they were its own.
 """
 
 import ipaddress
@@ -35,7 +35,7 @@ class Origins:
     bound: str = "127.0.0.1"
     """The address it listens on."""
     hosts: frozenset[str] = frozenset()
-    """Other names it is known by, without ports; `*`: any."""
+    """Its other names, without ports; `*`: any."""
     allowed: frozenset[str] = frozenset()
     """Origins whose pages may use it; `*`: any."""
 
@@ -43,10 +43,10 @@ class Origins:
         """Refuse what a foreign page could have sent. For servers without keys."""
         host = headers.get("host")
         if host is not None and not self._is_own(host):
-            raise _forbidden("host", f"this server does not go by the Host {shortened(host)}", "--allow-host NAME")
+            raise _forbidden("host", f"expected a Host of this server, got {shortened(host)}", "--allow-host NAME")
         origin = headers.get("origin")
         if origin is not None and not self.allows(origin) and not _is_same(origin, host):
-            raise _forbidden("origin", f"pages of {shortened(origin)} may not use this server", "--allow-origin ORIGIN")
+            raise _forbidden("origin", f"expected an allowed Origin, got {shortened(origin)}", "--allow-origin ORIGIN")
         _check_type(headers.get("content-type"))
 
     def allows(self, origin: str) -> bool:
@@ -54,7 +54,7 @@ class Origins:
         return ANY in self.allowed or origin.lower() in self.allowed
 
     def cors(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
-        """What an answer says to a browser; nothing to pages of origins that are not allowed.
+        """CORS headers of a response; none for origins that are not allowed.
 
         Never credentials: a key is sent by the page itself, and there is nothing here that a browser would add.
         """
@@ -66,14 +66,14 @@ class Origins:
             yield b"access-control-expose-headers", b"*"
 
     def is_preflight(self, headers: Headers) -> bool:
-        """Whether OPTIONS are a browser that asks what an allowed page may send; it sends no key with that."""
+        """Whether OPTIONS is the preflight of an allowed page; a browser sends no key with it."""
         origin = headers.get("origin")
         return "access-control-request-method" in headers and origin is not None and self.allows(origin)
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """What an allowed page may send: these methods, and whatever headers its client library has."""
-        asked = headers.get("access-control-request-headers") or ""
-        names = asked if HEADER_NAMES.fullmatch(asked) else USUAL_HEADERS
+        requested = headers.get("access-control-request-headers") or ""
+        names = requested if HEADER_NAMES.fullmatch(requested) else USUAL_HEADERS
         return [
             (b"access-control-allow-methods", METHODS.encode()),
             (b"access-control-allow-headers", names.encode()),
@@ -88,8 +88,8 @@ class Origins:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # A name can be made to point here by anybody, an address cannot; which addresses of this machine lead here, or
-        # lead to whoever forwards to it, is not known where it listens on all of them.
+        # Any domain can be made to resolve to this server, an address cannot; where it listens on all addresses, those
+        # that lead here, directly or through a proxy, cannot be listed.
         return address.is_loopback or self.bound in ANY_ADDRESS
 
 
@@ -105,17 +105,20 @@ def _is_same(origin: str, host: str | None) -> bool:
     return host is not None and scheme in ("http", "https") and rest == host.strip().lower()
 
 
-def _check_type(given: str | None) -> None:
-    """A page can post forms and texts to anybody without being asked first, JSON only to whoever allows it.
+def _check_type(content_type: str | None) -> None:
+    """A page can post forms and text to any server without a preflight, JSON only to servers that allow it.
 
-    No type at all is let in: a page that says none has said its Origin, and that was looked at.
+    No type at all is accepted: a page without one has sent its Origin, which was checked.
     """
-    if given is None or given.partition(";")[0].strip().lower() == JSON:
+    if content_type is None or content_type.partition(";")[0].strip().lower() == JSON:
         return
-    message = f"without keys the header must be Content-Type: {JSON}, {shortened(given)} given; send it with the body"
+    message = (
+        f"expected the header Content-Type: {JSON} at a server without keys, got {shortened(content_type)}; "
+        "send it with the body"
+    )
     raise ApiError(415, "unsupported_media_type", message)
 
 
 def _forbidden(what: str, why: str, flag: str) -> ApiError:
-    message = f"{why}: it has no keys, so foreign web pages are refused; start it with {flag}, or with keys"
+    message = f"{why}; a server without keys rejects foreign web pages: start it with {flag}, or with keys"
     return ApiError(403, f"{what}_not_allowed", message)

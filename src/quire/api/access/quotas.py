@@ -1,8 +1,8 @@
-"""What a key may use: requests and tokens per minute, and how many at once. Pure; the clock is handed in.
+"""What a key may use: requests and tokens per minute, and how many at once. Pure; the time is passed in.
 
 A bucket holds one minute's worth and refills evenly. It is kept as one number, the moment at which it will be full
 again: taking adds to it, time passes by itself, and nothing has to be topped up. Tokens of an answer are taken when it
-ends, so a bucket may be overdrawn by what was running; then it has to refill before anybody is let in again.
+ends, so running requests may overdraw a bucket; then it has to refill before another is admitted.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ ROUNDING_S = 1e-6
 
 @dataclass(slots=True)
 class Bucket:
-    """So many a minute, all of them at once if nobody asked for a minute."""
+    """So many a minute, all of them at once after a minute without use."""
 
     per_minute: int
     full_at_s: float = 0.0
@@ -38,7 +38,7 @@ class Bucket:
         """How many may be taken now."""
         there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S
         count = min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
-        # Computed another way round than the wait, it may be one beside what that says.
+        # Rounding may put this off by one from `wait_s`, which must agree.
         if count < self.per_minute and self.wait_s(count + 1, now_s) == 0:
             return count + 1
         return count - 1 if count and self.wait_s(count, now_s) > 0 else count
@@ -75,7 +75,7 @@ class Quotas:
     _terms: dict[str, Terms] = field(default_factory=dict)
 
     def of(self, tenant: str, terms: Terms) -> Quota:
-        """The tenant's. Changed terms begin new buckets in it; who is inside holds on to the same one and leaves it."""
+        """The tenant's. Changed terms begin new buckets in it; open requests keep and release the same quota."""
         quota = self._by_tenant.setdefault(tenant, Quota())
         if self._terms.get(tenant) != terms:
             self._terms[tenant] = terms

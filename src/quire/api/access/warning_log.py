@@ -1,4 +1,4 @@
-"""The log's lines about prompts that are not found again, for whoever runs the server."""
+"""Log lines for the operator about prompts that repeatedly miss the cache."""
 
 import logging
 
@@ -8,7 +8,7 @@ LOG = logging.getLogger("quire.prefix")
 
 
 def log_warning(found: PrefixWarning) -> None:
-    """Who, what kind and how much. Lines are their tenant's, and no log's."""
+    """Log the tenant, the kind and the cost. Lines of prompts are the tenant's, and never logged."""
     LOG.warning(
         "tenant %s, model %s: %s cost %d tokens in the last hour, in %d requests; GET /cache/warnings on the admin "
         "socket shows the line",

@@ -1,16 +1,16 @@
-// What is known of the block that was chosen: asked for by its number, told as a list of terms.
+// The facts of the chosen block: requested by its number, shown as a list of terms.
 import { NAMES, STATES } from "./cells.js";
-import { ask } from "./watch.js";
+import { request } from "./watch.js";
 import { many, span, whole } from "./words.js";
 
 const MOST_SHOWN = 6;
 const MOST_NAMES = 3;
 
 export class BlockCard {
-  #asking = null;
+  #loading = null;
   #model = () => null;
 
-  /** `show` gets the chain to highlight; `open` a block that somebody wants to see next. */
+  /** `show` gets the chain to highlight; `open` the block that the user selects next. */
   constructor(at, model, show, open) {
     this.at = at;
     this.#model = model;
@@ -20,49 +20,49 @@ export class BlockCard {
   }
 
   async choose(block) {
-    this.#asking?.abort();
-    const { signal } = this.#asking = new AbortController();
+    this.#loading?.abort();
+    const { signal } = this.#loading = new AbortController();
     this.at("block-card").hidden = false;
     this.at("block-title").textContent = `Block ${whole(block)}`;
-    this.#say("Asking …");
+    this.#write("Loading …");
     try {
       const query = this.#model() ? `?model=${encodeURIComponent(this.#model())}` : "";
-      const told = await (await ask(`/v1/admin/blocks/${block}${query}`, signal)).json();
-      this.#tell(told);
+      const facts = await (await request(`/v1/admin/blocks/${block}${query}`, signal)).json();
+      this.#list(facts);
     } catch (error) {
       if (signal.aborted) return;
-      this.#say(error.message);
+      this.#write(error.message);
       this.show([]);
     }
   }
 
   close() {
-    this.#asking?.abort();
+    this.#loading?.abort();
     this.at("block-card").hidden = true;
     this.show([]);
   }
 
-  #say(words) {
+  #write(words) {
     this.at("block-state").textContent = words;
     this.at("block-terms").replaceChildren();
   }
 
-  #tell(told) {
-    const holds = `${many(told.ref_count, "reference")}${told.pin_count ? `, ${many(told.pin_count, "pin")}` : ""}`;
-    this.at("block-state").textContent = `${NAMES[STATES.indexOf(told.state)] ?? told.state}, ${holds}`;
+  #list(facts) {
+    const holds = `${many(facts.ref_count, "reference")}${facts.pin_count ? `, ${many(facts.pin_count, "pin")}` : ""}`;
+    this.at("block-state").textContent = `${NAMES[STATES.indexOf(facts.state)] ?? facts.state}, ${holds}`;
     const terms = [
-      ["Chain", told.chain.length ? `${many(told.chain.length, "block")} from the root` : "none: it is not named",
-        this.#blocks(told.chain, "→")],
-      ["Children", told.children.length ? whole(told.children.length) : "none", this.#blocks(told.children, "·")],
-      ["Cache group", told.cache_group ?? "–"],
-      ["Tenant", told.tenant ?? "–"],
-      ["Age", span(told.age_s)],
-      ["Tokens", whole(told.num_tokens)],
-      ["Digest", told.digest ? `${told.digest.slice(0, 16)}…` : "none yet"],
-      ["Held by", told.requests.length ? this.#requests(told.requests) : "no request"],
+      ["Chain", facts.chain.length ? `${many(facts.chain.length, "block")} from the root` : "none: it is not named",
+        this.#blocks(facts.chain, "→")],
+      ["Children", facts.children.length ? whole(facts.children.length) : "none", this.#blocks(facts.children, "·")],
+      ["Cache group", facts.cache_group ?? "–"],
+      ["Tenant", facts.tenant ?? "–"],
+      ["Age", span(facts.age_s)],
+      ["Tokens", whole(facts.num_tokens)],
+      ["Digest", facts.digest ? `${facts.digest.slice(0, 16)}…` : "none yet"],
+      ["Held by", facts.requests.length ? this.#requests(facts.requests) : "no request"],
     ];
     this.at("block-terms").replaceChildren(...terms.map(row));
-    this.show(told.chain);
+    this.show(facts.chain);
   }
 
   #requests(names) {
@@ -92,9 +92,9 @@ export class BlockCard {
 }
 
 function row([term, words, more]) {
-  const pair = document.createElement("div"), name = document.createElement("dt"), told = document.createElement("dd");
+  const pair = document.createElement("div"), name = document.createElement("dt"), value = document.createElement("dd");
   name.textContent = term;
-  told.append(words, ...(more ? [": ", more] : []));
-  pair.append(name, told);
+  value.append(words, ...(more ? [": ", more] : []));
+  pair.append(name, value);
   return pair;
 }

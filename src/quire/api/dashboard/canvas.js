@@ -107,10 +107,10 @@ export class Pointing {
   refresh() {
     const count = this.#things.count();
     if (this.at >= count) this.at = -1;
-    const told = this.at < 0 ? "" : this.#things.describe(this.at);
-    if (this.#words.textContent !== told) this.#words.textContent = told;
+    const text = this.at < 0 ? "" : this.#things.describe(this.at);
+    if (this.#words.textContent !== text) this.#words.textContent = text;
     this.#canvas.setAttribute("aria-valuemax", String(Math.max(0, count - 1)));
     this.#canvas.setAttribute("aria-valuenow", String(Math.max(0, this.at)));
-    this.#canvas.setAttribute("aria-valuetext", told || "nothing is pointed at; use the arrow keys");
+    this.#canvas.setAttribute("aria-valuetext", text || "nothing is pointed at; use the arrow keys");
   }
 }

@@ -1,9 +1,9 @@
 // The cells of the pool as bytes and as pixels, without a page: what the map draws, and where.
 
 export const STATES = ["free", "cached", "used", "shared", "pinned", "computing"];
-/** As people are told them. */
+/** As the page shows them. */
 export const NAMES = ["free", "cached", "held by one", "shared", "pinned", "being computed"];
-/** For a screen on which a cell is large enough, and for eyes that do not tell colours apart. */
+/** For a screen on which a cell is large enough, and for eyes that do not distinguish colours. */
 export const LETTERS = ["·", "C", "1", "", "P", "N"];
 const STATE = 7;
 const DIM = 8;
@@ -17,8 +17,8 @@ export const blockOf = (cell, perCell) => cell * perCell + 1;
 export const cellOf = (block, perCell) => Math.floor((block - 1) / perCell);
 
 export function decode(text) {
-  const told = atob(text), cells = new Uint8Array(told.length);
-  for (let at = 0; at < told.length; at += 1) cells[at] = told.charCodeAt(at);
+  const bytes = atob(text), cells = new Uint8Array(bytes.length);
+  for (let at = 0; at < bytes.length; at += 1) cells[at] = bytes.charCodeAt(at);
   return cells;
 }
 
@@ -39,7 +39,7 @@ export function lookOf(cell) {
   return references < 4 ? 3 : 16 + (references < 8 ? 0 : references < 16 ? 1 : 2);
 }
 
-/** The part of a cell's pixels that is filled, by its look: patterns tell states apart without colour. */
+/** The part of a cell's pixels that is filled, by its look: patterns distinguish states without colour. */
 function isFilled(look, x, y, inner) {
   if (inner < 3) return true;
   if (look === 0) return inner < 5 || x === 0 || y === 0 || x === inner - 1 || y === inner - 1;
@@ -63,7 +63,7 @@ export class CellPicture {
   #drawn = new Uint8Array(0);
   #sprites = [];
 
-  /** `sprites[look]`, and at `look + 8` the same for cells that are not asked for at this moment. */
+  /** `sprites[look]`, and at `look + 8` the same for cells that are dimmed at this moment. */
   shape(count, { size, columns, rows }, sprites, ground) {
     this.size = size;
     this.columns = columns;

@@ -1,5 +1,5 @@
-// Charts with axes: lines over the last hour, and the steps of the batch as stacked bars. Each tells in words what it
-// shows, and what is pointed at.
+// Charts with axes: lines over the last hour, and the steps of the batch as stacked bars. Each describes in words
+// what it shows, and what is pointed at.
 import { Pointing, Sheet } from "./canvas.js";
 import { css, filling } from "./palette.js";
 import { ago, many, median, roundUp, short, span, whole } from "./words.js";
@@ -12,7 +12,7 @@ const MOST_GAP_S = 45;
 const BAR = 6;
 
 /** Lines and figures of the value axis; where a value is. */
-export function axis(context, width, height, top, tell) {
+export function axis(context, width, height, top, format) {
   const bottom = height - BOTTOM, scale = (value) => bottom - ((bottom - TOP) * value) / top;
   context.textAlign = "right";
   context.lineWidth = 1;
@@ -24,7 +24,7 @@ export function axis(context, width, height, top, tell) {
     context.lineTo(width - RIGHT, y);
     context.stroke();
     context.fillStyle = css("soft");
-    context.fillText(tell(part * top), LEFT - 6, y);
+    context.fillText(format(part * top), LEFT - 6, y);
   }
   return scale;
 }
@@ -37,9 +37,9 @@ export class LineChart {
   rows = [];
   now_s = 0;
 
-  /** `field` of the rows in this colour, written by `tell`; `top` is the end of its axis, where that is known. */
-  constructor(at, name, { field, colour, tell, top = null }) {
-    Object.assign(this, { field, colour, tell, top, summary: at(`${name}-summary`) });
+  /** `field` of the rows in this colour, written by `format`; `top` is the end of its axis, where that is known. */
+  constructor(at, name, { field, colour, format, top = null }) {
+    Object.assign(this, { field, colour, format, top, summary: at(`${name}-summary`) });
     this.sheet = new Sheet(at(`${name}-chart`), (context, width, height) => this.#draw(context, width, height));
     this.pointing = new Pointing(at(`${name}-chart`), at(`${name}-words`), {
       count: () => this.rows.length,
@@ -63,12 +63,12 @@ export class LineChart {
   #summed() {
     const values = this.rows.map((row) => row[this.field]).filter((value) => value != null);
     if (!values.length) return "Nothing in the last hour.";
-    const [now, middle, most] = [values.at(-1), median(values), Math.max(...values)].map(this.tell);
+    const [now, middle, most] = [values.at(-1), median(values), Math.max(...values)].map(this.format);
     return `Now ${now}, median ${middle}, highest ${most}.`;
   }
 
   #describe(row) {
-    return `${ago(this.now_s - row.at_s)}: ${row[this.field] == null ? "nothing" : this.tell(row[this.field])}`;
+    return `${ago(this.now_s - row.at_s)}: ${row[this.field] == null ? "nothing" : this.format(row[this.field])}`;
   }
 
   get #span_s() {
@@ -91,7 +91,7 @@ export class LineChart {
 
   #draw(context, width, height) {
     const values = this.rows.map((row) => row[this.field] ?? 0);
-    const scale = axis(context, width, height, this.top ?? roundUp(Math.max(0, ...values)), this.tell);
+    const scale = axis(context, width, height, this.top ?? roundUp(Math.max(0, ...values)), this.format);
     for (const [part, align] of [[1, "left"], [0.5, "center"], [0, "right"]]) {
       if (part === 0.5 && width < 290) continue;
       const past_s = part * this.#span_s;
@@ -161,7 +161,7 @@ export class StepChart {
     const lasted = span(median(steps.map(({ ms }) => ms)) / 1000);
     this.summary.textContent = steps.length
       ? `Step ${whole(step)}: ${many(rows, "row")}. The median step took ${lasted}.`
-      : "No step yet: nothing has been asked.";
+      : "No step yet: there was no request.";
   }
 
   #describe({ step, prompt_tokens, output_tokens, rows, ms }) {

@@ -28,21 +28,21 @@ const pool = new PoolMap(at, (number) => block.choose(number));
 const tree = new TreeMap(at, (number) => { pool.point(number); block.choose(number); });
 const steps = new StepChart(at), timeline = new Timeline(at), tables = new Tables(at);
 const charts = [
-  new LineChart(at, "rate", { field: "output_tokens_per_s", colour: "output", tell: short }),
-  new LineChart(at, "prompts", { field: "prompt_tokens_per_s", colour: "prompt", tell: short }),
-  new LineChart(at, "first", { field: "ttft_p50_s", colour: "prompt", tell: span }),
-  new LineChart(at, "hits", { field: "hit_rate", colour: "output", tell: percent, top: 1 }),
+  new LineChart(at, "rate", { field: "output_tokens_per_s", colour: "output", format: short }),
+  new LineChart(at, "prompts", { field: "prompt_tokens_per_s", colour: "prompt", format: short }),
+  new LineChart(at, "first", { field: "ttft_p50_s", colour: "prompt", format: span }),
+  new LineChart(at, "hits", { field: "hit_rate", colour: "output", format: percent, top: 1 }),
 ];
 const sparks = Object.entries({ rate: "output_tokens_per_s", first: "ttft_p50_s", hits: "hit_rate" })
   .map(([name, field]) => [new Spark(at(`${name}-spark`)), field]);
-const watch = new Watch(hear, tell);
+const watch = new Watch(take, showState);
 
 // -- what comes -------------------------------------------------------------------------------------------------------
 
-function hear(snapshot) {
+function take(snapshot) {
   if (snapshot.v !== VERSION) {
     watch.stop();
-    return tell({ state: "lost", words: "the server is newer than this page; load it again" });
+    return showState({ state: "lost", words: "the server is newer than this page; load it again" });
   }
   store.take(snapshot);
   // What comes faster than it can be drawn is drawn once.
@@ -70,7 +70,7 @@ function draw() {
   for (const [spark, field] of sparks) spark.update(store.history.slice(-SPARK_ROWS).map((row) => row[field]));
   tables.update(latest);
   latest = null;
-  // For whoever measures this page.
+  // For measurements of this page.
   if (performance.getEntriesByName("update").length >= MOST_MEASURES) performance.clearMeasures("update");
   performance.measure("update", { start: began, end: performance.now() });
 }
@@ -108,14 +108,14 @@ function choices({ model: shown, models }) {
 
 const SIGNS = { live: "●", connecting: "○", lost: "▲", paused: "‖", refused: "✕" };
 
-function tell({ state, words = "", wait_s = 0, status = 0 }) {
+function showState({ state, words = "", wait_s = 0, status = 0 }) {
   at("connection").dataset.state = state;
   at("top").classList.toggle("shut", state === "refused" || at("content").hidden);
   write("connection-sign", SIGNS[state]);
-  const told = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}` };
+  const labels = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}` };
   // Beside what is read aloud: a countdown is not.
-  write("connection-wait", wait_s ? `asking again in ${wait_s} s` : "");
-  write("connection-words", told[state] ?? "Not let in");
+  write("connection-wait", wait_s ? `retrying in ${wait_s} s` : "");
+  write("connection-words", labels[state] ?? "Not let in");
   at("forget").hidden = !hasKey();
   if (state === "refused") refused(status, words);
 }
@@ -127,7 +127,7 @@ function refused(status, words) {
   at("gate").hidden = false;
   for (const kind of [401, 403, 404]) at(`gate-${kind}`).hidden = kind !== status;
   at("gate-form").hidden = status === 404;
-  write("gate-told", words);
+  write("gate-message", words);
   if (status !== 404) at("admin-key").focus();
 }
 
@@ -150,10 +150,10 @@ function pause(isIt) {
   at("pause").textContent = isIt ? "Go on" : "Pause";
   if (!isIt) return listen();
   watch.stop();
-  return tell({ state: "paused" });
+  return showState({ state: "paused" });
 }
 
-// -- what somebody does -----------------------------------------------------------------------------------------------
+// -- controls ---------------------------------------------------------------------------------------------------------
 
 at("pause").addEventListener("click", () => pause(!isPaused));
 at("model").addEventListener("change", ({ target }) => { if (isPaused) pause(false); choose(target.value); });
@@ -166,14 +166,14 @@ at("gate-form").addEventListener("submit", (event) => {
 at("forget").addEventListener("click", () => {
   setKey("");
   watch.stop();
-  tell({ state: "refused", status: 401, words: "The key is forgotten." });
+  showState({ state: "refused", status: 401, words: "The key is forgotten." });
 });
 at("go-to").addEventListener("submit", (event) => {
   event.preventDefault();
   pool.point(at("block").valueAsNumber);
   block.choose(at("block").valueAsNumber);
 });
-// Nobody looks at a page that is hidden: the server need not draw a picture for it.
+// A hidden page needs no snapshots: the server need not make any for it.
 document.addEventListener("visibilitychange", () => (document.hidden ? watch.stop() : listen()));
 
 function redraw() {

@@ -43,7 +43,7 @@ export function heat(references) {
 
 const tiles = new Map();
 
-/** A filling that can be told apart without its colour: "solid", "stripes", "dots" or "grid". */
+/** A filling that is distinct without its colour: "solid", "stripes", "dots" or "grid". */
 export function filling(context, name, kind) {
   const key = `${name} ${kind} ${css(name)} ${css("card")}`;
   if (kind === "solid") return css(name);
@@ -64,7 +64,7 @@ function tile(name, kind) {
   return made;
 }
 
-/** Follow the system or what somebody chose; `redraw` is called when it changes, and not at first. */
+/** Follow the system's setting or the user's choice; `redraw` is called when it changes, and not at first. */
 export function followTheme(choice, redraw) {
   const change = () => {
     document.documentElement.dataset.theme = choice.value;

@@ -65,7 +65,7 @@ export class Tables {
     const cells = rows.map(([tenant, row]) =>
       [tenant, ...CLASSES.map((one) => (row[one] ? whole(row[one]) : "–")), whole(row.sum)]);
     table(this.at("queue-rows"), cells, 5, ["", "figure", "figure", "figure", "figure"]);
-    this.#empty("queue", !rows.length, "Nobody waits.");
+    this.#empty("queue", !rows.length, "No request is waiting.");
   }
 
   #misses(misses) {

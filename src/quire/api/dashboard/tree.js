@@ -65,7 +65,7 @@ export class TreeMap {
   #describe(at) {
     const { id, num_tokens, num_references, cache_group } = this.#nodes[at], { start } = this.#found.places[at];
     const from = start ? `after ${many(start, "token")}` : "from the beginning";
-    const held = num_references ? `held by ${whole(num_references)}` : "cached, held by nobody";
+    const held = num_references ? `held by ${whole(num_references)}` : "cached, held by none";
     return `${many(num_tokens, "token")} ${from}, ${held}; group ${cache_group ?? "–"}; first block ${whole(id)}`;
   }
 

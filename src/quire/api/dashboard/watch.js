@@ -1,5 +1,5 @@
-// The stream of snapshots: asks for it with the key of this tab, reads its events however they were cut, and asks again
-// after growing waits when it breaks. The key lives in this tab alone.
+// The stream of snapshots: requested with the key of this tab, read however its events were cut, and requested again
+// after growing waits when it breaks. The key is kept in this tab alone.
 
 const KEY = "quire.admin-key";
 const WAITS_S = [0.5, 1, 2, 4, 8, 15];
@@ -19,7 +19,7 @@ export function takeKeyOfAddress() {
   return true;
 }
 
-/** The server answered, and not with what was asked for. */
+/** A response of the server with an error status. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -27,13 +27,13 @@ export class Refused extends Error {
   }
 }
 
-/** One answer of the server that this page came from. */
-export async function ask(path, signal) {
+/** One response of the page's own server. */
+export async function request(path, signal) {
   const key = sessionStorage.getItem(KEY);
   const answer = await fetch(path, { signal, cache: "no-store", headers: key ? { Authorization: `Bearer ${key}` } : {} });
   if (answer.ok) return answer;
-  const told = await answer.json().catch(() => null);
-  throw new Refused(answer.status, told?.error?.message ?? `the server answered ${answer.status}`);
+  const body = await answer.json().catch(() => null);
+  throw new Refused(answer.status, body?.error?.message ?? `the server responded with ${answer.status}`);
 }
 
 /** Takes pieces of a stream of events; gives the name and data of each event that is whole. */
@@ -62,22 +62,22 @@ export class EventReader {
   }
 }
 
-/** How long to wait before asking again, after so many failures; not all pages of a server at once. */
+/** How long to wait before the next request, after so many failures; not all pages of a server at once. */
 export const waitAfter = (failures, random = Math.random) =>
   WAITS_S[Math.min(failures, WAITS_S.length - 1)] * (0.75 + random() / 2);
 
-/** Listens until it is told to stop. `hear` gets snapshots; `tell` gets what the connection is like. */
+/** Runs until it is stopped. `onSnapshot` gets snapshots; `onState` gets the state of the connection. */
 export class Watch {
-  #hear;
-  #tell;
+  #onSnapshot;
+  #onState;
   #stopping = null;
 
-  constructor(hear, tell) {
-    this.#hear = hear;
-    this.#tell = tell;
+  constructor(onSnapshot, onState) {
+    this.#onSnapshot = onSnapshot;
+    this.#onState = onState;
   }
 
-  /** To one model, or to whichever the server thinks of first. Whatever it listened to before is left. */
+  /** Of one model, or of the server's first. The stream before is stopped. */
   start(model) {
     this.stop();
     this.#stopping = new AbortController();
@@ -91,11 +91,11 @@ export class Watch {
 
   async #run(path, stopped) {
     for (let failures = 0; !stopped.aborted; failures += 1) {
-      this.#tell({ state: "connecting" });
+      this.#onState({ state: "connecting" });
       const reason = await this.#listen(path, stopped, () => { failures = 0; }).catch((error) => error);
       if (stopped.aborted) return;
       if (reason instanceof Refused && [401, 403, 404].includes(reason.status)) {
-        this.#tell({ state: "refused", status: reason.status, words: reason.message });
+        this.#onState({ state: "refused", status: reason.status, words: reason.message });
         return;
       }
       await this.#wait(waitAfter(failures), reason.message, stopped);
@@ -106,7 +106,7 @@ export class Watch {
     const silent = new AbortController();
     let timer = setTimeout(() => silent.abort(new Error("the server is silent")), SILENCE_MS);
     try {
-      const answer = await ask(path, AbortSignal.any([stopped, silent.signal]));
+      const answer = await request(path, AbortSignal.any([stopped, silent.signal]));
       const events = new EventReader(), reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
       for (let read = await reader.read(); !read.done; read = await reader.read()) {
         clearTimeout(timer);
@@ -114,8 +114,8 @@ export class Watch {
         const snapshots = events.read(read.value).filter((event) => event.name === "snapshot");
         if (!snapshots.length || stopped.aborted) continue;
         succeed();
-        for (const { data } of snapshots) this.#hear(JSON.parse(data));
-        if (!stopped.aborted) this.#tell({ state: "live" });
+        for (const { data } of snapshots) this.#onSnapshot(JSON.parse(data));
+        if (!stopped.aborted) this.#onState({ state: "live" });
       }
     } finally {
       clearTimeout(timer);
@@ -126,7 +126,7 @@ export class Watch {
   async #wait(seconds, words, stopped) {
     const end = performance.now() + 1000 * seconds;
     for (let left = seconds; left > 0 && !stopped.aborted; left = (end - performance.now()) / 1000) {
-      this.#tell({ state: "lost", words, wait_s: Math.ceil(left) });
+      this.#onState({ state: "lost", words, wait_s: Math.ceil(left) });
       await new Promise((resolve) => { setTimeout(resolve, 1000 * Math.min(left, 1)); });
     }
   }

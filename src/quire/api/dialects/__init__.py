@@ -1,1 +1,1 @@
-"""APIs and their own shapes, events and errors: what a dialect is, and how any of them is answered."""
+"""APIs and their own schemas, events and errors: what a dialect is, and how requests in any of them are served."""

@@ -1,10 +1,10 @@
-"""From a body to an answer, for any dialect: read, ask, and send, while watching whether anybody is still there.
+"""From a body to a response, for any dialect: read, submit, and send, while watching whether the client disconnects.
 
-    (a body that was charged) ─► question ─► settle the charge ─► ask ─► pieces ─► the dialect's bytes
+    (a body that was charged) ─► generation ─► settle the charge ─► submit ─► pieces ─► the dialect's bytes
 
-Headers are sent with the first bytes of the dialect's writer. Until then whatever goes wrong has a status of its own;
-afterwards it is a part of the stream. So keep-alives begin then, too: the first of them would open the stream, and take
-their status from all errors of a long queue or a long prompt.
+Headers are sent with the first bytes of the dialect's writer. Until then any error has a status of its own; afterwards
+it is a part of the stream. So keep-alives begin then, too: the first of them would open the stream, and deprive all
+errors of a long queue or a long prompt of their status.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, RunBeside, known
+from quire.api.dialects.body_answers import BodyRequest, BodyResponse, RunBeside, checked_names
 from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.http.body import ClientGoneError, parse_object
@@ -29,7 +29,7 @@ from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.request_record import RequestRecord, figures_of
 from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
 from quire.api.models.registry import ModelEntry, within_context
-from quire.api.prefix.reuse_notes import AnswerNames, ReuseNotes
+from quire.api.prefix.reuse_notes import AnswerIdentity, CacheReport
 from quire.client.engines.client import EngineClient
 from quire.client.reply.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply.reply import Reply
@@ -41,29 +41,29 @@ from quire.errors import WorkBudgetError
 LOG = logging.getLogger("quire.api")
 
 
-class Answering(BodyAnswer):
-    """A question to a model, in any dialect."""
+class GenerationResponse(BodyResponse):
+    """The response of a model, in any dialect."""
 
     def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
         super().__init__(admission, caller)
         self._dialect = dialect
-        self._asked: tuple[Any, Address] | None = None
-        """The fields of a body that was looked at, and whom they ask."""
+        self._early_fields: tuple[Any, Address] | None = None
+        """Of a small body, with the model they address."""
 
-    def look(self, body: bytes, record: RequestRecord) -> None:
-        """A small body is read, and turned away if the model's queue would: before anything is made for it."""
+    def check_early(self, body: bytes, record: RequestRecord) -> None:
+        """Parse a small body, and refuse it at once if the model's queue would."""
         if len(body) <= ON_LOOP_BYTES:
-            self._asked = self._addressed(self._parsed(body, record), record)
+            self._early_fields = self._addressed(self._parsed(body, record), record)
 
     async def answer(self, call: BodyRequest) -> None:
-        """Ask, and send what comes."""
+        """Submit the requests, and send what comes."""
         head = StreamHead(call.send, self.limits())
         try:
             async with AsyncExitStack() as stack:
                 async with call.record.entering():
-                    fields, at = self._asked or await self._read(call)
+                    fields, at = self._early_fields or await self._read(call)
                     client = await self._come(at, head, stack)
-                    generation = await self._question(fields, self._target(at, client), call.record)
+                    generation = await self._generation(fields, self._target(at, client), call.record)
                 await self._answer(generation, call, head)
         except (ReaderStuckError, ClientGoneError):
             raise
@@ -77,7 +77,7 @@ class Answering(BodyAnswer):
         return Target.of(at, client, self._admission.settings.stable_prefix)
 
     async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
-        """The model, once it is here; it stays until the stack is left. A stream hears that it is not forgotten."""
+        """The model, once it is loaded; it stays until the stack is left. A stream gets keep-alives meanwhile."""
         coming = stack.enter_async_context(self._admission.models.using(at.model, self._caller.tenant))
         if at.model.engine_client is not None or not at.is_streamed:
             return await coming
@@ -88,16 +88,16 @@ class Answering(BodyAnswer):
         call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
         clock = TokenClock(generation.to.model, record, call.bill)
         to = generation.to
-        names = AnswerNames(generation.writer.answer_id, generation.parts, to.text.tokenizer, to.removed)
-        notes = ReuseNotes(self._admission, record, names)
+        names = AnswerIdentity(generation.writer.answer_id, generation.parts, to.text.tokenizer, to.removed)
+        notes = CacheReport(self._admission, record, names)
         try:
-            self._ask(generation, record)
+            self._submit(generation, record)
             with within_context(generation.to.text.max_sequence_tokens):
                 await self._send(generation, call, Sending(clock, head, notes))
         finally:
             notes.close()
-            for asked in record.asked:
-                asked.close()
+            for handle in record.handles:
+                handle.close()
             clock.close()
             # What the engine refused or displaced never ran: its zeros would make every latency look good.
             if record.is_let_in and not record.is_displaced:
@@ -106,41 +106,41 @@ class Answering(BodyAnswer):
     async def _read(self, call: BodyRequest) -> tuple[Any, Address]:
         return self._addressed(await self.run(lambda: self._parsed(call.body, call.record)), call.record)
 
-    async def _question(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
+    async def _generation(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
         generation = await self.run(lambda: self._made(fields, to, record))
         record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
         record.num_answers = generation.params.n * len(generation.prompts)
         return generation
 
     def _parsed(self, body: bytes, record: RequestRecord) -> Any:
-        return self._dialect.parse(known(parse_object(body), self._dialect.names, record))
+        return self._dialect.parse(checked_names(parse_object(body), self._dialect.names, record))
 
     def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Address]:
-        """Whom it asks, unless its queue has said that it takes no more of this tenant and class."""
+        """The model it addresses. Raises if the queue takes no more of this tenant and class."""
         models = self._admission.models
         at = self._dialect.address(fields, models, self._caller, record.headers)
         models.check_waiting(at.model, self._caller.tenant)
         client = at.model.engine_client
-        if client is not None and not record.is_promised:
+        if client is not None and not record.has_reservation:
             client.check_room(self._caller.tenant, at.priority.value)
         record.model, record.priority = at.model.name, at.priority.value
         return fields, at
 
     def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
-        """The question with the requests it comes to. Beside the event loop: lists in it may be long."""
+        """The generation with its requests. Runs beside the event loop: its lists may be long."""
         with within_context(to.text.max_sequence_tokens):
             generation = self._dialect.generation(fields, to)
-            options = to.options | RequestOptions(is_promised=record.is_promised, explain=True)
+            options = to.options | RequestOptions(has_reservation=record.has_reservation, explain=True)
             requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
             return replace(generation, requests=requests)
 
-    def _ask(self, generation: GenerationRequest, record: RequestRecord) -> None:
+    def _submit(self, generation: GenerationRequest, record: RequestRecord) -> None:
         budget = self._admission.text_pool.budget
         for request in generation.requests:
-            record.asked.append(generation.to.client.submit(request, generation.params, budget))
+            record.handles.append(generation.to.client.submit(request, generation.params, budget))
 
     async def _send(self, generation: GenerationRequest, call: BodyRequest, beside: "Sending") -> None:
-        with Batches(call.record.asked) as batches:
+        with Batches(call.record.handles) as batches:
             if generation.is_streamed:
                 await Streaming(generation, call, beside, self.run).run(batches)
             else:
@@ -154,10 +154,10 @@ class Answering(BodyAnswer):
             beside.clock.tick(batch)
             if beside.notes.is_waiting:
                 beside.notes.take()
-            check_finishes(batch, [asked.reply for asked in record.asked])
+            check_finishes(batch, [handle.reply for handle in record.handles])
         if (keep := generation.keep) is not None:
-            await self.run(lambda: keep([asked.reply for asked in record.asked]))
-        num_bytes = sum(piece.num_bytes for asked in record.asked for piece in asked.reply.pieces)
+            await self.run(lambda: keep([handle.reply for handle in record.handles]))
+        num_bytes = sum(piece.num_bytes for handle in record.handles for piece in handle.reply.pieces)
         num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
         data = await self.sized(num_bytes, lambda: whole_answer(generation, record))
         headers = [*self.limits(), *beside.notes.headers]
@@ -165,7 +165,7 @@ class Answering(BodyAnswer):
 
 
 class StreamHead:
-    """What a stream begins with, sent once: with its first bytes, or while its model is still being loaded."""
+    """The head of a stream, sent once: with its first bytes, or while its model is still being loaded."""
 
     def __init__(self, send: Send, limits: Sequence[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -176,7 +176,7 @@ class StreamHead:
     async def write(
         self, data: bytes, headers: Sequence[tuple[bytes, bytes]] = HEADERS, *, is_last: bool = False
     ) -> None:
-        """Hand it to the socket; waits while the reader is behind."""
+        """Write to the socket; waits while the client reads too slowly."""
         if not self.is_open:
             self.is_open = True
             await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._limits]})
@@ -184,7 +184,7 @@ class StreamHead:
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     async def kept_alive(self, coming: Awaitable[EngineClient]) -> EngineClient:
-        """Wait for it; who waits long hears a comment, which every reader of event streams passes over."""
+        """Wait for the model; during a long wait send comments, which clients of event streams ignore."""
         waiting = asyncio.ensure_future(coming)
         try:
             while not (await asyncio.wait({waiting}, timeout=STREAM_SILENT_S))[0]:
@@ -196,21 +196,21 @@ class StreamHead:
                 await asyncio.gather(waiting, return_exceptions=True)
 
     async def end_with(self, error: Exception, record: RequestRecord) -> None:
-        """An error that came before anything was said."""
+        """End the stream with an error that came before the dialect's first bytes."""
         refusal = api_error_of(error, record.request_id)
         if refusal.status == 500:
-            LOG.error("stream %s broke", record.request_id, exc_info=error)
+            LOG.error("stream %s failed", record.request_id, exc_info=error)
         record.error = refusal.code
         await self.write(SERVER_ERRORS.at(record.path).event(refusal), is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What goes on beside an answer that is sent."""
+    """What accompanies a response while it is sent."""
 
     clock: "TokenClock"
     head: StreamHead
-    notes: ReuseNotes
+    notes: CacheReport
 
 
 class Streaming:
@@ -224,10 +224,10 @@ class Streaming:
         self._record = call.record
         self._clock, self._head, self._notes = beside.clock, beside.head, beside.notes
         self._run_beside = run_beside
-        self._replies: list[Reply] = [asked.reply for asked in call.record.asked]
+        self._replies: list[Reply] = [handle.reply for handle in call.record.handles]
         self._begun: set[int] = set()
         """Prompts whose answers have begun."""
-        self._has_said = False
+        self._has_written = False
 
     async def run(self, batches: "Batches") -> None:
         """All pieces, then the end; an error after the first bytes is part of the stream."""
@@ -245,26 +245,26 @@ class Streaming:
         except (ReaderStuckError, asyncio.CancelledError):
             raise
         except Exception as error:
-            if not self._has_said:
+            if not self._has_written:
                 raise
             refusal = api_error_of(error, self._record.request_id)
             if refusal.status == 500:
-                LOG.exception("stream %s broke", self._record.request_id)
+                LOG.exception("stream %s failed", self._record.request_id)
             self._record.error = refusal.code
             await self._write(self._writer.error(refusal), is_last=True)
 
     async def _data(self, batch: PieceBatch) -> bytes:
-        """What a batch adds; a pause is filled once the stream is open. Called without detours: it is every token's
-        way out."""
+        """The bytes that a batch adds; in a pause a keep-alive, once the stream is open. Runs for every token, so it
+        is short."""
         if not batch:
-            return self._writer.keep_alive if self._has_said else b""
+            return self._writer.keep_alive if self._has_written else b""
         check_finishes(batch, self._replies)
         if self._num_bytes(batch) <= ON_LOOP_BYTES:
             return self._writer.pieces(self._replies, batch)
         return await self._run_beside(lambda: self._writer.pieces(self._replies, batch))
 
     def _num_bytes(self, batch: PieceBatch) -> int:
-        """About how much there is to write: the pieces, and what is said of a prompt before its first."""
+        """About how many bytes there are to write: the pieces, and before the first of a prompt its own tokens."""
         num_bytes = sum([piece.num_bytes for _, piece in batch])
         if len(self._begun) < len(self._replies):
             self._begun.update(prompt_index for prompt_index, _ in batch)
@@ -272,17 +272,17 @@ class Streaming:
         return num_bytes
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Hand it to the socket. The first bytes open the stream, if it is not open."""
+        """Write to the socket. The first bytes open the stream, if it is not open."""
         headers = self._writer.stream_headers
-        if not self._has_said:
+        if not self._has_written:
             data = self._writer.begin(self._replies) + data
             headers = (*headers, *self._notes.headers)
-            self._has_said = True
+            self._has_written = True
         await self._head.write(data, headers, is_last=is_last)
 
 
 class TokenClock:
-    """Tokens as they come: counted, charged, and how long they take to follow one another, as the server sees it."""
+    """Counts and charges tokens as they come, and measures the gaps between them."""
 
     def __init__(self, model: ModelEntry, record: RequestRecord, bill: Bill) -> None:
         self._record = record
@@ -320,19 +320,19 @@ class TokenClock:
 
 
 class Batches:
-    """All that came for any of a request's prompts, with each prompt's index, until all are answered.
+    """All that came for any of a request's prompts, with each prompt's index, until all are done.
 
     A batch is empty when nothing has come for STREAM_SILENT_S. There is one timer for a request, not one for each wait.
     """
 
-    def __init__(self, asked: Sequence[RequestHandle]) -> None:
-        self._asked = asked
+    def __init__(self, handles: Sequence[RequestHandle]) -> None:
+        self._handles = handles
         self._ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._came_s = self._loop.time()
         self._is_silent = False
-        self._timer = self._loop.call_later(STREAM_SILENT_S, self._look)
-        for one in asked:
+        self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
+        for one in handles:
             one.wake(self._ready)
 
     def __enter__(self) -> "Batches":
@@ -345,12 +345,12 @@ class Batches:
         return self
 
     async def __anext__(self) -> PieceBatch:
-        """What came since the last time. Raises what a stream ended by, once all of it was taken."""
+        """What came since the last call. Raises a stream's error once all its pieces were taken."""
         while True:
             if not self._ready.is_set() and not self._is_over:
                 await self._ready.wait()
             self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self._asked) for piece in one.take()]
+            batch = [(at, piece) for at, one in enumerate(self._handles) for piece in one.take()]
             if batch or self._is_silent:
                 self._came_s, self._is_silent = self._loop.time(), False
                 return batch
@@ -359,49 +359,50 @@ class Batches:
 
     @property
     def _is_over(self) -> bool:
-        return all(one.is_over for one in self._asked)
+        return all(one.is_over for one in self._handles)
 
-    def _look(self) -> None:
-        """Nothing has come for long, or it is not long yet."""
+    def _check_silence(self) -> None:
+        """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
         left_s = self._came_s + STREAM_SILENT_S - self._loop.time()
         if left_s <= 0:
             self._is_silent, left_s = True, STREAM_SILENT_S
             self._ready.set()
-        self._timer = self._loop.call_later(left_s, self._look)
+        self._timer = self._loop.call_later(left_s, self._check_silence)
 
 
 def whole_answer(generation: GenerationRequest, record: RequestRecord) -> bytes:
     """All answers at once."""
-    return generation.writer.whole([asked.reply for asked in record.asked])
+    return generation.writer.whole([handle.reply for handle in record.handles])
 
 
 def prompt_bytes(generation: GenerationRequest, num_prompt_tokens: int) -> int:
-    """About how much there is to say of the prompts themselves."""
-    wanted = generation.params.prompt_logprobs
-    return 0 if wanted is None else LOGPROB_BYTES * num_prompt_tokens * (1 + wanted) * generation.params.n
+    """About how many bytes the log-probabilities of the prompts take."""
+    num_top = generation.params.prompt_logprobs
+    return 0 if num_top is None else LOGPROB_BYTES * num_prompt_tokens * (1 + num_top) * generation.params.n
 
 
 def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:
-    """Raise for an answer that ended as none."""
+    """Raise for an answer that ended with an error."""
     for prompt_index, piece in batch:
         if piece.finish_reason is not None:
             check_finish(piece, replies[prompt_index])
 
 
 def check_finish(piece: Piece, reply: Reply) -> None:
-    """Some ends are no answers."""
+    """Raise if the last piece ended its answer with an error."""
     if reply.work_error is not None and piece.error is not None:
         LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
         raise reply.work_error
     if piece.error in UNSATISFIABLE:
         raise invalid(f"the request contradicts itself: {piece.error}")
     if piece.error is not None and piece.error.startswith(GRAMMAR_FAILED):
-        raise invalid(f"{piece.error}; say it with fewer rules")
+        raise invalid(f"{piece.error}; use fewer rules")
     if piece.error is not None and piece.error.startswith(WORK_CUT):
         LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
         raise invalid(piece.error, code=WorkBudgetError.code)
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
-        raise ApiError(500, "model_error", "the model could not compute this request; ask in other words")
+        message = "the model produced invalid values for this request; try a different prompt"
+        raise ApiError(500, "model_error", message)
     if piece.finish_reason == "deadline" and not reply.num_tokens:
-        raise ApiError(503, "request_timeout", "the request was not done in time; try again", retry_after_s=10)
+        raise ApiError(503, "request_timeout", "the request did not finish in time; try again", retry_after_s=10)

@@ -1,9 +1,9 @@
-"""What every answer to a body has in common, whatever it is asked: a place, the body, the charge, a client who stays.
+"""What all responses to a body have in common: a place, the body, the charge, and an end if the client disconnects.
 
     place ─► body ─► charge ─► answer
-                     └─ ends when the client goes away ─┘
+                     └─ ends when the client disconnects ─┘
 
-A route that takes a body makes one of these. `Answering` asks a model; `TextAnswering` works on text alone.
+A route that takes a body makes one of these. `GenerationResponse` runs a model; `TextResponse` only processes text.
 """
 
 from collections.abc import Awaitable, Callable
@@ -27,10 +27,10 @@ TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
 
 
 class RunBeside(Protocol):
-    """Does work beside the event loop."""
+    """Runs work beside the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
-        """What it comes to."""
+        """The result of the work."""
         ...
 
 
@@ -44,7 +44,7 @@ class BodyRequest:
     send: Send
 
 
-class BodyAnswer(Response):
+class BodyResponse(Response):
     """An ASGI response that is made while it is sent."""
 
     background = None
@@ -54,26 +54,26 @@ class BodyAnswer(Response):
         self._caller = caller
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer; whatever happens, nothing is left running."""
+        """Send the response; nothing is left running, however it ends."""
         record: RequestRecord = scope["quire.record"]
         try:
             with self._admission.admit(record, self._caller):
                 body = await self._admission.body(record, self._caller, receive)
                 with self._admission.billed(self._caller, record, len(body)) as bill:
-                    self.look(body, record)
+                    self.check_early(body, record)
                     await while_client_stays(receive, self.answer(BodyRequest(body, record, bill, send)))
         except ClientGoneError:
             record.is_cut = True
 
-    def look(self, body: bytes, record: RequestRecord) -> None:
-        """Refuse what can be refused at a glance: nothing has been begun for it yet."""
+    def check_early(self, body: bytes, record: RequestRecord) -> None:
+        """Refuse what can be refused cheaply, before any work is begun."""
 
     async def answer(self, call: BodyRequest) -> None:
-        """Send the whole answer."""
+        """Send the whole response."""
         raise NotImplementedError
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Text is worked on beside the event loop, in the caller's own turn."""
+        """Process text beside the event loop, in the tenant's own turn."""
         return await self._admission.text_pool.run(self._caller.tenant, work)
 
     async def sized(self, num_bytes: int, work: Callable[[], T]) -> T:
@@ -81,11 +81,11 @@ class BodyAnswer(Response):
         return work() if num_bytes <= ON_LOOP_BYTES else await self.run(work)
 
     def limits(self) -> list[tuple[bytes, bytes]]:
-        """Headers that say what the key has left."""
+        """Headers with the rest of the key's quota."""
         return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
 
 
-class TextAnswering(BodyAnswer):
+class TextResponse(BodyResponse):
     """Work without a model: it takes a place, and is charged for its bytes."""
 
     def __init__(self, admission: Admission, caller: Caller, names: FieldNames, answer: TextAnswer) -> None:
@@ -96,13 +96,16 @@ class TextAnswering(BodyAnswer):
     async def answer(self, call: BodyRequest) -> None:
         """One JSON object."""
         async with call.record.entering():
-            fields = await self.sized(len(call.body), lambda: known(parse_object(call.body), self._names, call.record))
+            fields = await self.sized(len(call.body), lambda: self._fields_of(call))
             data = await self._answer(fields, self._admission, self._caller)
         await send_whole(call.send, data, self.limits())
 
+    def _fields_of(self, call: BodyRequest) -> dict[str, Any]:
+        return checked_names(parse_object(call.body), self._names, call.record)
 
-def known(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
-    """The same body; what of it no dialect reads will stand in the answer's head. Raises ApiError for what is
-    misspelt."""
+
+def checked_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
+    """The same body; names that no dialect reads are recorded for a response header. Raises ApiError for misspelt
+    ones."""
     record.ignored = ignored_names(body, names)
     return body

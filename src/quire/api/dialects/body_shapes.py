@@ -1,4 +1,4 @@
-"""What the shapes of all dialects' bodies are made of, and what is said of a body that has another shape."""
+"""What the schemas of all dialects' bodies are made of, and the error for a body that does not match."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quire.api.http.errors import ApiError, invalid
 
-# A list of a million mistakes must not become a million complaints: the first is enough.
+# A list of a million mistakes must not become a million errors: the first is enough.
 Ints = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Lists = Annotated[list[Ints], Field(fail_fast=True)]
@@ -14,13 +14,13 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Loose(BaseModel):
-    """Known fields checked; unknown ones were judged before."""
+    """Known fields are checked; unknown ones were checked before."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
 def validated(shape: type[Any], body: dict[str, Any]) -> Any:
-    """The fields of a body, or what is wrong with the first of them."""
+    """The fields of a body. Raises ApiError for the first invalid one."""
     try:
         return shape.model_validate(body)
     except ValidationError as error:

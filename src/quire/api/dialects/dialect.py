@@ -1,8 +1,8 @@
-"""What an API brings to be served: how its bodies become requests, and which bytes tell its clients of the answers.
+"""What an API provides: how its bodies become requests, and which bytes its clients receive.
 
-A dialect is a folder beside this file. `answering.py` does the rest, for all of them alike: it knows pieces and ends,
-asks models and sends bytes, and never looks into them. How a dialect spells errors that come before its stream stands
-in `error_formats.py`.
+A dialect is a folder beside this file. `answering.py` does the rest, for all of them alike: it handles pieces and ends,
+submits requests and sends bytes, and never reads them. The formats of errors that come before a stream are in
+`error_formats.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +31,10 @@ PieceBatch = Sequence[tuple[int, Piece]]
 
 
 class ResponseWriter(Protocol):
-    """The bytes that tell of the answers to one request. There is one for each request, and it may remember.
+    """Writes the response to one request. There is one for each request, and it may keep state.
 
-    `replies` has an entry for each prompt: all that is known of its answers so far. What is long is written beside the
-    event loop, one call at a time.
+    `replies` has an entry for each prompt, with its answers so far. Long output is written beside the event loop, one
+    call at a time.
     """
 
     @property
@@ -49,25 +49,25 @@ class ResponseWriter(Protocol):
 
     @property
     def answer_id(self) -> str:
-        """What the answer calls itself; empty where it has no name."""
+        """The id of the response; empty where it has none."""
         ...
 
     @property
     def keep_alive(self) -> bytes:
-        """What says nothing. Sent while an open stream waits for its next piece, so that nobody takes it for dead."""
+        """Bytes without content, sent while an open stream waits for its next piece, so that no proxy cuts it."""
         ...
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """What stands before everything else in a stream. Sent with the first bytes there are: before them nothing is
-        open, so that an error has a status of its own."""
+        """The beginning of a stream. Sent with the first piece: before that nothing is open, so that an error has a
+        status of its own."""
         ...
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """What these pieces add to a stream; empty if they show nothing. Called once for all that came together."""
+        """What these pieces add to a stream; may be empty. Called once for all that came together."""
         ...
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """The last bytes of a stream in which all was said, with what it cost where that is told."""
+        """The last bytes of a complete stream, with usage where it was requested."""
         ...
 
     def error(self, error: ApiError) -> bytes:
@@ -75,13 +75,13 @@ class ResponseWriter(Protocol):
         ...
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All answers at once, with what they cost."""
+        """All answers at once, with usage."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Which model is asked, by whom, how urgently. The model may not be here yet."""
+    """The model, tenant and priority of a request. The model may not be loaded yet."""
 
     model: ModelEntry
     options: RequestOptions
@@ -89,13 +89,13 @@ class Address:
 
     @property
     def priority(self) -> PriorityClass:
-        """How urgently."""
+        """The class of the request."""
         return PriorityClass(self.options.get("priority", PriorityClass.NORMAL))
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The same with the model itself, which is here until the answer is sent."""
+    """The same with the loaded model, which stays until the response is sent."""
 
     model: ModelEntry
     options: RequestOptions
@@ -104,16 +104,16 @@ class Target:
     priority: PriorityClass
     stable_prefix: StablePrefix = NOTHING_LISTED
     removed: list[RemovedLine] = field(default_factory=list)
-    """Lines that were taken out of its system texts, for whoever tells them."""
+    """Lines that were removed from its system texts, for a response header."""
 
     @classmethod
     def of(cls, address: Address, client: EngineClient, stable_prefix: StablePrefix) -> "Target":
-        """Looked up once."""
+        """For an address whose model is loaded."""
         return cls(address.model, address.options, client, client.text, address.priority, stable_prefix)
 
     def stable(self, messages: Messages) -> Messages:
-        """A conversation without the lines that the operator has taken out. Every dialect asks it before a template
-        sees the messages."""
+        """A conversation without the lines that the operator removes. Every dialect calls this before it renders a
+        template."""
         cleaned = self.stable_prefix.cleaned(messages)
         self.removed.extend(cleaned.removed)
         if isinstance(messages, NumberedMessages):
@@ -122,7 +122,7 @@ class Target:
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """Everything that has to be known to answer."""
+    """All that is needed to run a request and write its response."""
 
     to: Target
     prompts: Sequence[list[int]]
@@ -134,11 +134,11 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     parts: Sequence[PromptParts] = ()
     """Where in each prompt its client's messages and tools lie, of one that is made of such."""
     keep: Callable[[Sequence[Reply]], None] | None = None
-    """Called beside the event loop when all is said, before the last bytes: who has these may go on with it."""
+    """Called beside the event loop before the last bytes: a client that has these may continue the conversation."""
 
 
 class Dialect(Protocol):
-    """Makes requests out of bodies."""
+    """Turns bodies into requests."""
 
     @property
     def names(self) -> FieldNames:
@@ -150,9 +150,9 @@ class Dialect(Protocol):
         ...
 
     def address(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom these fields ask, and in whose name. Cheap: whoever finds the house full is told after this."""
+        """The model, tenant and priority of these fields. Cheap: a full queue refuses the request right after."""
         ...
 
     def generation(self, fields: Any, to: Target) -> GenerationRequest:
-        """What these fields ask, in tokens. Runs beside the event loop, however small it is."""
+        """The prompts in tokens, and their parameters. Runs beside the event loop, however small it is."""
         ...

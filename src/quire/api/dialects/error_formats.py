@@ -1,7 +1,7 @@
-"""Which API spells an error by the path it was met at: a client understands one shape, wherever its request went wrong.
+"""The error format of each path: a client gets errors in its own API's format, wherever its request failed.
 
-An unknown key, a foreign web page and a path that leads nowhere are found before a route, and hence a dialect, is. Here
-stands who owns which paths; the OpenAI API has all the rest, the operator's socket and what is no HTTP among it.
+An unknown key, a foreign web page and an unknown path are found before a route, and hence a dialect, is. So formats are
+chosen by path; the OpenAI format is for all the rest, the operator's socket and invalid HTTP included.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class ErrorFormats:
     """Of APIs that own a path and all below it."""
 
     def at(self, path: str) -> ErrorFormat:
-        """How an error is spelled to whoever asked at this path."""
+        """The error format for requests to this path."""
         owners = (one for owned, one in self.by_path.items() if path == owned or path.startswith(f"{owned}/"))
         return next(owners, self.default)
 

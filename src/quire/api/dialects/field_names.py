@@ -1,7 +1,7 @@
-"""The names that a body may have: what is sent is done, refused, or named in the answer's head. Pure.
+"""The names that a body may have: a field is read, refused, or named in a response header. Pure.
 
 read by the dialect                    done, or refused by name
-known of other servers and SDKs        ignored, and named
+used by other servers and SDKs         ignored, and named
 five letters or more, and one edit     refused, with the name that was meant
 from a name that is read
 any other                              ignored, and named
@@ -34,7 +34,7 @@ class FieldNames:
     """Objects whose `type` is none of these are left out whole, as tools that the server does not run. Empty: all are
     read."""
     is_open: bool = False
-    """What else there is goes on to where it may be read or refused, such as a chat template: it is not ignored."""
+    """Other fields are passed on to where they are read or refused, such as a chat template: they are not ignored."""
 
 
 def names(words: str, **nested: FieldNames) -> FieldNames:
@@ -43,20 +43,20 @@ def names(words: str, **nested: FieldNames) -> FieldNames:
 
 
 def ignored_names(body: Mapping[str, Any], allowed: FieldNames) -> tuple[str, ...]:
-    """What of a body no dialect reads, with dots where it stands nested. Raises ApiError for what is misspelt."""
+    """The fields of a body that no dialect reads, nested ones with dots. Raises ApiError for a misspelt one."""
     found: dict[str, None] = {}
-    _look(body, allowed, "", found)
+    _collect(body, allowed, "", found)
     return tuple(found)
 
 
-def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[str, None]) -> None:
+def _collect(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[str, None]) -> None:
     if allowed.types and (kind := body.get("type")) not in allowed.types:
         if not allowed.is_open:
             _add(f"{where}type={shortened(kind)}", found)
         return
     for name, value in body.items():
         if name in allowed.read:
-            _look_nested(value, allowed.nested.get(name), f"{where}{name}.", found)
+            _collect_nested(value, allowed.nested.get(name), f"{where}{name}.", found)
             continue
         path = where + name
         if path in found:
@@ -70,24 +70,24 @@ def _look(body: Mapping[str, Any], allowed: FieldNames, where: str, found: dict[
 def _add(path: str, found: dict[str, None]) -> None:
     found[path] = None
     if len(found) > MAX_IGNORED:
-        raise invalid(f"a body may have {MAX_IGNORED} parameters that are not known here; leave some out", "body")
+        raise invalid(f"expected at most {MAX_IGNORED} unknown parameters in a request body; leave some out", "body")
 
 
-def _look_nested(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:
+def _collect_nested(value: Any, allowed: FieldNames | None, where: str, found: dict[str, None]) -> None:
     if allowed is None:
         return
     for one in value if isinstance(value, list) else (value,):
         if isinstance(one, Mapping):
-            _look(one, allowed, where, found)
+            _collect(one, allowed, where, found)
 
 
 def _misspelt(path: str, meant: str) -> ApiError:
-    message = f"expected a parameter that is known, got {shortened(path)}; say {meant}, or leave it out"
+    message = f"expected a known parameter, got {shortened(path)}; use {meant}, or leave it out"
     return invalid(message, path[:100], "unknown_parameter")
 
 
 def _meant(name: str, read: Iterable[str]) -> str | None:
-    """The name that a writer meant who made one mistake."""
+    """The name that is one edit away, if there is one."""
     if len(name) < LEAST_CHARS or name in ALL_FOREIGN:
         return None
     return min((one for one in read if is_one_edit(name, one)), default=None)
@@ -108,7 +108,7 @@ def is_one_edit(one: str, other: str) -> bool:
 
 
 def ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...]:
-    """What an answer's head says of them: all names, as far as there is room."""
+    """The response header with all these names, as far as there is room."""
     if not ignored:
         return ()
     shown, num_chars = list[str](), 0

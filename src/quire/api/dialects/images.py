@@ -22,7 +22,7 @@ class Images:
     def text_for(self, kind: str) -> str:
         """What stands in a picture's place."""
         if not self.are_dropped:
-            raise unsupported(kind, "the models here read text; start the server with --drop-images to leave it out")
+            raise unsupported(kind, "the models here accept only text; start the server with --drop-images to drop it")
         return LEFT_OUT
 
 

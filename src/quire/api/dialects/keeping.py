@@ -1,4 +1,4 @@
-"""A conversation and its answer to the store, in the form that all dialects share."""
+"""Puts a conversation and its answer into the store, in the form that all dialects share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -9,14 +9,14 @@ from quire.client.reply.reply import Reply
 
 
 class KeptAnswer(Protocol):
-    """An answer that says whether it is kept, and can be read back."""
+    """A response that reports whether it is stored, and can be read back."""
 
     def finished(self, reply: Reply) -> dict[str, Any]:
-        """As its client gets it in the end."""
+        """The response as its client gets it in the end."""
         ...
 
     def not_kept(self) -> None:
-        """The disk took no more: the answer is good, and going on with it will be refused."""
+        """The disk is full: the response is complete, but cannot be continued."""
         ...
 
 
@@ -24,22 +24,22 @@ def keeping(
     store: ConversationStore,
     tenant: str,
     answer_id: str,
-    said: KeptConversation,
-    answered: Callable[[Answer], Sequence[dict[str, Any]]],
+    conversation: KeptConversation,
+    to_messages: Callable[[Answer], Sequence[dict[str, Any]]],
     writer: KeptAnswer | None = None,
 ) -> Callable[[Sequence[Reply]], None]:
-    """What keeps a conversation under the id of its answer, once that is there; with the answer as its client gets it,
-    where it is to be read back.
+    """A function that stores a conversation under the id of its answer, once that is complete; with the response as
+    its client gets it, where it is to be read back.
 
-    `answered` are the messages that a client would send back of an answer: who goes on by an id must find the same
-    conversation as who sends all of it.
+    `to_messages` returns the messages that a client would send back of an answer: a client that continues by an id must
+    get the same conversation as one that sends all of it.
     """
 
     def keep(replies: Sequence[Reply]) -> None:
         (reply,) = replies
         (answer,) = reply.completion().answers
-        messages = [*said.messages, *answered(answer)]
-        kept = KeptConversation(messages, said.fields, {} if writer is None else writer.finished(reply))
+        messages = [*conversation.messages, *to_messages(answer)]
+        kept = KeptConversation(messages, conversation.fields, {} if writer is None else writer.finished(reply))
         if not store.keep(tenant, answer_id, kept) and writer is not None:
             writer.not_kept()
 

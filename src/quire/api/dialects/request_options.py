@@ -1,4 +1,4 @@
-"""In whose name a request is made, how urgently, and with whom it shares blocks: the same in all dialects."""
+"""Tenant, priority and cache group of a request: the same in all dialects."""
 
 import hashlib
 
@@ -13,12 +13,12 @@ URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 CLASS_HEADER = "x-vllm-priority"
 
 
-def asked_class(headers: Headers, number: int | None, otherwise: PriorityClass) -> PriorityClass:
+def requested_class(headers: Headers, number: int | None, otherwise: PriorityClass) -> PriorityClass:
     """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
     header = headers.get(CLASS_HEADER)
-    given = int(header) if header is not None and _is_whole(header) else number or 0
-    if given:
-        return PriorityClass.HIGH if given < 0 else PriorityClass.LOW
+    level = int(header) if header is not None and _is_whole(header) else number or 0
+    if level:
+        return PriorityClass.HIGH if level < 0 else PriorityClass.LOW
     return otherwise
 
 
@@ -26,22 +26,21 @@ def _is_whole(header: str) -> bool:
     return header.removeprefix("-").isdecimal() and len(header) < 12
 
 
-def request_options(caller: Caller, wanted: PriorityClass, salt: str | None = None) -> RequestOptions:
-    """What is said of a request beside what it asks. Never more urgent than the key's ceiling."""
+def request_options(caller: Caller, requested: PriorityClass, salt: str | None = None) -> RequestOptions:
+    """Options of a request beside its parameters. Never more urgent than the key's ceiling."""
     return {
         "tenant": caller.tenant,
-        "priority": max(wanted, caller.ceiling, key=URGENCY.__getitem__),
+        "priority": max(requested, caller.ceiling, key=URGENCY.__getitem__),
         "timeout_s": REQUEST_S,
         "cache_group": cache_group(caller, salt),
     }
 
 
 def cache_group(caller: Caller, salt: str | None) -> str:
-    """Derived here: a client can narrow whom it shares with, inside what the operator has given it, and never widen
-    it."""
+    """Derived here: a client can narrow the group that the operator has configured, and never widen it."""
     own = f"{SHARED}{caller.cache_group}" if caller.cache_group else f"tenant:{caller.tenant}"
     if salt is None:
         return own
     if not 0 < len(salt) <= MAX_SALT_CHARS:
-        raise invalid(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters, {len(salt)} given", "cache_salt")
+        raise invalid(f"expected 1 to {MAX_SALT_CHARS} characters as cache_salt, got {len(salt)}", "cache_salt")
     return f"{own}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"

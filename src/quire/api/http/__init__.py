@@ -1,1 +1,1 @@
-"""Bytes and HTTP: the protocol, bounds, bodies, events and errors as they are sent. Knows no model and no key."""
+"""Bytes and HTTP: the protocol, bounds, bodies, events and errors as they are sent. Independent of models and keys."""

@@ -15,7 +15,7 @@ from quire.api.http.descriptors import last_descriptor, max_connections
 
 MOST_AT_ONCE = 64
 """Accepted in one turn of the loop."""
-LOOK_AGAIN_S = 0.01
+RETRY_S = 0.01
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -77,7 +77,7 @@ class Acceptor:
 
     def _has_place(self) -> bool:
         if self._listener.family == socket.AF_UNIX:
-            return True  # the operator comes in whatever there is
+            return True  # the operator is always admitted
         return self._num_connections() + len(self._opening) < max_connections() and self._has_descriptors()
 
     def _has_descriptors(self) -> bool:
@@ -95,10 +95,10 @@ class Acceptor:
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._listener)
-        self._again = self._loop.call_later(LOOK_AGAIN_S, self._begin)
+        self._again = self._loop.call_later(RETRY_S, self._begin)
 
     def _is_open(self, opening: asyncio.Task[object]) -> None:
-        """Or it left meanwhile, which is no failure of ours."""
+        """Open, or closed by its client meanwhile, which is no failure of the server."""
         self._opening.discard(opening)
         if not opening.cancelled():
             opening.exception()

@@ -1,4 +1,4 @@
-"""The body of a request: bounded bytes, then strict JSON. What Python's parser takes in silence is refused here.
+"""The body of a request: bounded bytes, then strict JSON. What Python's parser accepts silently is refused here.
 
 Refused: more than MAX_BODY_BYTES, a body that does not come, bytes that are not UTF-8, NaN and Infinity, numbers no
 float holds, whole numbers of hundreds of digits, a key that stands twice, half a surrogate pair, nesting without end.
@@ -19,23 +19,23 @@ Pause = Callable[[], Awaitable[None]]
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 def declared_bytes(declared: str | None) -> int:
-    """How long a body says it will be; 0 where it does not say."""
+    """The declared length of a body; 0 where there is none."""
     return int(declared[:20]) if declared is not None and declared.isdecimal() else 0
 
 
 async def read_body(receive: Receive, declared: str | None, pause: Pause) -> bytes:
-    """All of it, or a refusal. Between parts of a large one there is a pause."""
+    """All of it. Raises ApiError. Between parts of a large one there is a pause."""
     if declared is not None and (not declared.isdecimal() or int(declared[:20]) > MAX_BODY_BYTES):
         raise too_large(declared[:20])
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(receive, pause)
     except TimeoutError:
-        message = f"a body must come within {BODY_S:g} s, this one did not; send it faster"
+        message = f"expected the request body within {BODY_S:g} s, it was not complete; send it faster"
         raise ApiError(408, "body_timeout", message) from None
 
 
@@ -55,14 +55,14 @@ async def _read(receive: Receive, pause: Pause) -> bytes:
             return b"".join(parts)
 
 
-def too_large(given: str) -> ApiError:
+def too_large(size: str) -> ApiError:
     """More bytes than a body may have."""
-    message = f"a body may have {MAX_BODY_BYTES:,} bytes, {given} given; send less at once"
+    message = f"expected at most {MAX_BODY_BYTES:,} bytes as request body, got {size}; send less at once"
     return ApiError(413, "request_too_large", message, headers=(("connection", "close"),))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object these bytes spell."""
+    """The JSON object in these bytes."""
     brackets = _brackets(body)
     try:
         value = json.loads(
@@ -73,13 +73,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
             parse_int=_bounded,
         )
     except UnicodeDecodeError as error:
-        raise invalid(f"a body must be UTF-8, byte {error.start} is not", code="invalid_json") from None
+        raise invalid(f"expected a request body in UTF-8, byte {error.start} is not", code="invalid_json") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
-        raise invalid(f"a body must be plain JSON: {error}", code="invalid_json") from None
+        raise invalid(f"expected JSON as request body: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
-        raise invalid(f"a body must be a JSON object, a {type(value).__name__} given", code="invalid_json")
+        raise invalid(f"expected a JSON object as request body, got a {type(value).__name__}", code="invalid_json")
     _check_depth(brackets)
     if b"\\u" in body:
         _check_characters(value)
@@ -91,7 +91,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one"
-        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:40]!r} appears twice in one object")
     return value
 
 
@@ -102,18 +102,18 @@ def _refuse(constant: str) -> Any:
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is beyond what a float holds")
+        raise ValueError(f"{digits[:20]} is outside the range of a float")
     return value
 
 
 def _bounded(digits: str) -> int:
     if len(digits) > MAX_INT_DIGITS + 1:
-        raise ValueError(f"a whole number may have {MAX_INT_DIGITS} digits, {len(digits)} given")
+        raise ValueError(f"expected at most {MAX_INT_DIGITS} digits in an integer, got {len(digits)}")
     return int(digits)
 
 
 def _brackets(body: bytes) -> bytes:
-    """Those of its lists and objects, as far as they must be looked at. Too many are refused before one is made."""
+    """Those of its lists and objects, as far as they must be checked. Too many are refused before one is made."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return b""
     brackets = brackets_of(body)
@@ -136,7 +136,7 @@ def _check_depth(brackets: bytes) -> None:
 
 
 def _too_deep() -> ApiError:
-    return invalid(f"JSON may be nested {MAX_JSON_DEPTH} deep, more given", code="invalid_json")
+    return invalid(f"expected JSON nested at most {MAX_JSON_DEPTH} deep, got more", code="invalid_json")
 
 
 def _check_characters(value: Any) -> None:
@@ -146,13 +146,13 @@ def _check_characters(value: Any) -> None:
     except UnicodeEncodeError as error:
         half = ord(error.object[error.start])
         raise invalid(
-            f"a text must be made of whole characters, U+{half:04X} is half of a surrogate pair; send both halves",
+            f"expected text of complete characters, got U+{half:04X}, half of a surrogate pair; send both halves",
             code="invalid_text",
         ) from None
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; break it off when the client goes away. Work that ends at once costs no more than itself."""
+    """Do the work; cancel it when the client disconnects. Work that ends at once costs no more than itself."""
     working, is_over, is_gone = asyncio.current_task(), False, False
 
     def leave(_leaving: "asyncio.Task[None]") -> None:
@@ -166,7 +166,7 @@ async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) 
     try:
         await work
     except asyncio.CancelledError:
-        # The server may break it off as well, and then that is to be told.
+        # The server may cancel it as well, and then the cancellation goes on.
         if is_gone and working is not None and not working.uncancel():
             raise ClientGoneError from None
         raise

@@ -32,6 +32,6 @@ def allow_many_connections() -> str | None:
     if (count := max_connections()) == MAX_CONNECTIONS:
         return None
     return (
-        f"the limit of open files is {most:,}, so there can be {count:,} connections instead of {MAX_CONNECTIONS:,}; "
+        f"the limit of open files is {most:,}, which allows {count:,} connections instead of {MAX_CONNECTIONS:,}; "
         f"raise it with: ulimit -n {MAX_CONNECTIONS + RESERVED_DESCRIPTORS}"
     )

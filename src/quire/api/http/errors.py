@@ -1,7 +1,7 @@
-"""What a client is told when it does not get what it asked: a status, a string code, and what to do.
+"""What a client gets instead of the response it requested: a status, a string code, and what to do.
 
-Errors of quire become an `ApiError` here and nowhere else. What was not raised on purpose becomes a 500 that says
-nothing. Which bytes spell it is an API's own matter: its `ErrorFormat`.
+Errors of quire become an `ApiError` here and nowhere else. Unexpected exceptions become a 500 without details. The
+bytes are each API's own: its `ErrorFormat`.
 """
 
 import re
@@ -25,25 +25,25 @@ from quire.errors import (
     WorkBudgetError,
 )
 
-TELLING = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w.-]+){3,}")
-"""What belongs to the machine and not into an answer: addresses, traces, paths."""
+INTERNAL_DETAILS = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w.-]+){3,}")
+"""What must not be in a response: addresses, traces, paths."""
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ReaderStuckError(Exception):
-    """The reader took nothing for too long."""
+    """The client read nothing for too long."""
 
 
 @dataclass(eq=False)
 class ApiError(Exception):
-    """An answer that is not the one asked for."""
+    """An error as a client receives it."""
 
     status: int
     code: str
     message: str
-    """Fit to be shown from the beginning, so that no API has to think of that."""
+    """Cleaned from the beginning, so that every API can send it."""
     param: str | None = None
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
@@ -55,12 +55,12 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """How one API spells an error that is the whole answer."""
+    """The bytes of one API's errors."""
 
     content_type: bytes
     body: Callable[[ApiError], bytes]
     event: Callable[[ApiError], bytes]
-    """The same as the last bytes of a stream that is open and has said nothing yet."""
+    """The same as the last bytes of a stream that is open and has no content yet."""
 
     def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Headers, the length and Retry-After among them, and body."""
@@ -78,17 +78,17 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_request
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """What is not built is refused, never ignored."""
+    """What is not supported is refused, never ignored."""
     return ApiError(400, "unsupported_parameter", f"{param} is not supported: {why}; leave it out", param)
 
 
 def internal(request_id: str) -> ApiError:
-    """Not raised on purpose: the log knows more."""
-    return ApiError(500, "internal_error", f"the server made a mistake; its log has more under {request_id}")
+    """An unexpected exception: the log has the details."""
+    return ApiError(500, "internal_error", f"internal server error; the server log has details under {request_id}")
 
 
 def api_error_of(error: Exception, request_id: str) -> ApiError:
-    """What a client is told of an error."""
+    """The error that a client receives for an exception."""
     match error:
         case ApiError():
             return error
@@ -115,7 +115,7 @@ def _not_now(error: QuireError) -> ApiError:
         case QueueFullError():
             return ApiError(503, "server_overloaded", str(error), retry_after_s=error.retry_after_s)
         case EngineDeadError():
-            message = "the model's engine is not running; it is being seen to, try again"
+            message = "the model's engine is not running; try again later"
             return ApiError(503, "engine_dead", message, retry_after_s=DEAD_RETRY_S)
         case StreamStuckError():
             return ApiError(503, "reader_too_slow", str(error), retry_after_s=FULL_RETRY_S)
@@ -124,14 +124,14 @@ def _not_now(error: QuireError) -> ApiError:
     return ApiError(503, "server_overloaded", str(error), retry_after_s=FULL_RETRY_S)
 
 
-def shortened(given: object) -> str:
+def shortened(value: object) -> str:
     """A client's own value inside a message: not all of it."""
-    shown = repr(given)
+    shown = repr(value)
     return shown if len(shown) <= MAX_ECHOED_CHARS else f"{shown[:MAX_ECHOED_CHARS]}..."
 
 
 def _clean(message: str) -> str:
-    whole = TELLING.sub("...", message)
+    whole = INTERNAL_DETAILS.sub("...", message)
     cut = whole if len(whole) <= 4 * MAX_ECHOED_CHARS else f"{whole[: 4 * MAX_ECHOED_CHARS]}..."
     return cut.encode("utf-8", "replace").decode()
 

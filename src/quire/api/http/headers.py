@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 Headers = Mapping[str, str]
-"""By name, in small letters as the protocol hands them on."""
+"""By name, in lower case as the protocol passes them."""
 
 
 def first_headers(pairs: Iterable[tuple[bytes, bytes]]) -> Headers:

@@ -1,11 +1,11 @@
 """Bytes to requests: uvicorn's HTTP/1.1 protocol with bounds it does not have.
 
 Added: a bound on the head of a request in bytes and in time, on connections, on requests sent early, on how long a
-connection may be idle and on how long it may take nothing of what was written to it; a way to cut a connection at once;
-and, where a client sent its next request early and then left, the news of that to the request that is being answered.
+connection may be idle and on how long a client may read nothing of a response; a way to cut a connection at once; and,
+where a client sent its next request early and then disconnected, the cancellation of the request being served.
 
-When all connections are taken, those can make room that have waited longest without a request: a client that holds many
-and sends nothing must not keep out one that sends. What is no HTTP is answered after the requests before it.
+When all connections are taken, those that have waited longest without a request are closed: a client that holds many
+and sends nothing must not block one that sends. Invalid HTTP gets its error after the responses before it.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from quire.api.http.errors import ApiError, ErrorFormat
 from quire.api.http.limits import (
+    CHECK_S,
     EVICTED_AT_ONCE,
     HEAD_S,
     KEEP_ALIVE_S,
     LEAST_IDLE_S,
     LINGER_S,
-    LOOK_S,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     STUCK_S,
@@ -40,12 +40,12 @@ class Protocol(HttpToolsProtocol):
     """One connection."""
 
     error_format: ClassVar[ErrorFormat]
-    """How what is no HTTP is told so: it was sent to no path, so no API can say it. A server's own."""
+    """For invalid HTTP: it was sent to no path, so it belongs to no API. A server's own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
-        """As they came, in reads that hold nothing but a head. What came with the last of them, or with something else,
+        """As they came, in reads that hold nothing but a head. What came with the last of them, or with other data,
         is counted when the head is whole: a read has no more than a few heads' worth."""
         self._num_headers = 0
         """Of the request whose body comes; more of them may follow that."""
@@ -55,7 +55,7 @@ class Protocol(HttpToolsProtocol):
         """The end of a request was in what is being read: then some of those bytes are no head's."""
         self._is_head_too_large = False
         self._is_refused = False
-        """What came was no HTTP: nothing more is read, and once all before it is answered it is told so."""
+        """The client sent invalid HTTP: nothing more is read, and the error follows the responses before it."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
@@ -64,14 +64,14 @@ class Protocol(HttpToolsProtocol):
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody came."""
+        """A client connected."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
-        self._look()
+        self._check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Somebody left: whoever is being answered on this connection is told, not only the last to ask."""
+        """The client disconnected: cancel all requests of this connection, not only the last one."""
         self._stop_head_timer()
         for timer in (self._watch, self._lingering):
             if timer is not None:
@@ -84,7 +84,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes."""
+        """Some bytes came."""
         if self._is_refused:
             return
         self._has_ended_in_read = False
@@ -105,7 +105,7 @@ class Protocol(HttpToolsProtocol):
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def on_headers_complete(self) -> None:
-        """The head is there: the request is answered, or waits for the one before it."""
+        """The head is there: the request is served, or waits for the one before it."""
         num_bytes = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if num_bytes > MAX_HEAD_BYTES:
             self._is_head_too_large = True
@@ -120,7 +120,7 @@ class Protocol(HttpToolsProtocol):
         if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
         elif self.pipeline:
-            # The library stops reading while a request waits for another, and then nobody sees a client leave.
+            # The library stops reading while a request waits for another, and then a disconnect is not seen.
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
@@ -129,15 +129,15 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answer is out: the next request's turn, or what is to be said of what came after the last."""
+        """A response is out: the next request's turn, or the error for what came after the last."""
         super().on_response_complete()
         if self._is_refused and not self._is_busy:
             self._refuse()
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is told so in the shape of all other errors, after the answers that are still to come.
+        """Refuse invalid HTTP in the format of all other errors, after the responses that are still to come.
 
-        A body that breaks in the middle has no answer to come: whoever waits for the rest of it would wait in vain.
+        For a body that breaks in the middle no response is to come, so its error is sent at once.
         """
         self._is_refused = True
         self._stop_head_timer()
@@ -146,12 +146,12 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Somebody is being answered here, or waits for it."""
+        """A request is being served here, or waits for that."""
         return any(not cycle.response_complete for cycle in self._cycles)
 
     @property
     def _is_idle(self) -> bool:
-        """For a while, and nothing of an answer is under way."""
+        """For a while, and no response is under way."""
         if self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return False
         return self.loop.time() - self._idle_since_s >= LEAST_IDLE_S
@@ -166,9 +166,9 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self) -> None:
         if self.transport.is_closing() or self._lingering is not None:
             return
-        refusal = ApiError(400, "invalid_http", "this is not a valid HTTP/1.1 request")
+        refusal = ApiError(400, "invalid_http", "expected a valid HTTP/1.1 request")
         if self._is_head_too_large:
-            message = f"the head of a request may have {MAX_HEAD_BYTES:,} bytes, more given"
+            message = f"expected at most {MAX_HEAD_BYTES:,} bytes as request head, got more"
             refusal = ApiError(431, "head_too_large", message)
         phrase = HTTPStatus(refusal.status).phrase.encode()
         lines = [b"HTTP/1.1 %d %s\r\n" % (refusal.status, phrase), b"connection: close\r\n"]
@@ -179,8 +179,8 @@ class Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
 
-    def _look(self) -> None:
-        """Cut who holds the connection for nothing: no request under way, or nothing taken of an answer."""
+    def _check(self) -> None:
+        """Cut a connection without use: no request under way, or nothing read of a response."""
         now_s, num_unsent = self.loop.time(), self.transport.get_write_buffer_size()
         if num_unsent or self._is_busy:
             self._idle_since_s = now_s
@@ -188,16 +188,16 @@ class Protocol(HttpToolsProtocol):
             self._stuck_since_s = now_s
         self._num_unsent = num_unsent
         if now_s - self._stuck_since_s > STUCK_S:
-            self._blame_readers()
+            self._record_slow_readers()
             self.transport.abort()
             return
         if now_s - self._idle_since_s > KEEP_ALIVE_S:
             self.transport.abort()
             return
-        self._watch = self.loop.call_later(LOOK_S, self._look)
+        self._watch = self.loop.call_later(CHECK_S, self._check)
 
-    def _blame_readers(self) -> None:
-        """Whose answer was not taken: the log must not say that they left."""
+    def _record_slow_readers(self) -> None:
+        """Record that the clients did not read their responses: the log must not report that they disconnected."""
         for cycle in self._cycles:
             record = cycle.scope.get("quire.record")
             if isinstance(record, RequestRecord) and not cycle.response_complete:

@@ -1,4 +1,4 @@
-"""One HTTP request from its first byte to its last: what the log, the metrics and the admin socket know of it."""
+"""One HTTP request from its first byte to its last: what the log, the metrics and the admin socket show of it."""
 
 import asyncio
 import re
@@ -22,51 +22,51 @@ POLLED = re.compile(
 
 
 class RequestRecord(msgspec.Struct, eq=False):
-    """Filled in on the way; whatever is known when it ends is written down."""
+    """Filled in on the way, and logged when the request ends."""
 
     request_id: str
-    """Ours."""
+    """The server's own."""
     method: str
     path: str
     headers: Headers = msgspec.field(default_factory=dict)
     started_s: float = msgspec.field(default_factory=monotonic)
     client_id: str = ""
-    """The client's own name for it, if it is harmless."""
+    """The client's own id, if it is harmless."""
     tenant: str = ""
     model: str = ""
     priority: str = ""
     status: int = 0
     is_streamed: bool = False
     is_cut: bool = False
-    """The client went away, or was cut off."""
+    """The client disconnected, or was cut off."""
     error: str = ""
     """The code of what went wrong."""
     ignored: tuple[str, ...] = ()
     """Names in its body that no dialect reads."""
     num_answers: int = 0
     max_tokens: int | None = None
-    asked: list[RequestHandle] = msgspec.field(default_factory=list)
-    is_promised: bool = False
-    """Its tenant was told to come back at this time: it is let in whatever waits."""
+    handles: list[RequestHandle] = msgspec.field(default_factory=list)
+    has_reservation: bool = False
+    """Its tenant returns at the time of a Retry-After: it is admitted whatever waits."""
     is_counted: bool = False
     """Its first token is in the history."""
     ending: QuireError | None = None
-    """Why somebody ended it before it was done."""
+    """Why it was ended before it was done."""
     _entering: asyncio.Timeout | None = None
 
     def end(self, error: QuireError) -> None:
-        """End it wherever it is; the client is told this error. What was ended once is on its way out."""
+        """End it wherever it is, with this error for the client. A second call does nothing."""
         if self.ending is not None:
             return
         self.ending = error
-        for one in self.asked:
+        for one in self.handles:
             one.stop(error)
         if self._entering is not None:
             self._entering.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def entering(self) -> AsyncIterator[None]:
-        """What comes before an engine answers. When the visit is ended, this is broken off and raises why."""
+        """What comes before the engine. When the request is ended, this is cancelled and raises the reason."""
         self._check_goes_on()
         try:
             async with asyncio.timeout(None) as self._entering:
@@ -85,27 +85,27 @@ class RequestRecord(msgspec.Struct, eq=False):
     @property
     def num_prompt_tokens(self) -> int:
         """Of all its prompts."""
-        return sum(len(one.reply.request.prompt) for one in self.asked)
+        return sum(len(one.reply.request.prompt) for one in self.handles)
 
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that were not computed."""
-        return sum(one.reply.num_cached_tokens for one in self.asked)
+        return sum(one.reply.num_cached_tokens for one in self.handles)
 
     @property
     def num_output_tokens(self) -> int:
         """Of all its answers so far."""
-        return sum(one.reply.num_tokens for one in self.asked)
+        return sum(one.reply.num_tokens for one in self.handles)
 
     @property
     def is_let_in(self) -> bool:
         """An engine took all its prompts."""
-        return bool(self.asked) and all(one.reply.is_queued for one in self.asked)
+        return bool(self.handles) and all(one.reply.is_queued for one in self.handles)
 
     @property
     def is_begun(self) -> bool:
         """All its prompts have left their engine's queue."""
-        return bool(self.asked) and all(one.reply.is_admitted for one in self.asked)
+        return bool(self.handles) and all(one.reply.is_admitted for one in self.handles)
 
     @property
     def is_waiting(self) -> bool:
@@ -115,24 +115,24 @@ class RequestRecord(msgspec.Struct, eq=False):
     @property
     def is_displaced(self) -> bool:
         """Its place went to another tenant's request before it began."""
-        return isinstance(self.ending, DisplacedError) or any(one.reply.refusal is not None for one in self.asked)
+        return isinstance(self.ending, DisplacedError) or any(one.reply.refusal is not None for one in self.handles)
 
     @property
     def is_routine(self) -> bool:
-        """A poll or a page's file that was answered; one that was refused is worth a line."""
-        is_answered = self.status < 400 or self.status == 503  # not ready, which is an answer
+        """A poll or a page's file that was served; one that was refused is worth a line."""
+        is_answered = self.status < 400 or self.status == 503  # not ready, which is a valid response
         return self.method in ("GET", "HEAD") and is_answered and POLLED.fullmatch(self.path) is not None
 
     @property
     def state(self) -> str:
         """Where it is."""
-        if not self.asked:
+        if not self.handles:
             return "entering"
-        return "running" if any(one.reply.is_admitted for one in self.asked) else "waiting"
+        return "running" if any(one.reply.is_admitted for one in self.handles) else "waiting"
 
     def line(self) -> dict[str, Any]:
         """The access line."""
-        told: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "request_id": self.request_id,
             "method": self.method,
             "path": self.path,
@@ -141,15 +141,15 @@ class RequestRecord(msgspec.Struct, eq=False):
             "total_s": round(monotonic() - self.started_s, 4),
         }
         if self.client_id:
-            told["client_id"] = self.client_id
+            fields["client_id"] = self.client_id
         if self.error:
-            told["error"] = self.error
+            fields["error"] = self.error
         if self.model:
-            told |= {"model": self.model, "class": self.priority, "stream": self.is_streamed}
-        return told | self._costs() if self.asked else told
+            fields |= {"model": self.model, "class": self.priority, "stream": self.is_streamed}
+        return fields | self._costs() if self.handles else fields
 
     def _costs(self) -> dict[str, Any]:
-        replies, now_s = [one.reply for one in self.asked], monotonic()
+        replies, now_s = [one.reply for one in self.handles], monotonic()
         timings = [reply.timings_at(now_s) for reply in replies]
         begun = [reply.timings_at(now_s) for reply in replies if reply.num_tokens]
         after_first_s = max((one.total_s - one.first_token_s for one in begun), default=0.0)
@@ -167,8 +167,8 @@ class RequestRecord(msgspec.Struct, eq=False):
 
 
 def figures_of(record: RequestRecord) -> ModelFigures:
-    """What the metrics want of a request that was let in."""
-    replies, now_s = [one.reply for one in record.asked], monotonic()
+    """The metrics' figures of a request that was admitted."""
+    replies, now_s = [one.reply for one in record.handles], monotonic()
     timings = [reply.timings_at(now_s) for reply in replies]
     firsts = [one.first_token_s for reply, one in zip(replies, timings, strict=True) if reply.num_tokens]
     return ModelFigures(
@@ -188,10 +188,10 @@ def figures_of(record: RequestRecord) -> ModelFigures:
 
 
 def _reason(record: RequestRecord) -> str:
-    """As the field's metric labels it."""
-    if not record.asked or not all(one.reply.is_answered for one in record.asked):
+    """The label in the metrics."""
+    if not record.handles or not all(one.reply.is_answered for one in record.handles):
         return "abort"
-    last = {piece.finish_reason for one in record.asked for piece in one.reply.pieces if piece.finish_reason}
+    last = {piece.finish_reason for one in record.handles for piece in one.reply.pieces if piece.finish_reason}
     if "error" in last:
         return "error"
     return "length" if last <= {"length", "deadline"} else "stop"

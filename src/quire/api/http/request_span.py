@@ -1,6 +1,6 @@
 """A request as a span: the names of OpenTelemetry's GenAI conventions, and vLLM's latencies beside them.
 
-Figures, settings of the server and words of ours; nothing a client wrote, but for what the trace's own header says.
+Figures, settings of the server and fixed names; nothing that a client wrote, but for its `traceparent` header.
 """
 
 import time
@@ -13,13 +13,13 @@ COMPLETIONS = "/v1/completions"
 
 
 class RequestSpans:
-    """Told of every request that is over."""
+    """Writes a span for every request that is over."""
 
     def __init__(self, writer: RequestSpanWriter) -> None:
         self._writer = writer
 
     def ended(self, record: RequestRecord) -> None:
-        """Write its span, if a model was asked."""
+        """Write its span, if it had a model."""
         if record.model:
             self._writer.write(span_of(record, time.time()))
 
@@ -45,7 +45,7 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
         "gen_ai.usage.num_sequences": record.num_answers,
         "http.response.status_code": status,
         **_latencies(figures),
-        **_asked(record),
+        **_parameters_and_ends(record),
     }
     if error:
         attributes["error.type"] = error
@@ -61,28 +61,28 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
 
 def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
     """vLLM's, in seconds; those of a model that never began are left out."""
-    told: dict[str, AttributeValue] = {
+    latencies: dict[str, AttributeValue] = {
         "gen_ai.latency.time_in_queue": figures.queue_s,
         "gen_ai.latency.e2e": figures.total_s,
     }
     first_s = figures.first_token_s
     if first_s is not None:
-        told["gen_ai.latency.time_to_first_token"] = first_s
-        told["gen_ai.latency.time_in_model_prefill"] = max(0.0, first_s - figures.queue_s)
-        told["gen_ai.latency.time_in_model_decode"] = max(0.0, figures.total_s - first_s)
-        told["gen_ai.latency.time_in_model_inference"] = max(0.0, figures.total_s - figures.queue_s)
-    return told
+        latencies["gen_ai.latency.time_to_first_token"] = first_s
+        latencies["gen_ai.latency.time_in_model_prefill"] = max(0.0, first_s - figures.queue_s)
+        latencies["gen_ai.latency.time_in_model_decode"] = max(0.0, figures.total_s - first_s)
+        latencies["gen_ai.latency.time_in_model_inference"] = max(0.0, figures.total_s - figures.queue_s)
+    return latencies
 
 
-def _asked(record: RequestRecord) -> dict[str, AttributeValue]:
-    """How it was to be answered, and how answers ended."""
-    told: dict[str, AttributeValue] = {}
+def _parameters_and_ends(record: RequestRecord) -> dict[str, AttributeValue]:
+    """The parameters of its answers, and how they ended."""
+    attributes: dict[str, AttributeValue] = {}
     if record.max_tokens is not None:
-        told["gen_ai.request.max_tokens"] = record.max_tokens
-    if record.asked:
-        params = record.asked[0].reply.request.params
-        told["gen_ai.request.temperature"] = params.temperature
-        told["gen_ai.request.top_p"] = params.top_p
-        ends = [piece.finish_reason for one in record.asked for piece in one.reply.pieces if piece.finish_reason]
-        told["gen_ai.response.finish_reasons"] = ends
-    return told
+        attributes["gen_ai.request.max_tokens"] = record.max_tokens
+    if record.handles:
+        params = record.handles[0].reply.request.params
+        attributes["gen_ai.request.temperature"] = params.temperature
+        attributes["gen_ai.request.top_p"] = params.top_p
+        ends = [piece.finish_reason for one in record.handles for piece in one.reply.pieces if piece.finish_reason]
+        attributes["gen_ai.response.finish_reasons"] = ends
+    return attributes

@@ -1,4 +1,4 @@
-"""What goes to the socket: server-sent events, and an answer that is sent at once. A few lines, for nothing more is
+"""What goes to the socket: server-sent events, and a response that is sent at once. A few lines, for no more is
 needed: `data:` and a blank line."""
 
 from collections.abc import Awaitable, Callable, Iterable
@@ -11,7 +11,7 @@ HEADERS = (
 )
 JSON = b"application/json"
 COMMENT = b": keep-alive\n\n"
-"""Says nothing, in any API whose streams are events."""
+"""Without content, in any API whose streams are events."""
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -28,7 +28,7 @@ def named_event(name: bytes, data: bytes) -> bytes:
 async def send_whole(
     send: Send, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), content_type: bytes = JSON
 ) -> None:
-    """A whole answer at once."""
+    """A whole response at once."""
     head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": head})
     await send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,4 +1,4 @@
-"""Models that come and go: does what `park_moves.py` decides, and lets requests wait for the model they ask.
+"""Models that come and go: does what `park_moves.py` decides, and lets requests wait for their model.
 
     using(model) ──► here: at once                  a request holds its model until its last byte,
                 └──► away, loading, leaving: waits ──► using      or until its answer is set aside
@@ -32,7 +32,7 @@ from quire.api.models.park_moves import (
 )
 from quire.api.models.registry import ModelEntry
 from quire.client.engines.client import EngineClient
-from quire.config.parked_models import ParkedModel
+from quire.config.parked_models import OnDemandModel
 from quire.errors import CheckpointError, ConfigError, DrainingError, InvariantError, QuireError
 
 log = logging.getLogger("quire.park")
@@ -40,15 +40,15 @@ GIB = 1 << 30
 FAILED_RETRY_S = 10.0
 """A model that could not be loaded is not tried again before."""
 
-TellProgress = Callable[[str, int, int], None]
-"""Hears what is being done, how far it is, and how far it goes."""
-OpenClient = Callable[[ParkedModel, TellProgress], AbstractAsyncContextManager[EngineClient]]
-"""A front and what is behind it, for as long as it is needed."""
+ReportProgress = Callable[[str, int, int], None]
+"""Called with what is being done, the bytes done, and the total."""
+OpenClient = Callable[[OnDemandModel, ReportProgress], AbstractAsyncContextManager[EngineClient]]
+"""A client and its engine, for as long as they are needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What there is, and what each model takes of it."""
+    """The memory, and what each model takes of it."""
 
     memory_bytes: int = 0
     needed_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Sizes:
 
 
 Weigh = Callable[[], Awaitable[Sizes]]
-"""Finds out, once: files are looked at, and models that are kept are fetched."""
+"""Measures once: reads files, and downloads models that are kept."""
 
 
 async def weightless() -> Sizes:
-    """Models that fit whatever there is."""
+    """Models that always fit."""
     return Sizes()
 
 
@@ -72,16 +72,16 @@ class ParkLimits:
     max_waiting: int = 2048
     """Requests that may wait for one model to be loaded."""
     idle_s: float | None = None
-    """For models that say nothing."""
+    """For models without a setting of their own."""
     turn_s: float = 30.0
-    """How long a model that is ready serves every tenant, whoever waits for its room."""
+    """How long a model that is ready serves every tenant, even if others wait for its room."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """What a request has that uses a model."""
+    """A request's hold on its model."""
 
-    resident: "_Resident"
+    resident: "_ModelSlot"
     client: EngineClient
     tenant: str
     users: Counter[str]
@@ -92,13 +92,13 @@ Arrival = asyncio.Future[_Place]
 
 
 @dataclass(slots=True, eq=False)
-class _Resident:
+class _ModelSlot:
     """One model, here or away."""
 
-    model: ParkedModel
+    model: OnDemandModel
     entry: ModelEntry
     users: Counter[str] = field(default_factory=Counter)
-    """Requests that it answers, by tenant. Of a model that is away: whose answers were set aside."""
+    """Requests that it serves, by tenant. Of a model that is away: those with answers that were set aside."""
     served: set[str] = field(default_factory=set)
     """Tenants that have used it since it was ready."""
     waiting: dict[str, dict[Arrival, float]] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Resident:
     is_aside: bool = False
     """It is away, but for answers that were set aside."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
-    """It leaves, and answers nothing any more, or what it answers is to be set aside."""
+    """It leaves, and serves no request any more, or its answers are to be set aside."""
     is_called: asyncio.Event = field(default_factory=asyncio.Event)
     """Answers that were set aside go on, or are no more."""
     task: asyncio.Task[None] | None = None
@@ -141,7 +141,7 @@ class _Resident:
         """It is here: what waits uses it from now on, before anything can make it leave."""
         client = self.entry.engine_client
         if client is None:
-            raise InvariantError(f"{self.entry.name} is to serve and nothing is there that could")
+            raise InvariantError(f"expected a client for {self.entry.name}, got none")
         self.entry.stage, self.turn_ends_s = Stage.HERE, monotonic() + turn_s
         self.served = set(self.users)
         for tenant, arrival in self._taken_from_waiting():
@@ -160,23 +160,23 @@ class _Resident:
             arrival.set_exception(error)
 
     def _taken_from_waiting(self) -> list[tuple[str, Arrival]]:
-        """But for those that were cancelled a moment ago: their tasks have not come round to notice."""
+        """But for those that were cancelled a moment ago: their tasks have not run since."""
         waiting = [(tenant, one) for tenant, arrivals in self.waiting.items() for one in arrivals if not one.done()]
         self.waiting.clear()
         return waiting
 
 
-class ModelPark:
+class ModelManager:
     """All models of a server within one memory."""
 
     def __init__(
         self,
-        models: Iterable[tuple[ParkedModel, ModelEntry]],
+        models: Iterable[tuple[OnDemandModel, ModelEntry]],
         opening: OpenClient,
         weigh: Weigh = weightless,
         limits: ParkLimits | None = None,
     ) -> None:
-        self._residents = {model.name: _Resident(model, entry) for model, entry in models}
+        self._residents = {model.name: _ModelSlot(model, entry) for model, entry in models}
         self._opening = opening
         self._weigh = weigh
         self._limits = limits or ParkLimits()
@@ -202,10 +202,12 @@ class ModelPark:
             self._release(held)
 
     def drain(self) -> None:
-        """The server ends: no model is loaded any more, and who waits for one is told."""
+        """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
         self._is_closing = True
         for resident in self._residents.values():
-            resident.refuse(DrainingError("the server is shutting down and loads no model; ask another one, or later"))
+            resident.refuse(
+                DrainingError("the server is shutting down and loads no model; use another one, or retry later")
+            )
             resident.is_called.set()  # what was set aside ends here
 
     async def close(self) -> None:
@@ -221,10 +223,10 @@ class ModelPark:
 
     @property
     def is_started(self) -> bool:
-        """It is known what there is."""
+        """The sizes of the models are known."""
         return self._sizes is not None
 
-    async def _live(self, resident: _Resident, before: asyncio.Task[None] | None) -> None:
+    async def _live(self, resident: _ModelSlot, before: asyncio.Task[None] | None) -> None:
         """One model from its loading to its end, after the end of its life before."""
         entry = resident.entry
         try:
@@ -232,8 +234,8 @@ class ModelPark:
                 await asyncio.wait({before})
             async with AsyncExitStack() as stack:
                 async with self._loading:
-                    self._tell(resident, "is being loaded")
-                    client = await stack.enter_async_context(self._opening(resident.model, entry.tell_progress))
+                    self._log(resident, "is being loaded")
+                    client = await stack.enter_async_context(self._opening(resident.model, entry.report_progress))
                 self._arrive(resident, client)
                 await self._stay(resident, client)
         except QuireError as error:
@@ -244,61 +246,61 @@ class ModelPark:
         finally:
             self._end(resident)
 
-    async def _stay(self, resident: _Resident, client: EngineClient) -> None:
+    async def _stay(self, resident: _ModelSlot, client: EngineClient) -> None:
         """Until it has left. As long as answers are set aside, it may come back."""
         while await resident.may_end.wait():
             resident.entry.engine_client = None
-            self._tell(resident, "is being unloaded")
+            self._log(resident, "is being unloaded")
             if not resident.users or self._is_closing:
                 return
             await client.set_aside()
-            self._tell(resident, f"was unloaded; {resident.users.total()} answers wait until it is back")
+            self._log(resident, f"was unloaded; {resident.users.total()} requests wait until it is loaded again")
             if not await self._called(resident):
                 return
             async with self._loading:
-                self._tell(resident, "is being loaded")
+                self._log(resident, "is being loaded")
                 await client.go_on()
             self._arrive(resident, client)
 
-    async def _called(self, resident: _Resident) -> bool:
+    async def _called(self, resident: _ModelSlot) -> bool:
         """Wait, away from the memory, until it is to be loaded again; false: no answer is left to go on with."""
         resident.entry.stage, resident.is_aside = Stage.AWAY, True
-        resident.entry.tell_progress("", 0, 0)
+        resident.entry.report_progress("", 0, 0)
         resident.may_end.clear()
         resident.is_called.clear()
         if self._is_closing or not resident.users:
             resident.is_called.set()
-        self._look()
+        self._apply_moves()
         await resident.is_called.wait()
         resident.is_aside = False
         return resident.entry.stage is Stage.LOADING and not self._is_closing
 
-    def _end(self, resident: _Resident) -> None:
+    def _end(self, resident: _ModelSlot) -> None:
         """Its life is over. Requests that used it have ended, or find that it is gone."""
         resident.users = Counter()
         if resident.task is not asyncio.current_task():
             return  # another life has begun
         resident.entry.engine_client, resident.entry.stage = None, Stage.AWAY
-        resident.entry.tell_progress("", 0, 0)
+        resident.entry.report_progress("", 0, 0)
         resident.must_leave, resident.task = False, None
         resident.may_end.clear()
-        self._look()
+        self._apply_moves()
 
-    def _arrive(self, resident: _Resident, client: EngineClient) -> None:
+    def _arrive(self, resident: _ModelSlot, client: EngineClient) -> None:
         resident.entry.engine_client, resident.failure = client, None
         resident.last_used_s = monotonic()
-        self._tell(resident, f"is ready: {client.text.info.line}")
+        self._log(resident, f"is ready: {client.text.info.line}")
         resident.begin_turn(self._limits.turn_s)
-        self._look()
+        self._apply_moves()
 
     @staticmethod
-    def _tell(resident: _Resident, words: str) -> None:
-        """To the log. Of models that are kept whoever starts the server tells."""
+    def _log(resident: _ModelSlot, text: str) -> None:
+        """Models that are kept are reported by the caller that starts the server."""
         if not resident.model.is_kept:
-            log.info("%s %s", resident.entry.name, words)
+            log.info("%s %s", resident.entry.name, text)
 
     @staticmethod
-    def _fail(resident: _Resident, error: Exception) -> None:
+    def _fail(resident: _ModelSlot, error: Exception) -> None:
         resident.failure, resident.failed_s = error, monotonic()
         if not resident.model.is_kept:
             log.error("%s could not be loaded: %s", resident.entry.name, error)
@@ -308,7 +310,7 @@ class ModelPark:
 
     @asynccontextmanager
     async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
-        """The model's front; waits until it is there. It does not leave before it is given back, or set aside."""
+        """The model's client; waits until it is there. It does not leave before it is released, or set aside."""
         resident = self._residents[entry.name]
         held = await self._come(resident, tenant)
         try:
@@ -316,7 +318,7 @@ class ModelPark:
         finally:
             self._release(held)
 
-    async def _come(self, resident: _Resident, tenant: str) -> _Place:
+    async def _come(self, resident: _ModelSlot, tenant: str) -> _Place:
         entry = resident.entry
         if entry.stage is Stage.HERE and entry.is_dead and not resident.model.is_kept:
             resident.must_leave = True
@@ -335,7 +337,7 @@ class ModelPark:
         if entry.stage is Stage.HERE:
             return
         if self._is_closing:
-            raise DrainingError("the server is shutting down and loads no model; ask another one, or later")
+            raise DrainingError("the server is shutting down and loads no model; use another one, or retry later")
         if self._sizes is None:
             return
         if problem := self._sizes.problems.get(entry.name):
@@ -346,8 +348,8 @@ class ModelPark:
             raise _not_loaded(entry, resident.failure, again_s)
         if resident.num_waiting >= self._limits.max_waiting:
             message = (
-                f"{self._limits.max_waiting} requests may wait for {entry.name} to be loaded, "
-                f"{resident.num_waiting} do; try again"
+                f"expected at most {self._limits.max_waiting} requests waiting for {entry.name}, "
+                f"{resident.num_waiting} are waiting; try again"
             )
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
         if entry.stage is not Stage.LOADING and not resident.waiting:
@@ -359,12 +361,12 @@ class ModelPark:
         wait_s = may_load_s(tenant, self._loads, monotonic(), num_planned)
         if wait_s > 0:
             message = (
-                f"a key may have {MAX_LOADS} models loaded in {LOADS_S:g} s, and {entry.name} would be one more; "
-                f"ask one that is ready, or try again in {ceil(wait_s)} s"
+                f"expected at most {MAX_LOADS} model loads per key in {LOADS_S:g} s, {entry.name} would be one more; "
+                f"use a model that is ready, or try again in {ceil(wait_s)} s"
             )
             raise ApiError(429, "rate_limit_exceeded", message, "model", wait_s)
 
-    def _check_fits(self, resident: _Resident, sizes: Sizes) -> None:
+    def _check_fits(self, resident: _ModelSlot, sizes: Sizes) -> None:
         name, known = resident.entry.name, [self._parked(one) for one in self._residents.values()]
         wanted = self._parked(resident)
         blocking = in_its_way(wanted, known, sizes.memory_bytes)
@@ -372,27 +374,27 @@ class ModelPark:
             return
         need = f"{name} needs {wanted.needed_bytes / GIB:,.2f} of {sizes.memory_bytes / GIB:,.2f} GiB"
         if blocking == [name]:
-            raise invalid(f"{need}; the operator has to give more --memory", "model", "model_does_not_fit")
+            raise invalid(f"{need}; the operator has to raise --memory", "model", "model_does_not_fit")
         raise invalid(
-            f"{need} and does not fit beside what is kept: {', '.join(blocking)} would have to go",
+            f"{need} and does not fit beside the models that are kept: {', '.join(blocking)}",
             "model",
             "model_does_not_fit",
         )
 
-    async def _wait(self, resident: _Resident, tenant: str) -> _Place:
+    async def _wait(self, resident: _ModelSlot, tenant: str) -> _Place:
         """Until the model is there; a request that returns from here uses it."""
         arrival: Arrival = asyncio.get_running_loop().create_future()
         arrivals = resident.waiting.setdefault(tenant, {})
         arrivals[arrival] = monotonic()
         if len(arrivals) == 1:
-            self._look()  # more of one tenant decide nothing
+            self._apply_moves()  # more of one tenant decide nothing
         try:
             return await arrival
         except asyncio.CancelledError:
             if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
                 if not arrivals:
                     del resident.waiting[tenant]
-                self._look()  # perhaps its room is not needed any more
+                self._apply_moves()  # perhaps its room is not needed any more
             elif not arrival.cancelled() and arrival.exception() is None:
                 self._release(arrival.result())
             raise
@@ -410,7 +412,7 @@ class ModelPark:
             resident.may_end.set()
         if not users and resident.is_aside:
             resident.is_called.set()
-        self._look()
+        self._apply_moves()
 
     # -- the operator --------------------------------------------------------------------------------------------------
 
@@ -423,18 +425,18 @@ class ModelPark:
         """It leaves with its last answer."""
         resident = self._residents[entry.name]
         if resident.model.is_kept:
-            raise invalid(f"{entry.name} is kept; a model leaves if it is not named on the command line, and its table "
-                          "has no keep = true", "model")  # fmt: skip
+            raise invalid(f"{entry.name} is kept; a model can be unloaded if it is not named on the command line, "
+                          "and its table has no keep = true", "model")  # fmt: skip
         if entry.stage is Stage.LOADING:
-            raise ApiError(409, "model_loading", f"{entry.name} is being loaded; unload it when it is there")
+            raise ApiError(409, "model_loading", f"{entry.name} is being loaded; unload it when it is ready")
         if entry.stage is Stage.HERE:
             resident.must_leave = True
             resident.leave()
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Do what is to be done now. Called whenever something has changed."""
+    def _apply_moves(self) -> None:
+        """Do what is to be done now. Called after every change."""
         if self._is_closing or self._sizes is None:
             return
         is_settled = False
@@ -451,7 +453,7 @@ class ModelPark:
             if moves.load is not None:
                 self._begin_load(moves.load, now_s)
             is_settled = moves.load is None and not moves.leave
-        self._look_again(moves.look_again_s, now_s)
+        self._set_timer(moves.check_again_s, now_s)
 
     def _begin_load(self, load: Load, now_s: float) -> None:
         resident = self._residents[load.name]
@@ -466,14 +468,14 @@ class ModelPark:
             self._tasks.add(resident.task)
             resident.task.add_done_callback(self._tasks.discard)
 
-    def _look_again(self, look_again_s: float | None, now_s: float) -> None:
+    def _set_timer(self, check_again_s: float | None, now_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if look_again_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(look_again_s - now_s, self._look)
+        if check_again_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(check_again_s - now_s, self._apply_moves)
 
-    def _parked(self, resident: _Resident) -> Parked:
+    def _parked(self, resident: _ModelSlot) -> Parked:
         needed = {} if self._sizes is None else self._sizes.needed_bytes
         idle_s = self._limits.idle_s if resident.model.idle_s is None else resident.model.idle_s
         return Parked(

@@ -1,15 +1,15 @@
-"""Which model is to be loaded now, and which are to leave: a pure function of what is in the memory and who waits.
+"""Which model is to be loaded now, and which are to leave: a pure function of what is in memory and which tenants wait.
 
     away ──load──► loading ──► here ──leave──► leaving ──► away
                                 ▲                │
                                 └──────stay──────┘   no tenant needs the room any more
 
-**Turns.** A model that is ready has a turn: until it ends the model serves every tenant, whoever waits for its room. A
-tenant that waits is before all that began to wait later, and behind them again once a model was loaded for it: tenants
-go round, however many models one of them wants. A tenant may end a turn early that no other tenant has used, if no
-answer runs: a few times a minute, so that two models of one tenant do not only come and go.
+**Turns.** A model that is ready has a turn: until it ends the model serves every tenant, even if others wait for its
+room. A tenant that waits is before all that began to wait later, and behind them again once a model was loaded for it:
+tenants take turns, however many models one of them requests. A tenant may end a turn early that no other tenant has
+used, if no answer runs: a few times a minute, so that two models of one tenant do not only come and go.
 
-**Leaving.** Of models whose turn has ended, one that answers nothing leaves first, then one that answers the waiting
+**Leaving.** Of models whose turn has ended, one without requests leaves first, then one that serves the waiting
 tenant alone, then the one that was used longest ago. It takes no new requests. Its last answers hold it for a while,
 but not against a request of their own tenant; then they are set aside, and wait like a request for their model. Those
 that are set aside take no model from running answers of their tenant: the two would do nothing but change places.
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 OPERATOR = ""
-"""Waits for what an operator wants loaded. It is the name of no tenant, and its loads are not counted."""
+"""Waits for models that the operator loads. It is the name of no tenant, and its loads are not counted."""
 MAX_HELD_S = 60.0
 """How long the last answers of a leaving model hold it."""
 LOADS_S = 60.0
@@ -57,7 +57,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """What is known of one model."""
+    """The state of one model."""
 
     name: str
     needed_bytes: int
@@ -68,7 +68,7 @@ class Parked:
     idle_s: float | None = None
     """It leaves when no tenant has used it for so long."""
     users: frozenset[str] = frozenset()
-    """Tenants that it answers."""
+    """Tenants that it serves."""
     served: frozenset[str] = frozenset()
     """Tenants that have used it since it was ready."""
     wishes: tuple[Wish, ...] = ()
@@ -77,7 +77,7 @@ class Parked:
     leaving_since_s: float = 0.0
     last_used_s: float = 0.0
     must_leave: bool = False
-    """An operator wants it away, or it is broken, whether or not its room is needed."""
+    """The operator unloads it, or it is broken, whether or not its room is needed."""
     is_ending: bool = False
     """Its answers are being set aside: it cannot stay."""
 
@@ -97,7 +97,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What is to be done now. After a load or a leave there may be more: the caller looks again at once."""
+    """What is to be done now. After a load or a leave there may be more: the caller calls again at once."""
 
     load: Load | None = None
     leave: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class Moves:
     """They leave, and their answers have held them long enough."""
     stay: tuple[str, ...] = ()
     """They were to leave, and need not."""
-    look_again_s: float | None = None
+    check_again_s: float | None = None
     """When time alone changes this."""
 
 
@@ -126,20 +126,20 @@ class _Want:
 
 
 def next_moves(models: Sequence[Parked], memory_bytes: int, loads: Loads, now_s: float) -> Moves:
-    """What to do. What was decided before and is not done yet is not repeated."""
+    """What to do now. Earlier decisions that are still under way are not repeated."""
     free_bytes = memory_bytes - sum(one.needed_bytes for one in models if one.stage is not Stage.AWAY)
     wants, allowed_s = _in_order(models, loads, now_s)
     first = next((one for one in wants if not in_its_way(one.model, models, memory_bytes)), None)
     if first is None:
         leave, idle_s = _idle(models, now_s)
-        return Moves(leave=leave, stay=_staying(models), look_again_s=_soonest([idle_s, allowed_s]))
+        return Moves(leave=leave, stay=_staying(models), check_again_s=_soonest([idle_s, allowed_s]))
     if first.model.needed_bytes <= free_bytes:
         return Moves(load=Load(first.model.name, first.wish.tenant))
     # Other tenants wait behind it: room that is made for it is not for them.
     coming_bytes = sum(one.needed_bytes for one in models if one.stage is Stage.LEAVING)
     leave, turn_s = _make_room(models, first, first.model.needed_bytes - free_bytes - coming_bytes, loads, now_s)
     set_aside, held_s = _held(models, first.own, now_s)
-    return Moves(leave=leave, set_aside=set_aside, look_again_s=_soonest([turn_s, held_s, allowed_s]))
+    return Moves(leave=leave, set_aside=set_aside, check_again_s=_soonest([turn_s, held_s, allowed_s]))
 
 
 def in_its_way(wanted: Parked, models: Sequence[Parked], memory_bytes: int) -> list[str]:
@@ -187,7 +187,7 @@ def _in_order(models: Sequence[Parked], loads: Loads, now_s: float) -> tuple[lis
 def _make_room(
     models: Sequence[Parked], want: _Want, missing_bytes: int, loads: Loads, now_s: float
 ) -> tuple[tuple[str, ...], float | None]:
-    """Which models leave, if that is enough; else when to look again. None leaves in vain."""
+    """Which models leave, if that is enough; else when to check again. None leaves in vain."""
     here = [one for one in models if one.stage is Stage.HERE and not one.is_kept]
     ends_s = {one.name: _turn_ends_s(one, want.wish.tenant, loads, now_s) for one in here}
     leave: list[str] = []

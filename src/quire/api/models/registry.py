@@ -1,6 +1,6 @@
 """The models that are served, by the name clients use. One may still be loading, or gone: its card is shown anyway.
 
-The API knows a model as an `EngineClient`: an engine in this process, or a supervised worker.
+To the API a model is an `EngineClient`: an engine in this process, or a supervised worker.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class ModelEntry:
 
     name: str
     root: str = ""
-    """What was loaded: a path or a hub id. Shown to nobody but its owner."""
+    """What was loaded: a path or a hub id. Shown only to the operator."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
     stage: Stage = Stage.AWAY
@@ -33,13 +33,13 @@ class ModelEntry:
     is_required: bool = True
     """A server without it is not ready."""
     loaded_share: float | None = None
-    """How much of it is loaded, while that is known."""
+    """How much of it is loaded, while it loads."""
     meters: TokenMeters = UNMETERED
-    """What its tokens are told to, as they come."""
+    """Called with its tokens as they come."""
 
     @property
     def is_ready(self) -> bool:
-        """It would answer now."""
+        """It can serve a request now."""
         return self.engine_client is not None and self.engine_client.is_alive and self.engine_client.is_ready
 
     @property
@@ -56,12 +56,12 @@ class ModelEntry:
             return "failed" if self.is_dead else "restarting"
         return "busy" if self.engine_client.is_busy else "ready"
 
-    def tell_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
-        """So much of it is loaded."""
+    def report_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
+        """Record how much of it is loaded."""
         self.loaded_share = done_bytes / total_bytes if total_bytes else None
 
     def open(self) -> EngineClient:
-        """The front, or why there is none yet."""
+        """Its client. Raises the reason if there is none yet."""
         if self.engine_client is None:
             message = f"the model {self.name} is still loading; try again"
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
@@ -70,7 +70,7 @@ class ModelEntry:
         return self.engine_client
 
     def stats(self) -> EngineStats | None:
-        """What its engine counts, if it can tell."""
+        """Counts of its engine, if available."""
         return None if self.engine_client is None else self.engine_client.stats()
 
     def fleet_stats(self) -> FleetStats | None:
@@ -104,7 +104,7 @@ class ModelEntry:
 
 @contextmanager
 def within_context(limit: int) -> Iterator[None]:
-    """What does not fit is said in the words that clients look for, then in ours."""
+    """Prefix errors of prompts that do not fit with the text that clients match."""
     try:
         yield
     except RequestTooLargeError as error:
@@ -112,11 +112,11 @@ def within_context(limit: int) -> Iterator[None]:
 
 
 class Park(Protocol):
-    """Has models loaded when they are asked for."""
+    """Loads models when they are requested."""
 
     @property
     def is_started(self) -> bool:
-        """It is known what there is."""
+        """The sizes of the models are known."""
         ...
 
     def using(self, entry: ModelEntry, tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
@@ -128,7 +128,7 @@ class Park(Protocol):
         ...
 
     def drain(self) -> None:
-        """The server ends: no model is loaded any more, and who waits for one is told."""
+        """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
         ...
 
 
@@ -144,8 +144,7 @@ class Models:
         missing = next((one for one in self._aliases.values() if one not in self._by_name), None)
         if missing is not None:
             raise ConfigError(
-                f"an alias must name a model that is served ({self._names}), {missing!r} is not; change it or leave it "
-                "out",
+                f"expected aliases of served models ({self._names}), got {missing!r}; change it or leave it out",
                 ("alias",),
             )
         self._max_sequence_tokens: int | None = None
@@ -156,7 +155,7 @@ class Models:
 
     @property
     def is_ready(self) -> bool:
-        """All that must be here would answer now."""
+        """All required models can serve a request now."""
         is_started = self.park is None or self.park.is_started
         return is_started and all(model.is_ready for model in self if model.is_required)
 
@@ -189,11 +188,11 @@ class Models:
         return longest
 
     def named(self, name: str | None) -> ModelEntry:
-        """The model a request asks for. Where there is one only, its name may be left out."""
+        """The model that a request names. Where there is only one, the name may be left out."""
         if name is None:
             if len(self._by_name) == 1:
                 return next(iter(self))
-            raise invalid(f"a request must name a model: {self._names}", "model", "missing_parameter")
+            raise invalid(f"expected a model in the request, one of: {self._names}", "model", "missing_parameter")
         found = self._by_name.get(name) or self._aliased(name)
         if found is None:
             message = f"there is no model {shortened(name)}; this server has: {self._names}"

@@ -1,5 +1,5 @@
 // Conversations, kept in this browser and nowhere else. A message is {role, content, reasoning?, calls?, figures?,
-// error?}. What the browser has no room for is not kept, and that is told.
+// error?}. What the browser has no room for is not kept, and a notice is shown.
 
 const KEPT = "quire.conversations";
 const DEFAULTS = "quire.settings";
@@ -48,7 +48,7 @@ export class Conversations {
       localStorage.setItem(KEPT, JSON.stringify(this.all));
       localStorage.setItem(DEFAULTS, JSON.stringify(current.settings));
     } catch {
-      this.onProblem("This browser has no room left for conversations: delete some to keep this one.");
+      this.onProblem("The conversation storage of this browser is full: delete conversations to keep this one.");
     }
   }
 }

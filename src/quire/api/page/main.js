@@ -1,15 +1,15 @@
-// The page: what is on it, and what happens when somebody does something. Talks to the server by server.js, keeps by
-// conversations.js, and makes text into nodes by markdown.js.
+// The page: its content and its controls. server.js sends requests, conversations.js stores, and markdown.js makes text
+// into nodes.
 import { Conversations } from "./conversations.js";
 import { make, nodesOf } from "./markdown.js";
 import { answerTo, models, NeedsKey, setKey } from "./server.js";
 
 const at = (id) => document.getElementById(id);
 const notice = (words) => { at("notice").textContent = words; at("notice").hidden = !words; };
-const house = new Conversations(notice);
+const store = new Conversations(notice);
 const FIELDS = ["system", "temperature", "top_p", "max_tokens"];
-const LOOK_MS = 1000;
-let asking = null;
+const POLL_MS = 1000;
+let generating = null;
 
 // -- one message on the page ------------------------------------------------------------------------------------------
 
@@ -19,7 +19,7 @@ function show(message, index) {
   const parts = { thoughts: folded("Thoughts", thought), text: make("div", { class: "text" }), calls: make("div") };
   const node = make("article", { class: message.role }, make("h2", {}, isOwn ? "You" : "Answer"));
   node.append(parts.thoughts, parts.text, parts.calls);
-  // What somebody has unfolded stays so while more comes.
+  // What the user has unfolded stays so while more comes.
   const refresh = () => {
     parts.thoughts.hidden = !message.reasoning;
     thought.textContent = message.reasoning ?? "";
@@ -32,7 +32,7 @@ function show(message, index) {
   refresh();
   if (message.error) node.append(make("p", { class: "figures failed" }, message.error));
   if (message.figures) node.append(make("p", { class: "figures" }, message.figures));
-  if (!asking) node.append(tools(message, index));
+  if (!generating) node.append(tools(message, index));
   return { node, refresh };
 }
 
@@ -50,35 +50,35 @@ function tools(message, index) {
 }
 
 function edit(index) {
-  at("question").value = house.current.messages[index].content;
-  house.current.messages.splice(index);
+  at("question").value = store.current.messages[index].content;
+  store.current.messages.splice(index);
   draw();
   at("question").focus();
 }
 
 function retry(index) {
-  house.current.messages.splice(index);
-  ask();
+  store.current.messages.splice(index);
+  generate();
 }
 
 // -- everything on the page -------------------------------------------------------------------------------------------
 
 function draw() {
-  at("messages").replaceChildren(...house.current.messages.map((message, index) => show(message, index).node));
-  at("conversations").replaceChildren(...house.all.map(entry));
-  at("send").hidden = Boolean(asking);
-  at("stop").hidden = !asking;
-  for (const name of FIELDS) at(name).value = house.current.settings[name] ?? "";
+  at("messages").replaceChildren(...store.current.messages.map((message, index) => show(message, index).node));
+  at("conversations").replaceChildren(...store.all.map(entry));
+  at("send").hidden = Boolean(generating);
+  at("stop").hidden = !generating;
+  for (const name of FIELDS) at(name).value = store.current.settings[name] ?? "";
   at("messages").scrollTop = at("messages").scrollHeight;
 }
 
 function entry(conversation) {
-  const isCurrent = String(conversation === house.current);
+  const isCurrent = String(conversation === store.current);
   const open = make("button", { type: "button", class: "quiet small", "aria-current": isCurrent }, conversation.title);
-  open.addEventListener("click", () => { stop(); house.choose(conversation.id); openList(false); draw(); });
+  open.addEventListener("click", () => { stop(); store.choose(conversation.id); openList(false); draw(); });
   const label = `Delete ${conversation.title}`;
   const remove = make("button", { type: "button", class: "quiet small", "aria-label": label }, "×");
-  remove.addEventListener("click", () => { stop(); house.remove(conversation.id); draw(); });
+  remove.addEventListener("click", () => { stop(); store.remove(conversation.id); draw(); });
   return make("li", {}, open, remove);
 }
 
@@ -87,7 +87,7 @@ function openList(isOpen) {
   at("open-list").setAttribute("aria-expanded", String(isOpen));
 }
 
-// -- asking -----------------------------------------------------------------------------------------------------------
+// -- generating -------------------------------------------------------------------------------------------------------
 
 function bodyOf({ settings, messages }) {
   const sent = messages.map(({ role, content }) => ({ role, content }));
@@ -102,7 +102,7 @@ function figuresOf({ usage, reason, firstAfter_ms: first, lastAfter_ms: last }) 
   const count = usage.completion_tokens;
   const rate = last > first ? `${(((count - 1) * 1000) / (last - first)).toFixed(1)} tokens/s, ` : "";
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const end = reason === "length" ? "; it ended at the longest answer" : "";
+  const end = reason === "length" ? "; it reached the token limit" : "";
   const prompt = `${cached} of ${usage.prompt_tokens} prompt tokens cached`;
   return `${count} tokens, ${rate}first after ${(first / 1000).toFixed(2)} s, ${prompt}${end}`;
 }
@@ -118,35 +118,35 @@ function take(message, delta) {
   }
 }
 
-async function ask() {
-  const conversation = house.current;
+async function generate() {
+  const conversation = store.current;
   const body = bodyOf(conversation);
   const message = { role: "assistant", content: "" };
-  const mine = (asking = new AbortController());
+  const mine = (generating = new AbortController());
   conversation.messages.push(message);
-  house.keep();
+  store.keep();
   draw();
   const shown = show(message, conversation.messages.length - 1);
   at("messages").lastChild.replaceWith(shown.node);
-  const watching = setInterval(() => tellLoading(body.model), LOOK_MS);
+  const watching = setInterval(() => showLoading(body.model), POLL_MS);
   try {
-    const told = await answerTo(body, mine.signal, (delta) => {
+    const result = await answerTo(body, mine.signal, (delta) => {
       clearInterval(watching);
       take(message, delta);
       follow(shown.refresh);
     });
-    message.figures = figuresOf(told);
+    message.figures = figuresOf(result);
   } catch (error) {
     await failed(error, message, conversation);
   }
   clearInterval(watching);
   listModels();
-  if (asking === mine) asking = null;
-  house.keep();
-  if (house.current === conversation) draw();
+  if (generating === mine) generating = null;
+  store.keep();
+  if (store.current === conversation) draw();
 }
 
-// Once for each picture the browser draws, however many tokens came. Whoever has scrolled up reads on undisturbed.
+// Once for each frame, however many tokens came. A user who has scrolled up is not moved.
 let isDue = false;
 function follow(change) {
   if (isDue) return;
@@ -161,30 +161,30 @@ function follow(change) {
 }
 
 async function failed(error, message, conversation) {
-  if (error.name === "AbortError") { message.error = "You stopped it."; return; }
-  if (!(error instanceof NeedsKey)) { message.error = `It ended: ${error.message}`; return; }
+  if (error.name === "AbortError") { message.error = "You stopped this answer."; return; }
+  if (!(error instanceof NeedsKey)) { message.error = `Error: ${error.message}`; return; }
   conversation.messages.pop();
-  if (!(await askForKey(error.message))) return;
-  if (house.current === conversation) setTimeout(ask);
+  if (!(await requestKey(error.message))) return;
+  if (store.current === conversation) setTimeout(generate);
 }
 
 function stop() {
-  asking?.abort();
-  asking = null;
+  generating?.abort();
+  generating = null;
 }
 
 function send(event) {
   event.preventDefault();
   const words = at("question").value;
-  if (!words.trim() || asking) return;
+  if (!words.trim() || generating) return;
   at("question").value = "";
-  house.current.messages.push({ role: "user", content: words });
-  ask();
+  store.current.messages.push({ role: "user", content: words });
+  generate();
 }
 
 // -- models and keys --------------------------------------------------------------------------------------------------
 
-function askForKey(why) {
+function requestKey(why) {
   const dialog = at("key-dialog");
   at("key-title").textContent = why;
   return new Promise((resolve) => {
@@ -200,10 +200,10 @@ function askForKey(why) {
 
 const nameOf = ({ id, meta }) => (meta.state === "ready" ? id : `${id} (${meta.state})`);
 
-// Who waits for a model that is being loaded is told how far it is.
-async function tellLoading(name) {
+// While a request waits for a model, shows how much of it is loaded.
+async function showLoading(name) {
   const found = (await models().catch(() => [])).find(({ id }) => id === name);
-  if (!asking || !found) return;
+  if (!generating || !found) return;
   const share = found.meta.loaded_share === null ? "" : `: ${Math.round(found.meta.loaded_share * 100)}%`;
   notice(found.meta.state === "ready" ? "" : `${name} is ${found.meta.state}${share}`);
 }
@@ -216,9 +216,9 @@ async function listModels() {
     if (found.some(({ id }) => id === chosen)) at("model").value = chosen;
     notice("");
   } catch (error) {
-    if (error instanceof NeedsKey && (await askForKey(error.message))) return listModels();
+    if (error instanceof NeedsKey && (await requestKey(error.message))) return listModels();
     const isLocked = error instanceof NeedsKey;
-    notice(isLocked ? "A key is needed: reload the page to give one." : `The server cannot be asked: ${error.message}`);
+    notice(isLocked ? "A key is required: reload the page to enter one." : `Cannot list the models: ${error.message}`);
   }
 }
 
@@ -227,18 +227,18 @@ at("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
 });
 at("stop").addEventListener("click", stop);
-at("new").addEventListener("click", () => { stop(); house.begin(); openList(false); draw(); at("question").focus(); });
+at("new").addEventListener("click", () => { stop(); store.begin(); openList(false); draw(); at("question").focus(); });
 at("forget").addEventListener("click", () => {
   if (!confirm("Delete all conversations kept in this browser?")) return;
   stop();
-  house.removeAll();
+  store.removeAll();
   draw();
 });
 at("open-list").addEventListener("click", () => openList(!at("list").classList.contains("open")));
 at("open-settings").addEventListener("click", () => at("settings").showModal());
 at("settings").addEventListener("close", () => {
-  for (const name of FIELDS) house.current.settings[name] = at(name).value;
-  house.keep();
+  for (const name of FIELDS) store.current.settings[name] = at(name).value;
+  store.keep();
 });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") openList(false); });
 draw();

@@ -1,5 +1,5 @@
 // Markdown as nodes. Text only ever becomes a text node, so nothing a model writes is read as markup; pictures are
-// shown as their words, and a link is followed only when somebody clicks it.
+// shown as their text, and a link is followed only when the user clicks it.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;

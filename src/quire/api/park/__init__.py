@@ -1,1 +1,1 @@
-"""Models that come when they are asked for and leave when memory is needed."""
+"""Models that are loaded when they are requested and unloaded when memory is needed."""

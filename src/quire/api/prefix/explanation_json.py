@@ -1,4 +1,4 @@
-"""An explanation as the API words it, wherever it is told: asked alone, of a request that ran, or beside an answer."""
+"""An explanation as the API sends it: requested alone, of a request that ran, or in the usage of a response."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from quire.client.prefix.reuse_log import PromptPart, ReuseRecord
 
 
 def explanation_body(found: Explanation, cache_group: str) -> dict[str, Any]:
-    """An explanation as the API words it. What several keys share may be another's text: then its position alone."""
+    """An explanation as the API sends it. What several keys share may be another's text: then its position alone."""
     is_own = not cache_group.startswith(SHARED)
     return {
         "prompt_tokens": found.num_prompt_tokens,
@@ -28,15 +28,15 @@ def part_body(part: PromptPart | None) -> dict[str, Any] | None:
 
 
 def reuse_body(record: ReuseRecord, *, is_own: bool) -> dict[str, Any]:
-    """What was written down of one prompt. To whom it is not their own, reasons and numbers: no text, and no token."""
-    told = explanation_body(record.explanation, record.cache_group)
+    """The record of one prompt. Of another tenant's, reasons and numbers alone: no text, and no token."""
+    body = explanation_body(record.explanation, record.cache_group)
     found, part = record.explanation.difference, part_body(record.part)
     if not is_own and found is not None:
-        told["difference"] = _difference(found, is_own=False)
+        body["difference"] = _difference(found, is_own=False)
     if not is_own and part is not None:
         part["name"] = None
     return {
-        **told,
+        **body,
         "cached_tokens": record.num_cached_tokens,
         "part": part,
         "lost_tokens": record.num_lost_tokens,

@@ -1,6 +1,7 @@
-"""What each prompt of a request found in the cache: written down once that is known, counted, and told in a header.
+"""What each prompt of a request found in the cache: recorded once that is known, counted, and sent in a header.
 
-It is known when the prompt is computed, just before the first token. A request that ends before leaves what was known.
+It is known when the prompt is computed, just before the first token. Of a request that ends before, what is known by
+then is recorded.
 """
 
 from collections.abc import Sequence
@@ -22,35 +23,35 @@ HEADER = b"x-quire-cache"
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerNames:
-    """What is known of a request beside its replies."""
+class AnswerIdentity:
+    """A request's response id, prompt parts and removed lines."""
 
     answer_id: str
     parts: Sequence[PromptParts]
     """Of its prompts, where they have any."""
     tokenizer: Tokenizer
     removed: Sequence[RemovedLine] = ()
-    """Lines that were taken out of its system texts."""
+    """Lines that were removed from its system texts."""
 
 
-class ReuseNotes:
+class CacheReport:
     """Of one request."""
 
-    def __init__(self, admission: Admission, record: RequestRecord, names: AnswerNames) -> None:
+    def __init__(self, admission: Admission, record: RequestRecord, names: AnswerIdentity) -> None:
         self._log = admission.reuse_log
         self._metrics = admission.metrics
         self._guard = admission.prefix_guard
         self._record = record
         self._names = names
         self.is_waiting = True
-        """Something may become known."""
+        """Not all prompts are recorded yet."""
 
     def take(self, *, is_last: bool = False) -> None:
-        """Write down what has become known; at the end whatever is."""
+        """Record what has become known; at the end all that is."""
         if not self.is_waiting:
             return
-        for index, asked in enumerate(self._record.asked):
-            reply = asked.reply
+        for index, handle in enumerate(self._record.handles):
+            reply = handle.reply
             is_known = reply.is_computed or (is_last and reply.is_admitted)
             if reply.reuse is None and is_known:
                 reply.reuse = self._record_of(reply, index)
@@ -58,26 +59,26 @@ class ReuseNotes:
                 self._guard.take(self._seen(reply, reply.reuse))
                 reason = reply.reuse.explanation.reason
                 self._metrics.observe_reuse(self._record.model, reason, reply.reuse.num_lost_tokens)
-        self.is_waiting = any(asked.reply.reuse is None for asked in self._record.asked)
+        self.is_waiting = any(handle.reply.reuse is None for handle in self._record.handles)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the answer's head says, if all of it is known by then."""
+        """Headers of the response, if all of it is known by then."""
         self.take()
-        found = [asked.reply.reuse for asked in self._record.asked]
-        known = [one for one in found if one is not None]
-        told = removed_headers(self._names.removed)
-        if not known or len(known) < len(found):
-            return told
+        found = [handle.reply.reuse for handle in self._record.handles]
+        records = [one for one in found if one is not None]
+        removed = removed_headers(self._names.removed)
+        if not records or len(records) < len(found):
+            return removed
         warnings = self._guard.of_request(self._record.request_id, monotonic())
-        return [(HEADER, _told(known).encode()), *warning_headers(warnings), *told]
+        return [(HEADER, _header_value(records).encode()), *warning_headers(warnings), *removed]
 
     def close(self) -> None:
-        """It has ended: what is known by now is written down, and what was answered is kept for the next prompt."""
+        """It has ended: record what is known by now, and keep the answers for the next prompt."""
         self.take(is_last=True)
-        for asked in self._record.asked:
-            if (reuse := asked.reply.reuse) is not None:
-                pieces = asked.reply.pieces
+        for handle in self._record.handles:
+            if (reuse := handle.reply.reuse) is not None:
+                pieces = handle.reply.pieces
                 self._guard.answered(reuse, [token for piece in pieces if not piece.index for token in piece.token_ids])
 
     def _seen(self, reply: Reply, reuse: ReuseRecord) -> SeenPrompt:
@@ -111,13 +112,13 @@ def part_at(parts: Sequence[PromptParts], prompt_index: int, position: int | Non
     return parts[prompt_index].at(position) if parts else PromptPart("text", prompt_index)
 
 
-def _told(found: Sequence[ReuseRecord]) -> str:
-    """Of one prompt all; of several what they come to."""
+def _header_value(found: Sequence[ReuseRecord]) -> str:
+    """Of one prompt all; of several their sums."""
     num_cached = sum(one.num_cached_tokens for one in found)
     num_prompt = sum(one.explanation.num_prompt_tokens for one in found)
     if len(found) > 1:
         return f"cached={num_cached}; prompt={num_prompt}; prompts={len(found)}"
-    told = found[0].explanation
-    position = "" if told.position is None else f"; position={told.position}"
-    cached = "" if told.reason == UNKNOWN else f"cached={num_cached}; "
-    return f"{cached}prompt={num_prompt}; reason={told.reason}{position}"
+    explanation = found[0].explanation
+    position = "" if explanation.position is None else f"; position={explanation.position}"
+    cached = "" if explanation.reason == UNKNOWN else f"cached={num_cached}; "
+    return f"{cached}prompt={num_prompt}; reason={explanation.reason}{position}"

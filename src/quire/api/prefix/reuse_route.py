@@ -1,6 +1,6 @@
-"""`GET /v1/requests/{request_id}/cache`: what a request found in the cache, told to its own tenant.
+"""`GET /v1/requests/{request_id}/cache`: what a request found in the cache, for its own tenant.
 
-Another tenant's reads as one that never was. The operator is told reasons and numbers of all, and nobody's text.
+Another tenant's is reported as not found. The operator gets reasons and numbers of all, and no text of any tenant.
 """
 
 from time import monotonic
@@ -17,10 +17,10 @@ from quire.api.prefix.explanation_json import reuse_body
 
 
 async def retrieve_reuse(request: Request, request_id: str) -> Response:
-    """What a request's prompts found in the cache when it began to run, and why no more."""
+    """How much of a request's prompts was in the cache when it began to run, and why no more."""
     admission: Admission = request.app.state.admission
-    told = _found(admission, request.scope["quire.caller"], request_id)
-    return Response(msgspec.json.encode(told), media_type="application/json")
+    body = _found(admission, request.scope["quire.caller"], request_id)
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _found(admission: Admission, caller: Caller, request_id: str) -> dict[str, Any]:
@@ -29,7 +29,9 @@ def _found(admission: Admission, caller: Caller, request_id: str) -> dict[str, A
     records = admission.reuse_log.find(request_id)
     is_own = bool(records) and records[0].tenant == caller.tenant
     if not records or not (is_own or caller.is_admin):
-        message = f"nothing is known of a request {shortened(request_id)}; the last hour's are, once they have begun"
+        message = (
+            f"no record of request {shortened(request_id)}; requests of the last hour have one once they have begun"
+        )
         raise ApiError(404, "request_not_found", message)
     return {
         "object": "cache.reuse",

@@ -1,4 +1,4 @@
-"""How the server words what keeps prompts out of the cache: in headers, and in the answer of a route."""
+"""Warnings of what keeps prompts out of the cache: in headers, and in the response of a route."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,21 +13,21 @@ WARNING_HEADER, REMOVED_HEADER = b"x-quire-prefix-warning", b"x-quire-stable-pre
 MAX_LINE_CHARS = 80
 """Of a line in a header."""
 MAX_LINES = 4
-"""Lines that a header tells; it counts all."""
+"""Lines in a header; it counts all."""
 
 
 def warning_headers(found: Sequence[PrefixWarning]) -> list[tuple[bytes, bytes]]:
-    """What an answer says of lines that this very request lost something to."""
+    """A response's header on lines by which this request missed the cache."""
     if not found:
         return []
     worst = max(found, key=lambda one: one.num_lost_tokens)
     more = f"; more={len(found) - 1}" if len(found) > 1 else ""
-    told = f"kind={worst.kind}; tokens={worst.num_lost_tokens}; requests={worst.num_requests}{more}"
-    return [(WARNING_HEADER, f"{told}; line={quoted(worst.line or '')}".encode("ascii"))]
+    summary = f"kind={worst.kind}; tokens={worst.num_lost_tokens}; requests={worst.num_requests}{more}"
+    return [(WARNING_HEADER, f"{summary}; line={quoted(worst.line or '')}".encode("ascii"))]
 
 
 def removed_headers(removed: Sequence[RemovedLine]) -> list[tuple[bytes, bytes]]:
-    """What an answer says of lines that were taken out of its system text."""
+    """A response's header on lines that were removed from the system text."""
     if not removed:
         return []
     lines = ", ".join(quoted(one.text.strip()) for one in removed[:MAX_LINES])
@@ -42,7 +42,7 @@ def quoted(text: str) -> str:
 
 
 def warnings_response(found: Iterable[PrefixWarning]) -> Response:
-    """All of them, as the API words it."""
+    """All of them, as the API sends them."""
     return Response(
         msgspec.json.encode({"object": "list", "data": [_body(one) for one in found]}), media_type="application/json"
     )

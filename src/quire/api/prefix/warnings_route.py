@@ -1,7 +1,7 @@
-"""`GET /v1/cache/warnings`: which lines keep a tenant's prompts out of the cache again and again.
+"""`GET /v1/cache/warnings`: which lines repeatedly keep a tenant's prompts out of the cache.
 
-A tenant is told of its own lines. To whoever runs the server it tells what all tenants lost, and no line of theirs:
-those are read on the operator's own socket.
+A tenant gets its own lines. An admin key gets what all tenants lost, and no line of theirs: those are on the operator's
+own socket.
 """
 
 from time import monotonic
@@ -15,7 +15,7 @@ from quire.api.prefix.warnings import warnings_response
 
 
 async def cache_warnings(request: Request) -> Response:
-    """Which lines keep prompts out of the cache again and again, and what that cost in the last hour."""
+    """Which lines repeatedly keep prompts out of the cache, and what that cost in the last hour."""
     admission: Admission = request.app.state.admission
     caller: Caller = request.scope["quire.caller"]
     guard, now_s = admission.prefix_guard, monotonic()

@@ -1,1 +1,1 @@
-"""The server as it is at this moment, for those who run it: one bounded stream of events, many readers."""
+"""The state of the server at this moment, for its operators: one bounded stream of events, many readers."""

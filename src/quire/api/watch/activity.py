@@ -1,6 +1,6 @@
-"""What requests came to lately: a row for every ten seconds of the last hour, and the timelines of those that ended.
+"""Recent figures of requests: a row for every ten seconds of the last hour, and the timelines of those that ended.
 
-It is fed once for each request that ends, and every ten seconds looks at those that are open: never for a token.
+Updated once for each request that ends, and every ten seconds from those that are open: never for a token.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class RequestTotals:
         self.num_cached_tokens += record.num_cached_tokens
         self.num_output_tokens += record.num_output_tokens
         self.num_requests += 1
-        self.num_preemptions += sum(one.reply.num_preemptions for one in record.asked)
+        self.num_preemptions += sum(one.reply.num_preemptions for one in record.handles)
 
 
 @dataclass(slots=True)
@@ -147,18 +147,18 @@ class Activity:
         return found
 
     def open_of(self, model: str) -> list[RequestRecord]:
-        """Its requests that are open and have asked."""
-        return [record for record, _ in self._open_requests.values() if record.model == model and record.asked]
+        """Its open requests that were submitted."""
+        return [record for record, _ in self._open_requests.values() if record.model == model and record.handles]
 
     def begin(self) -> None:
-        """Somebody has come: from the first one on rows are made."""
+        """A request has come: from the first one on rows are made."""
         if self._row_began_s is None:
             self._row_began_s = monotonic()
             asyncio.get_running_loop().call_later(ROW_S, self._end_row)
 
     def take(self, record: RequestRecord) -> None:
         """It has ended, however."""
-        if not record.asked:
+        if not record.handles:
             return
         self.of(record.model).take(record)
         self.timelines.append(request_line(record, monotonic()))

@@ -1,4 +1,4 @@
-"""When a request waited, had its prompt computed, was answered, and was interrupted: by times that are known anyway.
+"""When a request waited, had its prompt computed, was answered, and was interrupted: by times that are recorded anyway.
 
 A request that gave up its place counts as preempted until something of it comes again.
 """
@@ -21,13 +21,13 @@ class Segment(NamedTuple):
 
 
 def shown_id(record: RequestRecord) -> str:
-    """As its answer's `x-request-id` says."""
+    """As in its response's `x-request-id`."""
     return record.client_id or record.request_id
 
 
 def first_token_s(record: RequestRecord) -> float | None:
     """When the first token of any of its prompts came."""
-    return min((one.reply.moments["first"] for one in record.asked if "first" in one.reply.moments), default=None)
+    return min((one.reply.moments["first"] for one in record.handles if "first" in one.reply.moments), default=None)
 
 
 def request_line(record: RequestRecord, ended_s: float | None = None) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def request_line(record: RequestRecord, ended_s: float | None = None) -> dict[st
 
 def segments_of(record: RequestRecord, ended_s: float | None) -> list[Segment]:
     """Of all its prompts together: it waits until one is admitted, and answers until all are answered."""
-    moments = [one.reply.moments for one in record.asked]
+    moments = [one.reply.moments for one in record.handles]
     admitted = min((times["admitted"] for times in moments if "admitted" in times), default=None)
     first = first_token_s(record)
     borders = [("waiting", record.started_s), ("prompt", admitted), ("answering", first)]
     begun = [(phase, at_s) for phase, at_s in borders if at_s is not None]
     ends = [*(at_s for _, at_s in begun[1:]), ended_s]
-    pauses = sorted(pause for one in record.asked for pause in one.reply.pauses)
+    pauses = sorted(pause for one in record.handles for pause in one.reply.pauses)
     segments: list[Segment] = []
     for (phase, start_s), end_s in zip(begun, ends, strict=True):
         segments += _cut(Segment(phase, start_s, end_s), pauses)
@@ -80,4 +80,4 @@ def _rounded(one: Segment) -> Segment:
 def _how_it_ended(record: RequestRecord) -> str:
     if record.is_cut:
         return "cut"
-    return "done" if record.asked and all(one.reply.is_answered for one in record.asked) else "failed"
+    return "done" if record.handles and all(one.reply.is_answered for one in record.handles) else "failed"

@@ -1,4 +1,4 @@
-"""One event of the stream: what the engine shows, and what the server knows of its requests. Bounded, and without text.
+"""One event of the stream: the engine's snapshot, and the server's requests. Bounded, and without text.
 
 docs/reference/watch.md has the format.
 """
@@ -33,7 +33,7 @@ MAX_QUEUES = 200
 
 
 class WatchedServer(Protocol):
-    """What there is to tell of."""
+    """The server that events describe."""
 
     models: Models
     open_requests: dict[str, tuple[RequestRecord, Any]]
@@ -44,7 +44,7 @@ class WatchedServer(Protocol):
 
 
 def warnings_of(server: WatchedServer, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
-    """Of the prefix guard. Lines are clients' text: not for everybody who may watch."""
+    """Of the prefix guard. Lines are clients' text: not for all watchers."""
     found = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
     return [
         {
@@ -62,7 +62,7 @@ def watch_event(
     server: WatchedServer, model: ModelEntry, shown: tuple[EngineSnapshot, float] | None, watched: Iterable[str]
 ) -> dict[str, Any]:
     """All but the history and the warnings. `shown`: the latest snapshot and when it came, if there is one; its steps
-    are told."""
+    are included."""
     now_s, open_requests, is_watched = monotonic(), server.open_requests, frozenset(watched)
     records = server.activity.open_of(model.name)
     totals = server.activity.of(model.name).totals(records)
@@ -88,7 +88,7 @@ def watch_event(
 
 
 def _engine(model: ModelEntry) -> dict[str, Any] | None:
-    """How far it is, within a step too."""
+    """Its progress, within a step too."""
     stats = model.stats()
     if stats is None:
         return None
@@ -96,7 +96,7 @@ def _engine(model: ModelEntry) -> dict[str, Any] | None:
 
 
 def _no_pool(model: ModelEntry) -> PoolCells:
-    """Nothing is known of its blocks but how many there are."""
+    """Of its blocks only the number is known."""
     stats = model.stats()
     if stats is None or not stats.num_blocks:
         return PoolCells()
@@ -105,12 +105,12 @@ def _no_pool(model: ModelEntry) -> PoolCells:
     return PoolCells(stats.num_blocks, stats.block_size, 1, b"", counts)
 
 
-def _steps(snapshot: EngineSnapshot, heard_s: float) -> list[dict[str, Any]]:
-    """On the clock of this process: workers only know how long ago something was."""
+def _steps(snapshot: EngineSnapshot, received_s: float) -> list[dict[str, Any]]:
+    """On the clock of this process: workers only send how long ago a step was."""
     return [
         {
             "step": one.step,
-            "at_s": round(heard_s - one.age_s, 4),
+            "at_s": round(received_s - one.age_s, 4),
             "prompt_tokens": one.prompt_tokens,
             "output_tokens": one.output_tokens,
             "rows": one.rows,
@@ -121,14 +121,14 @@ def _steps(snapshot: EngineSnapshot, heard_s: float) -> list[dict[str, Any]]:
 
 
 def _named(running: Iterable[RunningFigures], records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """Under the names that clients know."""
-    names = {asked.request_id: shown_id(record) for record in records for asked in record.asked}
+    """Under the clients' request ids."""
+    names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
     replace = msgspec.structs.replace
     return [replace(one, request_id=names.get(one.request_id, one.request_id)) for one in running]
 
 
 def _guessed(records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """What is known here of sequences that run elsewhere."""
+    """Figures known here of sequences that run elsewhere."""
     return [
         RunningFigures(
             shown_id(record),

@@ -1,5 +1,5 @@
-"""The routes of those who watch: the stream of events, and one block. On the public server for a key made with
-`--admin`, and on the operator's socket.
+"""Routes for watchers: the stream of events, and one block. On the public server for a key made with `--admin`, and on
+the operator's socket.
 """
 
 import re
@@ -20,18 +20,18 @@ from quire.core.inspect.snapshots import BlockFacts
 
 
 class Watching(Response):
-    """A stream of events, until the reader leaves or the server ends."""
+    """A stream of events, until the reader disconnects or the server ends."""
 
     background = None
 
     def __init__(self, server: ServerWithWatchers, model: ModelEntry, *, reads_lines: bool = False) -> None:
-        """`reads_lines` says whether whoever reads it may see lines of clients in warnings."""
+        """`reads_lines`: the reader may see lines of clients in warnings."""
         self._server = server
         self._model = model
         self._reads_lines = reads_lines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the newest event again and again; a reader that is slow misses those between."""
+        """Send each newest event; a slow reader misses those between."""
         record: RequestRecord = scope["quire.record"]
         record.is_streamed = True
         with self._server.watchers.reading(self._model) as watch:
@@ -54,19 +54,19 @@ class Watching(Response):
 
 
 def watching(server: ServerWithWatchers, request: Request, *, reads_lines: bool) -> Watching:
-    """The stream that this request asks for."""
+    """The stream that this request selects."""
     return Watching(server, _model(server, request), reads_lines=reads_lines)
 
 
 async def block_answer(server: ServerWithWatchers, request: Request) -> Response:
     """One block, as JSON."""
-    model, given = _model(server, request), request.path_params["block"]
-    if not re.fullmatch("[0-9]{1,10}", given):
-        raise invalid(f"a block is a whole number, {given[:40]!r} given", "block")
-    facts = await model.open().view.block(int(given))
+    model, number = _model(server, request), request.path_params["block"]
+    if not re.fullmatch("[0-9]{1,10}", number):
+        raise invalid(f"expected a block number, got {number[:40]!r}", "block")
+    facts = await model.open().view.block(int(number))
     if facts is None:
-        raise ApiError(404, "not_found", f"the pool of {model.name} has no block {given}")
-    return Response(msgspec.json.encode(_told(server, model, facts)), media_type="application/json")
+        raise ApiError(404, "not_found", f"the pool of {model.name} has no block {number}")
+    return Response(msgspec.json.encode(_with_client_ids(server, model, facts)), media_type="application/json")
 
 
 def _model(server: ServerWithWatchers, request: Request) -> ModelEntry:
@@ -75,11 +75,11 @@ def _model(server: ServerWithWatchers, request: Request) -> ModelEntry:
     return next(iter(server.models)) if name is None else server.models.named(name)
 
 
-def _told(server: ServerWithWatchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
-    """Under the names that clients know."""
+def _with_client_ids(server: ServerWithWatchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
+    """Its requests under the clients' ids. One that ended since the worker responded has none, and is left out."""
     records = server.activity.open_of(model.name)
-    names = {asked.request_id: shown_id(record) for record in records for asked in record.asked}
-    requests = tuple(dict.fromkeys(names.get(one, one) for one in facts.requests))
+    names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
+    requests = tuple(dict.fromkeys(names[one] for one in facts.requests if one in names))
     return msgspec.structs.replace(facts, requests=requests, tenant=facts.tenant or _tenant_of(facts.cache_group))
 
 

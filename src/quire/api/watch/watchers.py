@@ -1,10 +1,10 @@
-"""Who watches, and what they get: one look at each model's engine, however many readers there are.
+"""The watchers, and what they receive: one snapshot of each model's engine, however many readers there are.
 
     engine ─► snapshot, about every 0.4 s ─► one event, encoded once ─► every reader takes the newest
 
-The first reader makes the engine begin to show itself, and the last one makes it end. A reader that is slow misses
-events and never queues any. Where no snapshot comes, because a step is long or no worker is there, events come all the
-same, with what the server knows.
+With the first reader the engine begins to send snapshots, and with the last one it ends. A slow reader misses events
+and never queues any. Where no snapshot comes, because a step is long or there is no worker, events are sent all the
+same, with the server's own state.
 """
 
 import asyncio
@@ -38,14 +38,17 @@ class Watchers:
 
     @property
     def num_readers(self) -> int:
-        """That watch at this moment."""
+        """Readers at this moment."""
         return sum(one.num_readers for one in self._watched.values())
 
     @contextmanager
     def reading(self, model: ModelEntry) -> Iterator["ModelWatch"]:
-        """Watch a model, or be told that too many do."""
+        """Watch a model. Raises ApiError if there are too many watchers."""
         if self.num_readers >= MAX_WATCHERS:
-            message = f"{MAX_WATCHERS} may watch at once, {self.num_readers} do; close another page, or look later"
+            message = (
+                f"expected at most {MAX_WATCHERS} watchers, {self.num_readers} are connected; "
+                "close another page, or try again later"
+            )
             raise ApiError(503, "too_many_watchers", message, retry_after_s=WATCH_RETRY_S)
         watch = self._watched.get(model.name)
         if watch is None:
@@ -79,27 +82,27 @@ class ModelWatch:
         self._shown: tuple[EngineSnapshot, float] | None = None
         self._client: EngineClient | None = None
         self._came = asyncio.Event()
-        self._told = asyncio.Event()
+        self._published = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
-        """Somebody looks."""
+        """The first reader came."""
         self._task = asyncio.create_task(self._run(), name="quire-watchers")
 
     def end(self) -> None:
-        """Nobody looks any more."""
+        """The last reader left."""
         if self._task is not None:
             self._task.cancel()
-        self._look_at(None)
+        self._follow(None)
 
     async def newer_than(self, number: int) -> None:
         """Wait until there is an event after this one, or there will be none."""
         while self.number <= number and not self.is_over:
-            await self._told.wait()
+            await self._published.wait()
 
     def event_after(self, num_rows: int, *, reads_lines: bool = False) -> tuple[bytes, int]:
-        """The newest event, with the history's rows beyond the first so many; and how many there are now. `reads_lines`
-        says whether clients' lines may be shown."""
+        """The newest event, with the history's rows beyond the first so many; and how many there are now. With
+        `reads_lines` clients' lines are shown."""
         activity = self._server.activity.of(self._model.name)
         num_new = min(activity.num_rows - num_rows, len(activity.rows))
         rows = list(activity.rows)[len(activity.rows) - num_new :] if num_new else []
@@ -108,13 +111,13 @@ class ModelWatch:
 
     async def _run(self) -> None:
         while not self.is_over:
-            self._look_at(self._model.engine_client)
+            self._follow(self._model.engine_client)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._came.wait(), WATCH_BEAT_S)
             self._came.clear()
-            self._tell()
+            self._publish()
 
-    def _look_at(self, client: EngineClient | None) -> None:
+    def _follow(self, client: EngineClient | None) -> None:
         """A model may be unloaded and come back as another client of another engine."""
         if client is self._client:
             return
@@ -128,18 +131,18 @@ class ModelWatch:
         self._shown = snapshot, monotonic()
         self._came.set()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         shown = self._shown
         if shown is not None and not self._model.is_ready:
             shown = None  # of a worker that is no more
         self._event = msgspec.json.encode(watch_event(self._server, self._model, shown, self._watched))
         now_s = monotonic()
         for reads_lines in self._warnings:
-            told = warnings_of(self._server, now_s, reads_lines=reads_lines)
-            self._warnings[reads_lines] = msgspec.json.encode(told)
-        if self._shown is not None:  # steps are told once
+            warnings = warnings_of(self._server, now_s, reads_lines=reads_lines)
+            self._warnings[reads_lines] = msgspec.json.encode(warnings)
+        if self._shown is not None:  # steps are sent once
             self._shown = msgspec.structs.replace(self._shown[0], steps=()), self._shown[1]
         self.number += 1
         self.is_over = self._server.is_draining and not self._server.open_requests
-        waiting, self._told = self._told, asyncio.Event()
+        waiting, self._published = self._published, asyncio.Event()
         waiting.set()

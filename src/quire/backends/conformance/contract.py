@@ -34,16 +34,16 @@ def check_all(make_runner: MakeRunner) -> list[str]:
     return [check.__name__ for check in CHECKS]
 
 
-def samples_exactly_where_asked(make_runner: MakeRunner) -> None:
+def samples_exactly_where_wanted(make_runner: MakeRunner) -> None:
     """One token after the last known one, none before; and it is in the vocabulary."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
     job = Job(1, len(tokens), ResolvedSampling())
     first = desk.run([job.item(tokens, [1, 2, 3], 0, 1)])[1]
-    require(first.token_ids == (), f"tokens {first.token_ids} where none was asked for")
+    require(first.token_ids == (), f"expected no tokens, got {first.token_ids}")
     last = desk.run([job.item(tokens, [1, 2, 3], 1, len(tokens))])[1]
-    require(len(last.token_ids) == 1, f"{len(last.token_ids)} tokens where one was asked for")
-    require(0 <= last.token_ids[0] < desk.capacity.vocabulary_size, f"token {last.token_ids[0]} is no token")
+    require(len(last.token_ids) == 1, f"expected one token, got {len(last.token_ids)}")
+    require(0 <= last.token_ids[0] < desk.capacity.vocabulary_size, f"token {last.token_ids[0]} is out of vocabulary")
 
 
 def a_row_does_not_depend_on_its_company(make_runner: MakeRunner) -> None:
@@ -72,7 +72,7 @@ def a_prompt_may_come_in_any_chunks(make_runner: MakeRunner) -> None:
         answers[tuple(pieces)] = desk.feed(
             tokens, blocks_of(desk, 0, len(tokens)), pieces, job_for(1, tokens)
         ).token_ids
-    require(len(set(answers.values())) == 1, f"chunks change the answer: {answers}")
+    require(len(set(answers.values())) == 1, f"chunks change the result: {answers}")
 
 
 def any_blocks_will_do(make_runner: MakeRunner) -> None:
@@ -83,7 +83,7 @@ def any_blocks_will_do(make_runner: MakeRunner) -> None:
         tokens = prompt_of(desk, 2 * desk.capacity.block_size + 1)
         blocks = Random(seed).sample(range(1, 48), 4)  # noqa: S311 - the same blocks every time
         answers.append(desk.generate(tokens, blocks, 3, job_for(1, tokens)))
-    require(all(answer == answers[0] for answer in answers), f"other blocks, other answers: {answers}")
+    require(all(answer == answers[0] for answer in answers), f"other blocks change the result: {answers}")
 
 
 def a_prefix_computed_by_another_serves_as_well(make_runner: MakeRunner) -> None:
@@ -147,7 +147,7 @@ def nothing_beyond_a_sequence_is_read(make_runner: MakeRunner) -> None:
             desk.feed(junk, [1, 2], [len(junk)], job_for(9, junk))
         tokens = prompt_of(desk, 1)
         answers.append(desk.feed(tokens, [1, 2], [1], job_for(1, tokens)).token_ids)
-    require(len(set(answers)) == 1, f"what lies beyond the sequence changes it: {answers}")
+    require(len(set(answers)) == 1, f"data beyond the sequence changes the result: {answers}")
 
 
 def blocks_can_be_carried_away_and_back(make_runner: MakeRunner) -> None:
@@ -157,7 +157,7 @@ def blocks_can_be_carried_away_and_back(make_runner: MakeRunner) -> None:
     tokens = prompt_of(desk, 2 * size + 1)
     expected = desk.feed(tokens, [1, 2, 3], [len(tokens)], job_for(1, tokens)).token_ids
     data = desk.runner.read_blocks([1, 2])
-    require([len(content) for content in data] == [desk.capacity.num_kv_bytes] * 2, "a block has another size")
+    require([len(content) for content in data] == [desk.capacity.num_kv_bytes] * 2, "a block has the wrong size")
     fresh = Desk(make_runner)
     fresh.runner.write_blocks([5, 4], data)
     got = fresh.run([job_for(1, tokens).item(tokens, [5, 4, 6], 2 * size, len(tokens))])[1].token_ids
@@ -173,9 +173,9 @@ def the_seed_decides(make_runner: MakeRunner) -> None:
         params = ResolvedSampling(temperature=temperature)
         return tuple(Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params, seed)))
 
-    require(answer(1, 1.0) == answer(1, 1.0), "the same seed gave two answers")
-    require(len({answer(seed, 1.0) for seed in range(8)}) > 1, "eight seeds gave one answer")
-    require(len({answer(seed, 0.0) for seed in range(3)}) == 1, "the seed matters at temperature 0")
+    require(answer(1, 1.0) == answer(1, 1.0), "the same seed gave two results")
+    require(len({answer(seed, 1.0) for seed in range(8)}) > 1, "eight seeds gave one result")
+    require(len({answer(seed, 0.0) for seed in range(3)}) == 1, "the seed changes the result at temperature 0")
 
 
 def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
@@ -197,8 +197,8 @@ def continuations_draw_differently(make_runner: MakeRunner) -> None:
         job = Job(1, len(tokens), ResolvedSampling(), index=index)
         return tuple(desk.generate(tokens, [1, 2, 3, 4], 4, job))
 
-    require(answer(3) == answer(3), "the same continuation gave two answers")
-    require(len({answer(index) for index in range(8)}) > 1, "eight continuations gave one answer")
+    require(answer(3) == answer(3), "the same continuation gave two results")
+    require(len({answer(index) for index in range(8)}) > 1, "eight continuations gave one result")
 
 
 def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
@@ -209,11 +209,11 @@ def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
     def answer(params: ResolvedSampling) -> list[int]:
         return Desk(make_runner).generate(tokens, [1, 2, 3, 4], 4, Job(1, len(tokens), params))
 
-    require(answer(ResolvedSampling(allowed_token_ids=(7,))) == [7] * 4, "a token that was not allowed")
+    require(answer(ResolvedSampling(allowed_token_ids=(7,))) == [7] * 4, "got a token that was not allowed")
     greedy = answer(ResolvedSampling(temperature=0.0))
     banned = answer(ResolvedSampling(temperature=0.0, banned_token_ids=tuple(set(greedy))))
     require(not set(greedy) & set(banned), f"banned {greedy}, got {banned}")
-    require(answer(ResolvedSampling(top_k=1)) == greedy, "the likeliest of one is another than at temperature 0")
+    require(answer(ResolvedSampling(top_k=1)) == greedy, "top_k 1 differs from temperature 0")
 
 
 def the_largest_step_runs(make_runner: MakeRunner) -> None:
@@ -241,7 +241,7 @@ def a_step_leaves_other_blocks_alone(make_runner: MakeRunner) -> None:
     before = desk.runner.read_blocks(others)
     desk.feed(tokens, [5], [1, 2], job_for(1, tokens))
     desk.run([], [BlockCopy(5, 6)])
-    require(desk.runner.read_blocks(others) == before, "a block changed that nobody wrote")
+    require(desk.runner.read_blocks(others) == before, "a block changed that no row wrote")
 
 
 def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
@@ -262,7 +262,7 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
     desk = Desk(make_runner)
     other = prompt_of(desk, 6, 5)
     company = desk.run([*items(desk, [9]), job_for(2, other).item(other, [4, 5], 0, 6)])[1]
-    require(company == whole, f"alone {whole}, in company {company}")
+    require(company == whole, f"alone {whole}, in a batch {company}")
     desk = Desk(make_runner)
     parts = [desk.run([item])[1] for item in items(desk, [4, 8, 9])]
     joined = tuple(entry for part in parts for entry in part.scores)
@@ -277,20 +277,20 @@ def a_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
     expected = Desk(make_runner).feed(second, [3, 4], [7], job_for(1, second)).token_ids
     desk.feed(first, [1, 2], [6], job_for(1, first))
     row = desk.run([job_for(1, second).item(second, [3, 4], 0, 7)])[1]
-    require(row.token_ids == expected, f"expected {expected}, after another of the same id {row.token_ids}")
+    require(row.token_ids == expected, f"expected {expected}, got {row.token_ids} after another of the same id")
 
 
-def logprobs_come_as_asked(make_runner: MakeRunner) -> None:
+def logprobs_match_the_request(make_runner: MakeRunner) -> None:
     """For the chosen token and for prompt tokens, with as many alternatives as wanted, none above 0."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
     item = Job(1, len(tokens), ResolvedSampling(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
     row = desk.run([item._replace(scoring=Scoring(1, tuple(tokens[1:]), 1))])[1]
-    require(len(row.logprobs) == 1, f"{len(row.logprobs)} logprobs for one token")
+    require(len(row.logprobs) == 1, f"expected one logprob for one token, got {len(row.logprobs)}")
     require(row.logprobs[0].token_id == row.token_ids[0], "the logprob is of another token")
-    require(len(row.logprobs[0].alternatives) == 2, f"{len(row.logprobs[0].alternatives)} alternatives, 2 wanted")
+    require(len(row.logprobs[0].alternatives) == 2, f"expected 2 alternatives, got {len(row.logprobs[0].alternatives)}")
     targets = [entry.token_id for entry in row.scores]
-    require(targets == list(tokens[1:]), f"scores of {targets}, wanted {tokens[1:]}")
+    require(targets == list(tokens[1:]), f"expected scores of {tokens[1:]}, got {targets}")
     values = [entry.logprob for entry in (*row.logprobs, *row.scores)]
     require(all(value <= 0.0 for value in values), f"a log-probability above 0: {values}")
 
@@ -305,7 +305,7 @@ def closing_twice_does_nothing(make_runner: MakeRunner) -> None:
 
 
 CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
-    samples_exactly_where_asked,
+    samples_exactly_where_wanted,
     a_row_does_not_depend_on_its_company,
     a_prompt_may_come_in_any_chunks,
     any_blocks_will_do,
@@ -322,7 +322,7 @@ CHECKS: tuple[Callable[[MakeRunner], None], ...] = (
     logprobs_do_not_depend_on_company,
     a_sequence_leaves_nothing_behind,
     stop_tokens_wait_for_min_tokens,
-    logprobs_come_as_asked,
+    logprobs_match_the_request,
     closing_twice_does_nothing,
     *conformance_wanted.CHECKS,
 )

@@ -23,7 +23,7 @@ class Desk:
         self.capacity = self.runner.capacity
         self._step = 0
         is_enough = self.capacity.block_size >= 4 and self.capacity.num_blocks >= 48
-        require(is_enough, f"the kit needs 48 blocks of 4 tokens or more, the runner has {self.capacity}")
+        require(is_enough, f"expected at least 48 blocks of 4 tokens, the runner has {self.capacity}")
 
     def run(
         self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
@@ -45,7 +45,7 @@ class Desk:
         self._step += 1
         items = plan.items
         result = self.runner.start(plan._replace(step=self._step)).wait(masks)
-        require(result.step == self._step, f"step {self._step} was answered as step {result.step}")
+        require(result.step == self._step, f"expected the result of step {self._step}, got step {result.step}")
         require(result.rows.keys() == {item.sequence_id for item in items}, "rows and items differ")
         return result.rows
 

@@ -17,7 +17,7 @@ def check_states(make_runner: MakeRunner) -> list[str]:
     """Run every check on a runner with at least four state slots; their names. Raises ConformanceError."""
     for check in CHECKS:
         desk = Desk(make_runner)
-        require(desk.capacity.num_slots >= 4, f"the kit needs 4 state slots, the runner has {desk.capacity.num_slots}")
+        require(desk.capacity.num_slots >= 4, f"expected 4 state slots, the runner has {desk.capacity.num_slots}")
         check(desk)
         desk.runner.close()
     return [check.__name__.strip("_") for check in CHECKS]
@@ -48,14 +48,14 @@ def _any_cut_gives_the_same_token(desk: Desk) -> None:
         for size in sizes:
             row = _step(desk, tokens, (4, 5, 6), (first, first + size), **moves)
             first, moves = first + size, {}
-        require(row.token_ids == expected.token_ids, f"cut as {sizes}: another token")
+        require(row.token_ids == expected.token_ids, f"cut as {sizes}: got another token")
 
 
 def _a_slot_begins_anew_from_slot_zero(desk: Desk) -> None:
     tokens = prompt_of(desk, NUM_TOKENS)
     expected = _alone(desk, tokens)
     _alone(desk, prompt_of(desk, NUM_TOKENS, 1), (7, 8, 9))
-    require(_alone(desk, tokens, (4, 5, 6)).token_ids == expected.token_ids, "what was there before shows")
+    require(_alone(desk, tokens, (4, 5, 6)).token_ids == expected.token_ids, "an old state of the slot is visible")
 
 
 def _a_state_matters(desk: Desk) -> None:
@@ -66,7 +66,7 @@ def _a_state_matters(desk: Desk) -> None:
         expected = _alone(desk, tokens)
         wrong = _step(desk, tokens, (1, 2, 3), (size, len(tokens)), **_begun())
         differs = differs or wrong.token_ids != expected.token_ids
-    require(differs, "with a wrong state eight tokens of eight were the same")
+    require(differs, "a wrong state changed none of eight tokens")
 
 
 def _a_kept_state_is_gone_on_from(desk: Desk) -> None:
@@ -76,7 +76,7 @@ def _a_kept_state_is_gone_on_from(desk: Desk) -> None:
     _step(desk, tokens, (4, 5, 6), (0, size), **_begun(), keeps=(SlotCopy(1, 2),))
     _step(desk, tokens, (4, 5, 6), (size, len(tokens)))
     row = _step(desk, tokens, (4, 5, 6), (size, len(tokens)), slot_copies=(SlotCopy(2, 1),))
-    require(row.token_ids == expected.token_ids, "the kept state is not the one behind its token")
+    require(row.token_ids == expected.token_ids, "the kept state is not the one after its token")
 
 
 def _copies_are_made_in_their_order(desk: Desk) -> None:
@@ -85,7 +85,7 @@ def _copies_are_made_in_their_order(desk: Desk) -> None:
     _step(desk, tokens, (4, 5, 6), (0, 5), **_begun(), keeps=(SlotCopy(1, 3),))
     copies = (SlotCopy(3, 2), SlotCopy(ZERO_SLOT, 3), SlotCopy(2, 1))
     row = _step(desk, tokens, (4, 5, 6), (5, len(tokens)), slot_copies=copies)
-    require(row.token_ids == expected.token_ids, "a copy was made before one that it reads from")
+    require(row.token_ids == expected.token_ids, "a copy ran before the copy that it reads from")
 
 
 def _rows_of_a_step_have_their_own_states(desk: Desk) -> None:
@@ -98,7 +98,7 @@ def _rows_of_a_step_have_their_own_states(desk: Desk) -> None:
     )
     copies = tuple(SlotCopy(ZERO_SLOT, at + 1) for at in range(len(prompts)))
     rows = desk.run_plan(StepPlan(0, (), items, copies))
-    require([rows[at].token_ids for at in range(len(prompts))] == alone, "in company a row has another token")
+    require([rows[at].token_ids for at in range(len(prompts))] == alone, "in a batch a row has another token")
 
 
 CHECKS: tuple[Callable[[Desk], None], ...] = (

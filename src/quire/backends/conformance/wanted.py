@@ -23,9 +23,9 @@ def _mask(allowed: Iterable[int], vocabulary_size: int) -> bytes:
 
 
 def _drawn(sequence_id: int = 1, **params: object) -> Job:
-    """A sequence whose choices depend on seed, position, and all it has said."""
-    given = {"frequency_penalty": 0.5, "logprobs": 1, **params}
-    return Job(sequence_id, NUM_PROMPT, ResolvedSampling(**given), seed=3)  # type: ignore[arg-type]
+    """A sequence whose choices depend on seed, position, and all its output."""
+    options = {"frequency_penalty": 0.5, "logprobs": 1, **params}
+    return Job(sequence_id, NUM_PROMPT, ResolvedSampling(**options), seed=3)  # type: ignore[arg-type]
 
 
 def _step_by_step(make_runner: MakeRunner, job: Job) -> list[RowResult]:
@@ -49,7 +49,7 @@ def _with_drafts(make_runner: MakeRunner, job: Job, drafts: Sequence[int]) -> Ro
 def several_wanted_positions_equal_one_by_one(make_runner: MakeRunner) -> None:
     """Scores and hidden states of many positions in one item, or of one position at a time: the same."""
 
-    def asked(ends: Sequence[int], wanted: Sequence[int]) -> tuple[list[object], list[bytes]]:
+    def computed(ends: Sequence[int], wanted: Sequence[int]) -> tuple[list[object], list[bytes]]:
         desk = Desk(make_runner)
         tokens, first = prompt_of(desk, 9), 0
         scores: list[object] = []
@@ -67,10 +67,10 @@ def several_wanted_positions_equal_one_by_one(make_runner: MakeRunner) -> None:
         return scores, states
 
     for wanted in (range(9), range(2, 6), (8,)):
-        whole, one_by_one = asked([9], wanted), asked(range(1, 10), wanted)
+        whole, one_by_one = computed([9], wanted), computed(range(1, 10), wanted)
         require(whole == one_by_one, f"positions {list(wanted)}: at once {whole}, one by one {one_by_one}")
         counts = [len(whole[0]), len(whole[1])]
-        require(counts == [len(wanted)] * 2, f"{counts} scores and hidden states, {len(wanted)} wanted")
+        require(counts == [len(wanted)] * 2, f"expected {len(wanted)} scores and hidden states, got {counts}")
 
 
 def right_drafts_come_back_with_one_more(make_runner: MakeRunner) -> None:
@@ -117,8 +117,8 @@ def drafts_do_not_depend_on_company(make_runner: MakeRunner) -> None:
 def a_stop_among_drafts_is_a_token_like_any_other(make_runner: MakeRunner) -> None:
     """Where a sequence ends is the core's to say. Stop tokens wait for min_tokens, each at its own position."""
     size = make_runner().capacity.vocabulary_size
-    said = _step_by_step(make_runner, _drawn())[1].token_ids[0]
-    for stops, num_early in ((frozenset({said}), 0), (frozenset(range(1, size)), 2)):
+    first_token = _step_by_step(make_runner, _drawn())[1].token_ids[0]
+    for stops, num_early in ((frozenset({first_token}), 0), (frozenset(range(1, size)), 2)):
         job = _drawn(stop_token_ids=stops, min_tokens=num_early)
         tokens = tuple(row.token_ids[0] for row in _step_by_step(make_runner, job))
         require(not stops.intersection(tokens[:num_early]), f"{tokens}: a stop token among the first {num_early}")
@@ -127,15 +127,15 @@ def a_stop_among_drafts_is_a_token_like_any_other(make_runner: MakeRunner) -> No
 
 
 def nothing_wanted_is_nothing_returned(make_runner: MakeRunner) -> None:
-    """All that is known may be fed for its KV alone; whoever goes on from there finds it."""
+    """All that is known may be fed for its KV alone; a sequence that goes on from there finds it."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 6)
     expected = Desk(make_runner).feed(tokens, BLOCKS, [6], job_for(1, tokens)).token_ids
     item = job_for(1, tokens).item(tokens[:5], BLOCKS, 0, 5)
     row = desk.run([item._replace(sampling=None)])[1]
-    require(row == RowResult(), f"nothing was wanted, {row} came back")
+    require(row == RowResult(), f"expected an empty result, got {row}")
     got = desk.run([job_for(1, tokens).item(tokens, BLOCKS, 5, 6)])[1].token_ids
-    require(got == expected, f"expected {expected}, after a step without a wish {got}")
+    require(got == expected, f"expected {expected}, got {got} after a step without outputs")
 
 
 def a_mask_narrows_each_choice(make_runner: MakeRunner) -> None:
@@ -150,7 +150,7 @@ def a_mask_narrows_each_choice(make_runner: MakeRunner) -> None:
         item = item._replace(scoring=Scoring(NUM_PROMPT, (7, 9), 1))
         neighbour = _drawn(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)
         rows = Desk(make_runner).run([item, neighbour], masks={1: (_mask((7,), size), _mask((9,), size))})
-        require(rows[1].token_ids == (7, 9), f"7 and then 9 were allowed, {rows[1].token_ids} came back")
+        require(rows[1].token_ids == (7, 9), f"expected the tokens 7 and 9, got {rows[1].token_ids}")
         require(rows[1].logprobs == rows[1].scores, f"masked {rows[1].logprobs}, of the raw logits {rows[1].scores}")
         require(rows[2] == free, f"without a mask {free}, beside a masked row {rows[2]}")
     row = desk.run([_drawn().item(prompt, BLOCKS, 0, NUM_PROMPT)], masks={1: (_mask(range(size), size),)})[1]
@@ -163,11 +163,11 @@ def a_mask_that_allows_nothing_fails_its_row_alone(make_runner: MakeRunner) -> N
     size, prompt = desk.capacity.vocabulary_size, prompt_of(desk, NUM_PROMPT)
     items = [_drawn().item(prompt, BLOCKS, 0, NUM_PROMPT), _drawn(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)]
     rows = desk.try_run(items, masks={1: (_mask((), size),)})
-    require(rows[1].error in UNSATISFIABLE, f"no token was allowed, {rows[1]} came back")
+    require(rows[1].error in UNSATISFIABLE, f"no token was allowed, got {rows[1]}")
     require(rows[2].error is None, f"a neighbour's mask failed this row: {rows[2]}")
     item = _drawn().item(prompt, BLOCKS, 0, NUM_PROMPT, (7,))
     row = Desk(make_runner).run([item], masks={1: (_mask((7,), size), _mask((), size))})[1]
-    require(row.token_ids == (7,), f"7 and then nothing was allowed, {row.token_ids} came back")
+    require(row.token_ids == (7,), f"expected token 7 and no other, got {row.token_ids}")
 
 
 CHECKS = (

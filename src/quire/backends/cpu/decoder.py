@@ -123,19 +123,19 @@ class Decoder:
         if num_rows > buffers.num_rows or num_wanted > buffers.num_wanted:
             most = max(num_rows, buffers.num_rows), max(num_wanted, buffers.num_wanted)
             buffers = self._buffers = self._make_buffers(*most)
-            buffers.tell(call.fields)
+            buffers.write_addresses(call.fields)
         tiles = StepTiles(batch.items, store.block_size, self.shape.group_size)
         if tiles.max_block > store.num_blocks or tiles.num_rows != num_rows:
             raise InvariantError(f"block {tiles.max_block} is not in a store of {store.num_blocks}")
         if store is not self._store:
-            self._tell_store(store)
+            self._set_store(store)
         runs = no_runs() if states is None else states.runs(batch)
         if states is not self._states:
             self._states = states
             address = 0 if states is None else states.numbers.ctypes.data
             call.fields["states"], call.fields["slot_size"] = address, self.slot_size
         first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
-        call.tell_step(
+        call.write_step(
             first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
             0 if needed is None else needed.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data,
             tiles.num_tiles, num_rows, num_wanted,
@@ -144,7 +144,7 @@ class Decoder:
         try:
             kernels().compute_step(call.address)
         except IndexError as error:
-            raise InvariantError(f"a step names what is not there: {error}") from error
+            raise InvariantError(f"a step refers to data that does not exist: {error}") from error
         likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
         return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
 
@@ -175,7 +175,7 @@ class Decoder:
             call[name] = number
         return Call(call)
 
-    def _tell_store(self, store: KVStore) -> None:
+    def _set_store(self, store: KVStore) -> None:
         """Each layer reads its own keys and values, or those of an earlier one."""
         self._store = store
         own = [layer.number for layer in self.shape.layers if layer.has_kv]
@@ -196,10 +196,10 @@ class Decoder:
 
 
 def _refuse_unread(reader: WeightReader) -> None:
-    """A tensor nobody used means that the model is not what it seems to be."""
+    """An unused tensor means that the model is not what it seems to be."""
     unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
     if unread:
         raise CheckpointError(
-            f"the checkpoint has {len(unread)} tensors that its architecture does not use, the first is {unread[0]!r}; "
-            "config.json and weights belong to different models"
+            f"{len(unread)} unused tensors in the checkpoint, the first is {unread[0]!r}; config.json and weights "
+            "belong to different models"
         )

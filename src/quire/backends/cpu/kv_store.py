@@ -6,13 +6,13 @@ A block of keys is stored transposed, so that a kernel reads it in full vector r
     values  [block, kv head, slot, head size]
 
 In int8 a number is a code times a scale, and every token and head has a scale for its key and one for its value. They
-are made once, when the token is written; whoever reads a block, now or from a disk, sees the same numbers:
+are made once, when the token is written; each reader of a block, now or from a disk, sees the same numbers:
 
     keys    [block, kv head]: codes [head size, slot], scales [slot] in float32
     values  [block, kv head]: codes [slot, head size], scales [slot] in float32
 
 As bytes, a block is, layer after layer, its keys and then its values in exactly these orders, in the store's type and
-the machine's byte order. Block 0 is the null block, which nobody reads. bfloat16 is the upper half of a float32, held
+the machine's byte order. Block 0 is the null block, which is never read. bfloat16 is the upper half of a float32, held
 as 16-bit integers: numpy has no such type, and only kernels compute with it.
 """
 
@@ -67,7 +67,7 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"a block has {self.num_block_bytes} bytes, {len(content)} given")
+                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
             first = 0
             for array in self._in_order():
                 part = array[block]

@@ -101,7 +101,7 @@ def check_layout() -> None:
     built = (kernels().layer_bytes(), kernels().rope_rule_bytes(), kernels().decoder_call_bytes())
     here = (LAYER.itemsize, ROPE.itemsize, CALL.itemsize)
     if built != here:
-        raise InvariantError(f"the kernels take structures of {built} bytes, this source has {here}; "
+        raise InvariantError(f"expected kernels with structures of {here} bytes, got {built}; "
                              "build quire._native again")  # fmt: skip
 
 
@@ -114,7 +114,7 @@ class Call:
         first = (fields[STEP[0]].ctypes.data - self.address) // WORD_BYTES
         self._step = fields.reshape(1).view(np.int64)[first : first + len(STEP)]
 
-    def tell_step(self, *numbers: int) -> None:
+    def write_step(self, *numbers: int) -> None:
         """The fields of STEP, in one write."""
         self._step[:] = numbers
 
@@ -149,7 +149,7 @@ class Buffers:
         self.gate_up = np.empty((chunk, 2 * wide), np.float32)
         self.gated = np.empty((chunk, wide), np.float32)
 
-    def tell(self, call: NDArray[Any]) -> None:
+    def write_addresses(self, call: NDArray[Any]) -> None:
         """Write the addresses into a call."""
         for name in (*COMPUTED, *BETWEEN):
             call[name] = getattr(self, name).ctypes.data

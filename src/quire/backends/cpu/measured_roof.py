@@ -45,7 +45,7 @@ class CpuRoof:
         if not is_decoder(config) or settings.backend == "torch":
             return cls(None, "the model runs through transformers' own modules")
         if held not in {"F32", "float32"} or device != "cpu":
-            return cls(None, f"it is measured for float32 on a CPU, this is {held} on {device}")
+            return cls(None, f"the roof is measured for float32 on a CPU only, this is {held} on {device}")
         if not extension.available().is_available:
             return cls(None, extension.available().reason)
         return cls(read_shape(config))

@@ -58,7 +58,9 @@ class CpuRunner:
         model, store = self._opened()
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+            raise InvariantError(
+                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
+            )
         store.copy(plan.copies)
         states = self._states
         if states is not None:

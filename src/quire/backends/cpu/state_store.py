@@ -1,6 +1,6 @@
 """Where recurrent state lies: one row of numbers for each slot, in which every recurrent layer has its part.
 
-Slot 0 is the state before the first token: zeros, which nobody writes to.
+Slot 0 is the state before the first token: zeros, which are never written to.
 """
 
 from collections.abc import Iterable
@@ -49,12 +49,12 @@ class StateStore:
         """Whole slots, in the order given: a later copy may read what an earlier one wrote."""
         for src, dst in copies:
             if not (0 <= src <= self.num_slots and 0 < dst <= self.num_slots):
-                raise InvariantError(f"state slots go from 1 to {self.num_slots}, a copy from {src} to {dst} given")
+                raise InvariantError(f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}")
             self.numbers[dst] = self.numbers[src]
 
     def runs(self, batch: Batch) -> Runs:
         """Each item's rows, and its slot, which no other item has."""
         slots = np.array([item.state_slot for item in batch.items], np.int64)
         if len(slots) and (slots.min() < 1 or slots.max() > self.num_slots or len(np.unique(slots)) < len(slots)):
-            raise InvariantError(f"every item needs a state slot of its own, from 1 to {self.num_slots}")
+            raise InvariantError(f"expected a state slot of its own for every item, from 1 to {self.num_slots}")
         return Runs(np.array([*batch.first_rows, len(batch.tokens)], np.int64), slots)

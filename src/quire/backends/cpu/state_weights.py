@@ -35,8 +35,8 @@ class StateWeights:
         taps = f"{place}{'conv' if layer.kind is RecurrentKind.CONVOLUTION else 'conv1d'}"
         by_channel = self._reader.vector(f"{taps}.weight", vectors[f"{taps}.weight"])
         addresses = [self._keep(np.ascontiguousarray(by_channel.reshape(layer.num_channels, layer.num_taps).T))]
-        addresses += [self._given(f"{taps}.bias", vectors), self._log_decay(f"{place}A_log", vectors)]
-        addresses += [self._given(f"{place}{name}", vectors) for name in ("dt_bias", "D", "norm.weight")]
+        addresses += [self._optional_vector(f"{taps}.bias", vectors), self._log_decay(f"{place}A_log", vectors)]
+        addresses += [self._optional_vector(f"{place}{name}", vectors) for name in ("dt_bias", "D", "norm.weight")]
         keys, is_space = layer.num_key_heads * layer.key_size, layer.kind is RecurrentKind.SPACE
         mixed_at, gate_at, rate_at, step_at = _places_in_row(layer)
         in_mixed = (layer.out_size + keys, layer.out_size, 0) if is_space else (0, keys, 2 * keys)
@@ -51,7 +51,7 @@ class StateWeights:
         first, self.slot_size = self.slot_size, self.slot_size + -(-size // LINE_FLOATS) * LINE_FLOATS
         return first
 
-    def _given(self, name: str, vectors: Mapping[str, tuple[int, ...]]) -> int:
+    def _optional_vector(self, name: str, vectors: Mapping[str, tuple[int, ...]]) -> int:
         return self._keep(self._reader.vector(name, vectors[name])) if name in vectors else 0
 
     def _log_decay(self, name: str, vectors: Mapping[str, tuple[int, ...]]) -> int:

@@ -27,7 +27,7 @@ class StepTiles:
 
     def __init__(self, items: Sequence[WorkItem], block_size: int, group_size: int) -> None:
         if not items:
-            raise ValueError("a step has at least one item")
+            raise ValueError("expected at least one item in a step, got none")
         first_rows: list[int] = []
         counts: list[int] = []
         positions: list[int] = []
@@ -45,14 +45,14 @@ class StepTiles:
             num_rows += count
         self.num_rows = num_rows
         numbers = self._numbers = np.empty(4 * len(items) + len(table) + 6 * num_rows, np.int32)
-        given = numbers[: 4 * len(items) + len(table)]
-        given[:] = [*first_rows, *counts, *positions, *offsets, *table]
-        self.max_block = int(given[4 * len(items) :].view(np.uint32).max())
+        header = numbers[: 4 * len(items) + len(table)]
+        header[:] = [*first_rows, *counts, *positions, *offsets, *table]
+        self.max_block = int(header[4 * len(items) :].view(np.uint32).max())
         if self.max_block > MAX_BLOCK:  # as if without a sign, a negative number is a large one
-            raise ValueError("block ids are not negative")
+            raise ValueError("expected block ids that are not negative")
         stride = NUMBER_BYTES * len(items)
         first: int = numbers.ctypes.data
-        tables, members = first + 4 * stride, first + NUMBER_BYTES * len(given)
+        tables, members = first + 4 * stride, first + NUMBER_BYTES * len(header)
         self.addresses = tables, members, members + 3 * NUMBER_BYTES * num_rows
         """Of tables, members and tiles."""
         self.num_tiles: int = kernels().make_tiles(
@@ -77,6 +77,6 @@ def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
 
 def _check_item(num_rows: int, position: int, num_slots: int) -> None:
     if num_rows < 1 or position < 0:
-        raise ValueError("every item feeds at least one token, from a position that is not negative")
+        raise ValueError("expected at least one token for every item, from a position that is not negative")
     if num_slots < position + num_rows:
         raise ValueError("an item has fewer blocks than its last position needs")

@@ -92,12 +92,12 @@ class WeightReader:
 
     @property
     def num_bytes(self) -> int:
-        """What all tensors will take that nobody has read yet, but for a little."""
+        """About the bytes that all unread tensors will take."""
         return sum(held_bytes(tensor, self._dtype) for tensor in self._unread.values())
 
     @property
     def names(self) -> frozenset[str]:
-        """Tensors that nobody has read yet."""
+        """Tensors that have not been read yet."""
         return frozenset(self._unread)
 
     def has(self, name: str) -> bool:
@@ -167,18 +167,20 @@ class WeightReader:
         self._unread.pop(name, None)
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise CheckpointError(f"the model needs a tensor {name!r} and its files have none; download them again")
+            raise CheckpointError(
+                f"expected a tensor {name!r} in the files of the model, found none; download them again"
+            )
         if tensor.shape != shape:
             raise CheckpointError(
-                f"tensor {name!r} must have the shape {shape} that config.json implies, {tensor.shape} is in "
+                f"expected tensor {name!r} to have the shape {shape} that config.json implies, got {tensor.shape} in "
                 f"{tensor.path.name}; the files belong to different models"
             )
         kinds = [part.type for _, part in tensor.parts] or [tensor.type]
         allowed = READ_AS if tensor.parts else FLOAT_BYTES
         if tensor.path.suffix == ".safetensors" and (strange := sorted(set(kinds) - allowed.keys())):
             raise CheckpointError(
-                f"weights must be of type {', '.join(allowed)}, {name!r} in {tensor.path.name} is {strange[0]}; "
-                "take a checkpoint that is not quantised, or its GGUF"
+                f"expected weights of type {', '.join(allowed)}, got {strange[0]} for {name!r} in {tensor.path.name}; "
+                "choose a checkpoint that is not quantised, or its GGUF"
             )
         return FileRows(tensor, self._on_read)
 
@@ -261,7 +263,7 @@ def mxfp4_source(rows: FileRows, num_out: int, num_in: int) -> Source:
 def _unfitting(tensor: StoredTensor) -> CheckpointError:
     shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
     return CheckpointError(
-        f"parts of a quantised weight {list(tensor.shape)} in {tensor.path.name} must fit it, {shapes} do not; "
+        f"expected parts that fit the quantised weight {list(tensor.shape)} in {tensor.path.name}, got {shapes}; "
         "download it again"
     )
 

@@ -35,8 +35,8 @@ def read_rope(rule: RopeRule) -> Rope:
     kind = rope["rope_type"]
     if kind not in ROPE_TYPES:
         raise CheckpointError(
-            f"RoPE scaling must be one of {', '.join(ROPE_TYPES)}, config.json says {kind!r}: one that depends on how "
-            "long a sequence gets cannot share a prefix cache; take another model"
+            f"config.json: expected RoPE scaling to be one of {', '.join(ROPE_TYPES)}, got {kind!r}: scaling that "
+            "depends on the length of a sequence cannot share a prefix cache; choose another model"
         )
     try:
         with np.errstate(all="ignore"):
@@ -55,7 +55,7 @@ def read_rope(rule: RopeRule) -> Rope:
     still = np.zeros(pairs - len(made.frequencies), np.float32)
     if len(still) and made.scaling != 1.0:
         raise CheckpointError(
-            "heads that turn in part must not be scaled too, config.json asks for both; take another model"
+            "config.json: expected partly rotated heads or RoPE scaling, got both; choose another model"
         )
     return Rope(np.concatenate([made.frequencies, still]), made.scaling)
 

@@ -189,7 +189,7 @@ class _Row(NamedTuple):
     @property
     def known(self) -> tuple[int, ...]:
         if self.sampling.known_tokens is None:
-            raise InvariantError("penalties need the known tokens, the plan has none")
+            raise InvariantError("expected the known tokens for penalties, the plan has none")
         return self.sampling.known_tokens
 
 

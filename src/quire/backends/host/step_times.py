@@ -1,7 +1,7 @@
 """How long steps take by the tokens they feed, found by running some when a model has been loaded.
 
 A step of one sequence with guesses behind its token, all of them wrong: what a guess costs is what one more token in
-such a step costs, with its row of logits and its choice. Nothing is kept: blocks that hold it are named by nobody.
+such a step costs, with its row of logits and its choice. Nothing is kept: blocks that hold it are not named.
 
 Counted is processor time, of all threads: only ratios matter, and what others take of the machine at this moment says
 nothing about it.

@@ -66,15 +66,15 @@ class Wanted:
         """All that need logits; the first `num_sampled` are sampled."""
 
     def needed_rows(self, num_rows: int) -> NDArray[np.int64] | None:
-        """Those of so many rows whose last hidden states anybody asks for, upwards; None: all of them."""
+        """Those of so many rows whose last hidden states are needed, ascending; None: all of them."""
         if len(self.rows) >= num_rows:
             return None
-        asked = [
+        hidden_rows = [
             self._first_rows[at] + position - item.first_position
             for at, item in enumerate(self._items)
             for position in item.hidden_positions
         ]
-        needed = np.unique(np.concatenate((self.rows, np.array(asked, np.int64))))
+        needed = np.unique(np.concatenate((self.rows, np.array(hidden_rows, np.int64))))
         return needed if len(needed) < num_rows else None
 
     @property
@@ -127,7 +127,7 @@ class Wanted:
         chosen: list[int | None] = [one.token_id for one in choices[start : start + num_drafts + 1]]
         for number, is_sound in enumerate(is_finite[end - num_drafts : end], 1):
             if not is_sound:
-                chosen[number] = None  # nobody knows what follows a draft that was not computed
+                chosen[number] = None  # unknown what follows a draft that was not computed
         return accepted(self._items[at].drafts, chosen)
 
     def _errors(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, str]:

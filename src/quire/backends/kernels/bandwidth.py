@@ -19,9 +19,9 @@ def bandwidth_bytes_per_s() -> float | None:
     with mmap.mmap(-1, READ_BYTES) as memory:
         numbers = (ctypes.c_char * READ_BYTES).from_buffer(memory)
         address = ctypes.addressof(numbers)
-        ctypes.memset(address, 1, READ_BYTES)  # pages that nobody wrote to are all the same one
+        ctypes.memset(address, 1, READ_BYTES)  # pages that were never written are all the same one
         taken = [_timed(address) for _ in range(ROUNDS)]
-        del numbers  # the memory cannot be given back while somebody points into it
+        del numbers  # the memory cannot be given back while an array points into it
     return READ_BYTES / median(taken)
 
 

@@ -15,7 +15,7 @@ def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
     address, stride = rows_of(logits, np.float32)
     num_rows, size = logits.shape
     if size == 0:
-        raise ValueError("a row of logits has at least one number, these have none")
+        raise ValueError("expected at least one number in a row of logits, got none")
     tokens, is_finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
     kernels().argmax(address, stride, tokens.ctypes.data, is_finite.ctypes.data, num_rows, size, num_threads())
     return tokens, is_finite

@@ -42,7 +42,7 @@ class Computing:
     logits: mx.array
 
     def wait(self, *, with_hidden: bool) -> Computed:
-        """As numpy's arrays; hidden states only if somebody asks for them."""
+        """As numpy's arrays; hidden states only if they are requested."""
         hidden = np.array(self.hidden.astype(mx.float32)) if with_hidden else np.zeros((0, 0), np.float32)
         return Computed(np.array(self.are_finite), hidden, np.array(self.logits.astype(mx.float32)))
 
@@ -82,7 +82,7 @@ class Decoder:
         finally:
             self._owner.model = self._inner
         if inner.hidden is None:
-            raise CheckpointError("the model does not call its layers by itself; take another model")
+            raise CheckpointError("the model does not call its layers itself; choose another model")
         are_finite = mx.isfinite(inner.hidden).all(axis=1)
         for one in going.are_finite:
             are_finite = are_finite & one
@@ -104,8 +104,8 @@ class Decoder:
         tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * float(mx.finfo(KV_TYPES[self.dtype]).eps))
         if not worst <= tolerance * max(1.0, most):
             raise CheckpointError(
-                f"the model's own attention and paged attention must agree, their logits differ by {worst:.2g}; "
-                "it attends in a way that quire does not know"
+                "expected equal logits from the model's own attention and paged attention, they differ by "
+                f"{worst:.2g}; quire does not support its attention"
             )
 
 
@@ -118,8 +118,8 @@ class _WantedRows:
         self.hidden: mx.array | None = None
         """[row, size]: of all rows."""
 
-    def __call__(self, *given: Any, **named: Any) -> mx.array:
-        out = self._inner(*given, **named)
+    def __call__(self, *args: Any, **named: Any) -> mx.array:
+        out = self._inner(*args, **named)
         self.hidden = out[:, 0]
         return out[self._rows]
 
@@ -134,7 +134,7 @@ def _owner_of_layers(model: Any) -> Any:
         owner = owner.language_model
     if not callable(getattr(owner, "model", None)):
         raise CheckpointError(
-            f"mlx-lm's {type(model).__module__.rpartition('.')[2]} does not keep its layers apart from its head; take "
+            f"mlx-lm's {type(model).__module__.rpartition('.')[2]} does not separate its layers from its head; choose "
             "another model, or backend cpu if it runs this one"
         )
     return owner
@@ -147,8 +147,8 @@ def _make_caches(model: Any) -> list[Any]:
     strange = sorted({type(cache).__name__ for cache in caches if type(cache) not in (KVCache, RotatingKVCache)})
     if strange:
         raise CheckpointError(
-            f"the MLX backend runs models whose layers keep keys and values, this one keeps {', '.join(strange)}; "
-            "models with recurrent layers run on the CPU backend: set backend to cpu"
+            f"the MLX backend needs layers that keep keys and values, got {', '.join(strange)}; models with recurrent "
+            "layers run on the CPU backend: set backend to cpu"
         )
     return caches
 
@@ -159,12 +159,12 @@ def _window_of(cache: Any) -> int | None:
 
 def _shape_of(cache: Any) -> LayerShape:
     if cache.keys is None:
-        raise CheckpointError("a layer of the model keeps no keys and values of its own; take another model")
+        raise CheckpointError("a layer of the model keeps no keys and values of its own; choose another model")
     return LayerShape(int(cache.keys.shape[1]), int(cache.keys.shape[3]), int(cache.values.shape[3]))
 
 
 def _name_of(dtype: mx.Dtype) -> KVDtype:
     names = [name for name, one in KV_TYPES.items() if one == dtype]
     if not names:
-        raise CheckpointError(f"keys and values must be of {', '.join(KV_TYPES)}, the model makes {dtype}")
+        raise CheckpointError(f"expected keys and values of {', '.join(KV_TYPES)}, the model computes {dtype}")
     return names[0]

@@ -1,5 +1,5 @@
 """mlx-lm, imported without what that does to the process: it lowers the limit of open files, hard limit included, and
-whoever may not raise it again keeps that for good."""
+a process that may not raise it again keeps that for good."""
 
 import resource
 

@@ -6,7 +6,7 @@
 As bytes, a block is, layer after layer, its keys and then its values in exactly these orders, in the store's type and
 the machine's byte order. Block 0 is the null block: it stays zeros, and tables are filled up with it.
 
-MLX has values and no places: to write is to make another array. An array that nobody else holds gives its buffer to the
+MLX has values and no places: to write is to make another array. An array of one reference gives its buffer to the
 one that is made from it, so what is written here moves no more than the rows it writes, as long as no reference to an
 earlier array is kept. The proof measures that.
 """
@@ -39,7 +39,7 @@ class KVStore:
     def write(self, layer: int, places: tuple[mx.array, mx.array], keys: mx.array, values: mx.array) -> mx.array:
         """Put each row's keys and values ([row, kv head, size]) into its block and slot; returns which rows are finite.
 
-        What is not finite is written as zeros: a weight of zero does not silence a NaN, and whoever gets the block
+        What is not finite is written as zeros: a weight of zero does not silence a NaN, and the next owner of the block
         later reads all its slots. The row itself fails by what is returned.
         """
         dtype = KV_TYPES[self.dtype]
@@ -52,7 +52,7 @@ class KVStore:
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Whole blocks, in the order given: a later copy may read what an earlier one wrote."""
         for src, dst in copies:
-            # Gathered and computed first: a slice is the pool's own buffer, and whoever still has to read from it keeps
+            # Gathered and computed first: a slice is the pool's own buffer, and a pending read from it keeps
             # it from being written in place.
             parts = [array[mx.array([src])] for array in self.arrays]
             mx.eval(parts)
@@ -67,13 +67,13 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"a block has {self.num_block_bytes} bytes, {len(content)} given")
+                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
             first = 0
             for array in self.arrays:
                 num_bytes = array.nbytes // array.shape[0]
                 part = mx.array(np.frombuffer(content, np.uint8, num_bytes, first))
                 values = part.view(array.dtype).reshape(array.shape[1:])
-                array[block] = mx.where(mx.isfinite(values), values, 0)  # slots that nobody sees may hold anything
+                array[block] = mx.where(mx.isfinite(values), values, 0)  # slots that no row sees may hold anything
                 first += num_bytes
         mx.eval(self.arrays)
 

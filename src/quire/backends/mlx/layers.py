@@ -104,8 +104,8 @@ def attending(of: Pass) -> Iterator[None]:
         of.writers.clear()  # they hold the pass, and with it the step's arrays, until garbage is collected
     if of.num_answered != of.num_layers or not of.are_finite:
         raise CheckpointError(
-            f"every one of {of.num_layers} layers must attend through the function that mlx-lm's models share, "
-            f"{of.num_answered} do; take another model, or backend cpu if it runs this one"
+            f"expected all {of.num_layers} layers to attend through the function that mlx-lm's models share, "
+            f"{of.num_answered} do; choose another model, or backend cpu if it runs this one"
         )
 
 
@@ -123,13 +123,13 @@ def _with_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
     """mlx-lm's function with another answer while a pass of ours goes on."""
     parameters = inspect.signature(own)
 
-    def attention(*given: Any, **named: Any) -> mx.array:
+    def attention(*args: Any, **named: Any) -> mx.array:
         if not _GOING:
-            return own(*given, **named)
-        asked = parameters.bind(*given, **named).arguments
-        layer = _GOING[-1].writers.get(id(asked["keys"]))
-        if layer is None or asked["mask"] is not None:
-            raise CheckpointError("the model changes keys or masks its attention by itself; take another model")
-        return layer.attend(asked["queries"], asked["scale"], asked.get("sinks"))
+            return own(*args, **named)
+        call = parameters.bind(*args, **named).arguments
+        layer = _GOING[-1].writers.get(id(call["keys"]))
+        if layer is None or call["mask"] is not None:
+            raise CheckpointError("the model changes keys or masks its attention by itself; choose another model")
+        return layer.attend(call["queries"], call["scale"], call.get("sinks"))
 
     return attention

@@ -16,7 +16,7 @@ import mlx.core as mx
 from quire.backends import memory_plan
 from quire.backends.host.kv_shape import LayerShape, model_tokens, num_block_bytes
 from quire.backends.host.worst_step import worst_plans
-from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, as_checkpoint_error, capacity_of
 from quire.backends.mlx.decoder import Decoder
 from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
@@ -34,14 +34,16 @@ MEASURED_TOKENS = 1024
 """Steps are measured with sequences of at most so many; what longer ones gather is reckoned."""
 CALLS_HELD = 2
 """Calls of attention whose gathered blocks may be held at once: one computes while the next is gathered."""
-EXPERIMENTAL = "the MLX backend is experimental: it is tested on MLX's CPU build, and no record from a Mac is there yet"
+EXPERIMENTAL = (
+    "the MLX backend is experimental: it is tested on MLX's CPU build, and there are no results from a Mac yet"
+)
 
 
 def why_not_mlx(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     """None if this backend may try the model as it is asked for; else the reason, which names the rule."""
     config = checkpoint.config
     if settings.device != "cpu":
-        return f"the MLX backend chooses its device by itself, {settings.device} is asked for"
+        return f"the MLX backend selects its device by itself, got {settings.device}"
     if is_decoder(config) and read_shape(config).recurrent is not None:
         return "the MLX backend runs models whose layers keep keys and values, this one has recurrent layers"
     if checkpoint.source.is_file():
@@ -68,11 +70,11 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
     memory_plan.check_weights_fit(budget_bytes, num_bytes, 0, 0)
     before_bytes = memory_plan.resident_bytes()
-    owner.ask(lambda: mx.set_memory_limit(budget_bytes))
+    owner.call(lambda: mx.set_memory_limit(budget_bytes))
     if settings.wired_memory:
-        owner.ask(lambda: _wire_memory(budget_bytes))
-    with told_in_words(checkpoint.name):
-        model = owner.ask(lambda: _probed(checkpoint, settings))
+        owner.call(lambda: _wire_memory(budget_bytes))
+    with as_checkpoint_error(checkpoint.name):
+        model = owner.call(lambda: _probed(checkpoint, settings))
         on_read(num_bytes, num_bytes)
         settings = _with_kv_of(model, settings)
         loaded_bytes = before_bytes + mx.get_active_memory()
@@ -83,7 +85,7 @@ def _load(owner: Owner, checkpoint: Checkpoint, settings: ModelSettings, on_read
     plan = memory_plan.decide(settings, budget_bytes, held, each, most)
     mx.set_cache_limit(plan.step_bytes)
     pool = plan.num_blocks, settings.block_size, settings.kv_dtype
-    store = owner.ask(lambda: KVStore(model.kv_shapes, *pool))
+    store = owner.call(lambda: KVStore(model.kv_shapes, *pool))
     capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     layout = f"mlx {settings.kv_dtype}"
     return LoadedRunner(MlxRunner(owner, model, store, capacity), plan, loaded_bytes, layout, _notes(model))
@@ -97,10 +99,10 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
             checkpoint.directory, lazy=True, strict=True, model_config=older, trust_remote_code=False
         )
     except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-        told = " ".join(str(error).split())[:300] or type(error).__name__
+        text = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
-            f"mlx-lm cannot load this {checkpoint.config['model_type']} model: {told}; take another model, or backend "
-            "cpu if it runs this one"
+            f"mlx-lm cannot load this {checkpoint.config['model_type']} model: {text}; choose another model, or "
+            "backend cpu if it runs this one"
         ) from error
     if settings.dtype != "auto":
         model.set_dtype(getattr(mx, settings.dtype))
@@ -115,9 +117,9 @@ def _probed(checkpoint: Checkpoint, settings: ModelSettings) -> Decoder:
     try:
         return Decoder(model, _windows(checkpoint))
     except (ValueError, TypeError, AttributeError) as error:
-        told = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).split())[:300]
         raise CheckpointError(
-            f"mlx-lm's {checkpoint.config['model_type']} cannot be run over blocks: {told}; take another model, or "
+            f"mlx-lm's {checkpoint.config['model_type']} cannot run over blocks: {text}; choose another model, or "
             "backend cpu if it runs this one"
         ) from error
 
@@ -132,7 +134,7 @@ def _windows(checkpoint: Checkpoint) -> tuple[int | None, ...] | None:
 def measure_step(owner: Owner, model: Decoder, settings: ModelSettings, longest: int) -> int:
     """The most a step takes: the worst ones run with sequences of moderate length, and what the longest gather."""
     size, measured = settings.block_size, min(longest, max(MEASURED_TOKENS, settings.max_step_tokens))
-    store = owner.ask(lambda: KVStore(model.kv_shapes, 1, size, settings.kv_dtype))
+    store = owner.call(lambda: KVStore(model.kv_shapes, 1, size, settings.kv_dtype))
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
     runner = MlxRunner(owner, model, store, capacity)
     held_bytes = mx.get_active_memory()
@@ -165,5 +167,7 @@ def _wire_memory(budget_bytes: int) -> None:
 def _notes(model: Decoder) -> tuple[str, ...]:
     """What the person who loads it should know."""
     num_windows = sum(window is not None for window in model.windows)
-    windows = f"{num_windows} of {len(model.windows)} layers look back a window; the KV memory keeps all their tokens"
+    windows = (
+        f"{num_windows} of {len(model.windows)} layers have a sliding window; the KV cache keeps all tokens for them"
+    )
     return (EXPERIMENTAL, windows) if num_windows else (EXPERIMENTAL,)

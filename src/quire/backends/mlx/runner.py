@@ -1,7 +1,7 @@
 """A plan in, a result out: copies, one forward pass over all rows, and for each row what it was wanted for.
 
 MLX computes when it is asked to. `start` builds the step and sets it going, `wait` takes what came of it and chooses
-tokens: masks are made meanwhile. One thread owns MLX, whoever calls: its arrays and streams belong to a thread.
+tokens: masks are made meanwhile. One thread owns MLX, whatever thread calls: its arrays and streams belong to a thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from quire.backends.protocol import Capacity, PendingStep
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.errors import InvariantError
 
-Given = TypeVar("Given")
+_Result = TypeVar("_Result")
 
 
 class Owner:
@@ -29,11 +29,11 @@ class Owner:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "mlx")
 
-    def set_going(self, work: Callable[[], Given]) -> "Future[Given]":
-        """After all that was asked before."""
+    def set_going(self, work: Callable[[], _Result]) -> "Future[_Result]":
+        """Submit it, behind all earlier work."""
         return self._thread.submit(work)
 
-    def ask(self, work: Callable[[], Given]) -> Given:
+    def call(self, work: Callable[[], _Result]) -> _Result:
         """Wait for it."""
         return self._thread.submit(work).result()
 
@@ -70,16 +70,18 @@ class MlxRunner:
         """Built and set going by the thread that owns MLX."""
         num_tokens = sum(len(item.token_ids) for item in plan.items)
         if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(f"a step may feed {self._capacity.max_step_tokens} tokens, {num_tokens} given")
+            raise InvariantError(
+                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
+            )
         return _MlxStep(self, plan, self._owner.set_going(lambda: self._begin(plan)))
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """In the layout `kv_store` documents."""
-        return self._owner.ask(lambda: self._opened()[1].read_blocks(block_ids))
+        return self._owner.call(lambda: self._opened()[1].read_blocks(block_ids))
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
         """Put such bytes back."""
-        self._owner.ask(lambda: self._opened()[1].write_blocks(block_ids, data))
+        self._owner.call(lambda: self._opened()[1].write_blocks(block_ids, data))
 
     def close(self) -> None:
         """Give model and blocks back."""
@@ -94,7 +96,7 @@ class MlxRunner:
         going = begun.result()
         if going is None:
             return StepResult(plan.step, {})
-        computed: Computed = self._owner.ask(lambda: going.computing.wait(with_hidden=going.with_hidden))
+        computed: Computed = self._owner.call(lambda: going.computing.wait(with_hidden=going.with_hidden))
         return StepResult(plan.step, going.wanted.results(computed, self._lists.of(plan.items), masks))
 
     def _begin(self, plan: StepPlan) -> _Begun | None:
@@ -106,7 +108,7 @@ class MlxRunner:
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
         computing = model.compute(batch, store, wanted.rows)
-        # The store too: what nobody asks for would be put off, and each step would stand on all before it.
+        # The store too: what is never read would be put off, and each step would stand on all before it.
         mx.async_eval(computing.are_finite, computing.hidden, computing.logits, store.arrays)  # type: ignore[no-untyped-call]
         return _Begun(wanted, computing, any(item.hidden_positions for item in plan.items))
 

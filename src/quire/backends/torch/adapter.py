@@ -96,7 +96,7 @@ class Adapter:
         hidden = self._hidden
         self._places = self._store = self._hidden = None
         if hidden is None:
-            raise CheckpointError("the model returned no hidden state; quire cannot tell whether its rows are finite")
+            raise CheckpointError("the model returned no hidden state; quire cannot check whether its rows are finite")
         states = hidden[0].float().cpu().numpy()
         return Computed(np.isfinite(states).all(axis=1), states, logits.cpu().numpy())
 
@@ -114,7 +114,7 @@ class Adapter:
     ) -> torch.Tensor:
         places, store = self._places, self._store
         if places is None or store is None:
-            raise CheckpointError("attention was asked for outside a step; the model cannot be run")
+            raise CheckpointError("attention was called outside a step; the model cannot run")
         store.write(layer, *places, keys, values)
         settings = AttentionSettings(options["scaling"], options.get("softcap"))
         return attend(queries.contiguous(), store, layer, self._tiles[self._windows[layer]], settings)
@@ -124,15 +124,15 @@ class Adapter:
     ) -> torch.Tensor:
         """Learn the layer's shape; the answer does not matter yet."""
         if layer in self._shapes:
-            raise CheckpointError(f"layer {layer} attends twice in one pass; take another model")
+            raise CheckpointError(f"layer {layer} attends twice in one pass; choose another model")
         if options.get("s_aux") is not None:
-            raise CheckpointError("attention with sinks is not supported; take another model")
+            raise CheckpointError("attention with sinks is not supported; choose another model")
         if options.get("scaling") is None:
-            raise CheckpointError("the model does not say how it scales attention; take another model")
+            raise CheckpointError("the model does not specify how it scales attention; choose another model")
         if "sliding_window" in options and options["sliding_window"] != self._windows[layer]:
             raise CheckpointError(
-                f"layer {layer} uses a window of {options['sliding_window']}, its config says {self._windows[layer]}; "
-                "take another model"
+                f"layer {layer}: expected a window of {self._windows[layer]} by its config, got "
+                f"{options['sliding_window']}; choose another model"
             )
         shape = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
         self._shapes[layer] = (shape, queries.shape[1] // keys.shape[1])
@@ -165,8 +165,8 @@ class Adapter:
         self._run(tokens, rows, rows)
         if set(self._shapes) != set(range(len(self._windows))):
             raise CheckpointError(
-                f"every one of {len(self._windows)} layers must attend through the shared interface, "
-                f"{len(self._shapes)} do; models that share KV between layers or keep recurrent state are not run"
+                f"expected all {len(self._windows)} layers to attend through the shared interface, {len(self._shapes)} "
+                "do; models that share KV between layers or keep recurrent state are not supported"
             )
         size = 8
         item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3))
@@ -176,8 +176,8 @@ class Adapter:
         tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * torch.finfo(self._model.dtype).eps)
         if not worst <= tolerance * max(1.0, float(expected.abs().max())):
             raise CheckpointError(
-                f"the model's own attention and paged attention must agree, their logits differ by {worst:.2g}; "
-                "it attends in a way that quire does not know"
+                "expected equal logits from the model's own attention and paged attention, they differ by "
+                f"{worst:.2g}; quire does not support its attention"
             )
 
 
@@ -233,14 +233,14 @@ def _read_config(fields: Mapping[str, Any]) -> "PretrainedConfig":
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise CheckpointError(
-            f"config.json must name a model_type that transformers knows, {model_type!r} given; "
-            "models that bring their own code are not run"
+            f"expected config.json to name a model_type that transformers supports, got {model_type!r}; models that "
+            "bring their own code are not supported"
         )
     try:
         return CONFIG_MAPPING[model_type].from_dict({k: v for k, v in fields.items() if k != "auto_map"})
     except Exception as error:
         raise CheckpointError(
-            f"config.json is not a valid {model_type} config: {_one_line(error)}; take it from its source again"
+            f"config.json is not a valid {model_type} config: {_one_line(error)}; download it again"
         ) from error
 
 
@@ -253,20 +253,20 @@ def _refuse(config: "PretrainedConfig") -> None:
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
     if config.is_encoder_decoder:
-        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders: take another model")
+        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders: choose another model")
     if kinds & {"dynamic", "longrope"}:
         raise CheckpointError(
-            "RoPE scaling that depends on how long a sequence gets cannot share a prefix cache; "
-            f"config.json says {', '.join(sorted(str(kind) for kind in kinds if kind))}; take another model"
+            "RoPE scaling that depends on the length of a sequence cannot share a prefix cache; config.json has "
+            f"{', '.join(sorted(str(kind) for kind in kinds if kind))}; choose another model"
         )
 
 
-def _refuse_other_tensors(told: Mapping[str, Any], model_type: str) -> None:
+def _refuse_other_tensors(report: Mapping[str, Any], model_type: str) -> None:
     """transformers fills in numbers of its own for a tensor that is not there, and passes over one too many."""
-    for key, what in (("missing_keys", "must have and has not"), ("unexpected_keys", "has and does not use")):
-        if names := sorted(map(str, told.get(key) or ())):
+    for key, what in (("missing_keys", "missing"), ("unexpected_keys", "unused")):
+        if names := sorted(map(str, report.get(key) or ())):
             raise CheckpointError(
-                f"the checkpoint {what} {len(names)} tensors of a {model_type} model, the first is {names[0]!r}; "
+                f"{len(names)} {what} tensors in the checkpoint of a {model_type} model, the first is {names[0]!r}; "
                 "config.json and weights belong to different models"
             )
 
@@ -279,7 +279,7 @@ def _load(config: "PretrainedConfig", directory: Path, dtype: torch.dtype) -> "P
     AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
     logging.disable_progress_bar()
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=dtype, use_safetensors=True, local_files_only=True, trust_remote_code=False,
             output_loading_info=True,
         )  # fmt: skip
@@ -287,8 +287,8 @@ def _load(config: "PretrainedConfig", directory: Path, dtype: torch.dtype) -> "P
         raise CheckpointError(
             f"transformers cannot load this {config.model_type} model: {_one_line(error)}; download it again"
         ) from error
-    _refuse_other_tensors(told, config.model_type)
+    _refuse_other_tensors(report, config.model_type)
     if not model._supports_attention_backend:
-        raise CheckpointError(f"{config.model_type} does not let its attention be replaced; quire cannot run it")
+        raise CheckpointError(f"quire cannot replace the attention of {config.model_type}; choose another model")
     loaded: PreTrainedModel = model.eval()
     return loaded

@@ -1,6 +1,6 @@
 """Attention of a step's rows over their blocks, prefill and decode rows in one call.
 
-Every row's arithmetic is the same whoever else is in the step: scores come from products of one tile with one block,
+Every row's arithmetic is the same whatever else is in the step: scores come from products of one tile with one block,
 whose shapes never change; the maximum over blocks is exact in any order; the sums over blocks run in table order. Rows
 that a tile adds behind a row's own position are masked to exact zeros. So a row has the same bits alone, in a batch, in
 any chunk, and with its prefix cached.

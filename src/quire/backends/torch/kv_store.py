@@ -6,7 +6,7 @@ A block of keys is stored transposed, so that a query meets a whole block in one
     values  [block, kv head, slot, head size]
 
 As bytes, a block is, layer after layer, its keys and then its values in exactly these orders, in the store's type and
-the machine's byte order. Block 0 is the null block: padding rows write there and nobody reads it.
+the machine's byte order. Block 0 is the null block: padding rows write there and it is never read.
 """
 
 import math
@@ -55,7 +55,7 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"a block has {self.num_block_bytes} bytes, {len(content)} given")
+                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
             first = 0
             for tensor in self._in_order():
                 num_bytes = tensor[block].numel() * tensor.itemsize

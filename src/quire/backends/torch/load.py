@@ -6,7 +6,7 @@ from quire.backends import memory_plan
 from quire.backends.host.kv_shape import model_tokens, num_block_bytes
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.threads import use_threads
-from quire.backends.loaded import LoadedRunner, OnRead, capacity_of, told_in_words
+from quire.backends.loaded import LoadedRunner, OnRead, as_checkpoint_error, capacity_of
 from quire.backends.protocol import Capacity
 from quire.backends.torch.adapter import Adapter
 from quire.backends.torch.kv_store import KVStore
@@ -22,10 +22,10 @@ from quire.errors import ConfigError
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
     """Load the model within the budget, or raise before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
-        raise ConfigError(f"device must be one this torch can use, {settings.device!r} given; try cpu")
+        raise ConfigError(f"expected a device that torch can use, got {settings.device!r}; try cpu")
     torch.set_num_threads(use_threads(settings.num_threads))
     budget_bytes = memory_plan.budget(settings)
-    with told_in_words(checkpoint.name):
+    with as_checkpoint_error(checkpoint.name):
         model, notes = load_model(checkpoint, settings, budget_bytes)
         num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
         on_read(num_bytes, num_bytes)
@@ -57,8 +57,8 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
 def _product_notes(kind: LinearKind) -> tuple[str, ...]:
     """What is not as it should be with products."""
     if not kind.is_packed:
-        return (f"plain products, so that an answer may depend on its company: {kind.reason}",)
-    return () if kind.name == "native" else (f"slower products: {kind.reason}",)
+        return (f"plain matrix products, so the result of a request may depend on its batch: {kind.reason}",)
+    return () if kind.name == "native" else (f"slower matrix products: {kind.reason}",)
 
 
 def _decide(

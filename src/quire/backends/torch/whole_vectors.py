@@ -44,9 +44,9 @@ class WholeVectors(TorchDispatchMode):
             return kept * torch.sigmoid(gate)
         if func.overloadpacket not in LEAVE_OVER or not _is_plain(args, named):
             return func(*args, **named)
-        given: torch.Tensor = args[0]
-        made = _by_pieces(lambda piece: func(piece, *args[1:], **named), given)
-        return given.copy_(made) if func._schema.is_mutable else made
+        tensor: torch.Tensor = args[0]
+        made = _by_pieces(lambda piece: func(piece, *args[1:], **named), tensor)
+        return tensor.copy_(made) if func._schema.is_mutable else made
 
 
 def _is_plain(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
@@ -60,8 +60,8 @@ def _is_plain(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
     )
 
 
-def _by_pieces(function: Any, given: torch.Tensor) -> torch.Tensor:
-    flat = given.reshape(-1)
+def _by_pieces(function: Any, tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.reshape(-1)
     filled = F.pad(flat, (0, -len(flat) % VECTOR))
     made = torch.cat([function(piece.clone()) for piece in torch.split(filled, PIECE)]) if len(flat) else filled
-    return made[: len(flat)].view(given.shape)
+    return made[: len(flat)].view(tensor.shape)

@@ -15,7 +15,7 @@ def size_of(config: Mapping[str, Any], key: str, default: int | None = None) -> 
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
         raise CheckpointError(
-            f"config.json: {key} must be a whole number from 1 to {MAX_SIZE:,}, it is {str(value)[:40]!r}; {AGAIN}"
+            f"config.json: expected {key} to be a whole number from 1 to {MAX_SIZE:,}, got {str(value)[:40]!r}; {AGAIN}"
         )
     return value
 
@@ -31,7 +31,7 @@ def number_of(config: Mapping[str, Any], key: str, default: float, high: float =
     value = default if value is None else value
     if type(value) not in (int, float) or not 0 < value <= high:
         raise CheckpointError(
-            f"config.json: {key} must be a number above 0, up to {high:g}, it is {str(value)[:40]!r}; {AGAIN}"
+            f"config.json: expected {key} to be a number above 0, up to {high:g}, got {str(value)[:40]!r}; {AGAIN}"
         )
     return float(value)
 
@@ -40,7 +40,7 @@ def flag_of(config: Mapping[str, Any], key: str) -> bool:
     """True or false; false if it is not there."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"config.json: {key} must be true or false, it is {str(value)[:40]!r}; {AGAIN}")
+        raise CheckpointError(f"config.json: expected {key} to be true or false, got {str(value)[:40]!r}; {AGAIN}")
     return bool(value)
 
 
@@ -48,7 +48,7 @@ def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """An object; an empty one if it is not there."""
     value = config.get(key)
     if value is not None and not isinstance(value, dict):
-        raise CheckpointError(f"config.json: {key} must be an object, it is {str(value)[:40]!r}; mend it")
+        raise CheckpointError(f"config.json: expected {key} to be an object, got {str(value)[:40]!r}; correct it")
     return value or {}
 
 
@@ -56,5 +56,5 @@ def layers_of(config: Mapping[str, Any], key: str, num_layers: int) -> list[Any]
     """A list with an entry for each layer, or None."""
     value = config.get(key)
     if value is not None and (not isinstance(value, list) or len(value) < num_layers):
-        raise CheckpointError(f"config.json: {key} must have an entry for each of {num_layers} layers; {AGAIN}")
+        raise CheckpointError(f"config.json: expected an entry of {key} for each of {num_layers} layers; {AGAIN}")
     return value

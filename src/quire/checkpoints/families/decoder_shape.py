@@ -185,21 +185,22 @@ def why_not_decoder(config: Mapping[str, Any]) -> str | None:
     """None if the table has it; else what of it the table has not, by name."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
-        return f"its model_type is {str(config.get('model_type'))[:40]!r}, known are {', '.join(sorted(FAMILIES))}"
+        other = str(config.get("model_type"))[:40]
+        return f"expected a supported model_type, got {other!r} (supported: {', '.join(sorted(FAMILIES))})"
     config = _with_defaults(family, config)
     key, wanted = family.activation
-    given = config.get(key, config.get("hidden_act", wanted))
-    if given != wanted:
-        return f"{key} must be {wanted!r}, it is {str(given)[:40]!r}"
+    activation = config.get(key, config.get("hidden_act", wanted))
+    if activation != wanted:
+        return f"expected {key} to be {wanted!r}, got {str(activation)[:40]!r}"
     if config.get("use_bidirectional_attention") in ("all", True):
-        return "its rows see those behind them (use_bidirectional_attention)"
+        return "its attention is bidirectional (use_bidirectional_attention)"
     return None
 
 
 def read_shape(config: Mapping[str, Any]) -> DecoderShape:
     """The shape, every size checked: a config is a stranger's file."""
     if (reason := why_not_decoder(config)) is not None:
-        raise CheckpointError(f"quire cannot compute this model by itself: {reason}; take another model")
+        raise CheckpointError(f"quire has no implementation of its own for this model: {reason}; choose another model")
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
     config = _with_defaults(family, config)
@@ -207,7 +208,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
     eps = config.get("rms_norm_eps", 1e-6)
     if not isinstance(eps, float | int) or not 0 <= eps < 1:
         raise CheckpointError(
-            f"config.json: rms_norm_eps must be a number from 0 to 1, it is {str(eps)[:40]!r}; {AGAIN}"
+            f"config.json: expected rms_norm_eps to be a number from 0 to 1, got {str(eps)[:40]!r}; {AGAIN}"
         )
     size_of(config, "max_position_embeddings", 1)
     has_bias = flag_of(config, "attention_bias")
@@ -233,21 +234,22 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
 
 
 def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    given = {family.aliases.get(key, key): value for key, value in config.items() if value is not None}
-    if "rope_scaling" in given or "rope_theta" in given:  # an older config: the newer field's default is not meant
-        given.setdefault("rope_parameters", {})
-    return {**family.defaults, **given}
+    fields = {family.aliases.get(key, key): value for key, value in config.items() if value is not None}
+    if "rope_scaling" in fields or "rope_theta" in fields:  # an older config: the newer field's default is not meant
+        fields.setdefault("rope_parameters", {})
+    return {**family.defaults, **fields}
 
 
 def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[DecoderLayer, ...]:
     count = size_of(config, "num_hidden_layers")
     if count > 10_000:
-        raise CheckpointError(f"config.json: num_hidden_layers must be up to 10,000, it is {count:,}; {AGAIN}")
+        raise CheckpointError(f"config.json: expected num_hidden_layers of at most 10,000, got {count:,}; {AGAIN}")
     windows = windows_of(config, count)
     is_recurrent = recurrent_layers(family, config, count)
     if all(is_recurrent):
         raise CheckpointError(
-            f"config.json: a layer of attention must be among the layers, all {count} keep a state; take another model"
+            f"config.json: expected at least one attention layer, all {count} layers are recurrent; choose another "
+            "model"
         )
     recurrent = recurrent_shape(family, config, is_tiled=flag_of(config, TILED)) if any(is_recurrent) else None
     kinds = [FULL if window is None else SLIDING for window in windows]
@@ -291,8 +293,8 @@ def _dense_size(family: Family, config: Mapping[str, Any], mixture: MixtureShape
 def _last_of(kinds: list[str], kind: str) -> int:
     if kind not in kinds:
         raise CheckpointError(
-            f"config.json: layers that share keys and values must have one of their kind before them, {kind} has none; "
-            f"{AGAIN}"
+            f"config.json: expected a layer of kind {kind} with keys and values of its own before those that share "
+            f"them; {AGAIN}"
         )
     return len(kinds) - 1 - kinds[::-1].index(kind)
 
@@ -312,12 +314,12 @@ def _heads(config: Mapping[str, Any], num_heads: int, kind: str, at: int) -> tup
             kv_heads = size_of(config, "num_global_key_value_heads", kv_heads)
     if num_heads % kv_heads:
         raise CheckpointError(
-            f"config.json: num_attention_heads must be a multiple of num_key_value_heads, they are {num_heads} and "
+            f"config.json: expected num_attention_heads to be a multiple of num_key_value_heads, got {num_heads} and "
             f"{kv_heads}; {AGAIN}"
         )
     if head_size % 2 or head_size > MAX_HEAD_SIZE:
         raise CheckpointError(
-            f"heads must have an even size up to {MAX_HEAD_SIZE}, config.json says {head_size}; take another model"
+            f"config.json: expected an even head size up to {MAX_HEAD_SIZE}, got {head_size}; choose another model"
         )
     return kv_heads, head_size
 
@@ -335,7 +337,8 @@ def _mixture(names: ExpertNames, config: Mapping[str, Any], at: int) -> MixtureS
     num_experts, num_used = size_of({"num_experts": num_experts}, "num_experts"), size_of(config, names.num_used)
     if num_used > num_experts or num_experts > 65_536:
         raise CheckpointError(
-            f"config.json: of up to 65,536 experts some are used, {num_used:,} of {num_experts:,} are given; {AGAIN}"
+            f"config.json: expected at most 65,536 experts and no more used than there are, got {num_used:,} used of "
+            f"{num_experts:,}; {AGAIN}"
         )
     return MixtureShape(
         names,

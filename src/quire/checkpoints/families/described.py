@@ -19,14 +19,14 @@ def parts_of(shape: DecoderShape) -> tuple[str, ...]:
 
 
 def kept_whole(shape: DecoderShape) -> str | None:
-    """What the memory holds although nobody looks back at it: None if there is nothing."""
+    """What the memory holds although no layer attends to it: None if there is nothing."""
     windows = Counter(layer.window for layer in shape.layers if layer.window is not None and layer.has_kv)
     if not windows:
         return None
     lengths = " or ".join(f"{window:,}" for window in sorted(windows))
     return (
-        f"{windows.total()} of {shape.num_layers} layers look back {lengths} tokens; "
-        "the KV memory keeps all their tokens, like the others'"
+        f"{windows.total()} of {shape.num_layers} layers have a sliding window of {lengths} tokens; the KV cache keeps "
+        "all tokens for them, as for other layers"
     )
 
 
@@ -35,31 +35,31 @@ def _parts(shape: DecoderShape) -> Iterator[str]:
     if shape.recurrent is not None:
         stored = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"
         kind = KINDS[shape.recurrent.kind]
-        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a state of {stored} MB ({kind})"
+        yield f"{shape.num_recurrent} of {shape.num_layers} layers keep a recurrent state of {stored} MB ({kind})"
     mixtures = Counter(
         (layer.mixture.num_experts, layer.mixture.intermediate_size, layer.mixture.num_used)
         for layer in layers
         if layer.mixture
     )
     for (experts, size, used), count in mixtures.items():
-        yield f"{count} layers with {experts:,} experts of {size:,}, of which a token uses {used}"
+        yield f"{count} layers with {experts:,} experts of {size:,}, {used} used per token"
     windows = Counter(layer.window for layer in layers if layer.window is not None)
     for window, count in windows.items():
-        yield f"{count} layers look back {window:,} tokens"
+        yield f"{count} layers with a sliding window of {window:,} tokens"
     attending = [layer for layer in layers if layer.recurrent is None]
     sizes = sorted({layer.head_size for layer in attending})
     if len(sizes) > 1:
-        yield f"heads of {' and '.join(map(str, sizes))}"
+        yield f"head sizes {' and '.join(map(str, sizes))}"
     if shared := sum(not layer.has_kv for layer in attending):
-        yield f"{shared} layers use keys and values of an earlier one"
+        yield f"{shared} layers share keys and values of an earlier layer"
     if plain := sum(not layer.rope.num_rotated for layer in attending):
-        yield f"{plain} layers without positions"
+        yield f"{plain} layers without position encoding"
     for kind in sorted({str(dict(layer.rope.parameters).get("rope_type", "default")) for layer in attending}):
         if kind != "default":
-            yield f"positions by {kind}"
+            yield f"{kind} RoPE scaling"
     if shape.family.has_sinks:
-        yield "sinks in attention"
+        yield "attention sinks"
     if shape.family.head_norms is not HeadNorms.NONE:
-        yield "norms of queries and keys"
+        yield "query and key norms"
     if shape.per_layer_size:
-        yield f"an embedding of {shape.per_layer_size:,} for each layer"
+        yield f"per-layer embeddings of {shape.per_layer_size:,}"

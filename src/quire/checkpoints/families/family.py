@@ -119,7 +119,7 @@ class Family:
     stored_names: Mapping[str, str] = field(default_factory=dict)
     """Parts of tensors' names in safetensors that are others here."""
     ignored: str = ""
-    """How the names of tensors begin that nobody needs."""
+    """Prefixes of the names of unused tensors."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
     """By the square root of its size."""

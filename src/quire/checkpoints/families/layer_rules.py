@@ -32,21 +32,23 @@ def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
     window = config.get("sliding_window")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise CheckpointError(
-            f"sliding_window of config.json must be a number of tokens or null, {window!r} given; {AGAIN}"
+            f"config.json: expected sliding_window to be a number of tokens or null, got {window!r}; {AGAIN}"
         )
     kinds = config.get("layer_types")
     if kinds is None:
         kinds = _layer_kinds(config, num_layers) if window is not None else [FULL] * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(isinstance(kind, str) for kind in kinds):
-        raise CheckpointError(f"layer_types of config.json must name a kind for each of {num_layers} layers; {AGAIN}")
+        raise CheckpointError(
+            f"config.json: expected layer_types to name a kind for each of {num_layers} layers; {AGAIN}"
+        )
     family = FAMILIES.get(str(config.get("model_type")))
     is_hybrid = family is not None and family.recurrent is not None
     known = {FULL, SLIDING} | ({ATTENTION, *RECURRENT_TYPES} if is_hybrid else set())
     strange = sorted(set(kinds) - known)
     if strange:
         raise CheckpointError(
-            f"layers must be of full or sliding attention, or recurrent in a family that quire computes by itself, "
-            f"config.json also has {', '.join(strange)}; take another model"
+            "config.json: expected layers of full or sliding attention, or recurrent layers of a family that quire "
+            f"implements, got {', '.join(strange)}; choose another model"
         )
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
@@ -66,9 +68,9 @@ def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_
     """Of one layer, which is of some kind."""
     if not _is_turned(config, at) or (family.turns_by and config.get(family.turns_by) != "rope"):
         return RopeRule(head_size, 0, ())
-    given = object_of(config, "rope_parameters")
-    if FULL in given or SLIDING in given:
-        found = rope_parameters({"rope_parameters": object_of(given, kind)})
+    parameters = object_of(config, "rope_parameters")
+    if FULL in parameters or SLIDING in parameters:
+        found = rope_parameters({"rope_parameters": object_of(parameters, kind)})
     else:
         found = rope_parameters(config)
         if kind == SLIDING and family.sliding_rope is not SlidingRope.SAME:
@@ -79,7 +81,9 @@ def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_
     share = number_of(found, "partial_rotary_factor", 1.0, 1.0)
     num_rotated = head_size if found["rope_type"] == "proportional" else int(head_size * share)
     if num_rotated % 2:
-        raise CheckpointError(f"config.json: an even number of a head's values must turn, it is {num_rotated}; {AGAIN}")
+        raise CheckpointError(
+            f"config.json: expected an even number of rotated values per head, got {num_rotated}; {AGAIN}"
+        )
     return RopeRule(head_size, num_rotated, tuple(sorted(found.items())))
 
 

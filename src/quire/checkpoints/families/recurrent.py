@@ -128,8 +128,8 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
     value_size = inner // heads if value_size == "auto" else size_of(config, "mamba_d_head")
     if value_size * heads != inner:
         raise CheckpointError(
-            f"config.json: mamba_n_heads x mamba_d_head must be mamba_expand x hidden_size, {heads} x {value_size} and "
-            f"{inner} given; {AGAIN}"
+            f"config.json: expected mamba_n_heads x mamba_d_head to equal mamba_expand x hidden_size, got {heads} x "
+            f"{value_size} and {inner}; {AGAIN}"
         )
     key_size, edges = size_of(config, "mamba_d_state"), (0.0, inf)
     least, most = edges
@@ -159,18 +159,19 @@ def _checked(shape: RecurrentShape) -> RecurrentShape:
     """Refuse what the kernels do not take: a config is a stranger's file."""
     if not 2 <= shape.num_taps <= MAX_TAPS:
         raise CheckpointError(
-            f"config.json: convolutions must be over 2 to {MAX_TAPS} tokens, it is {shape.num_taps}; take another model"
+            f"config.json: expected convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}; choose another "
+            "model"
         )
     if shape.kind is RecurrentKind.CONVOLUTION:
         return shape
     if shape.num_heads % shape.num_key_heads:
         raise CheckpointError(
-            f"config.json: value heads must be a multiple of key heads, {shape.num_heads} and {shape.num_key_heads} "
-            f"given; {AGAIN}"
+            f"config.json: expected value heads to be a multiple of key heads, got {shape.num_heads} and "
+            f"{shape.num_key_heads}; {AGAIN}"
         )
     if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
         raise CheckpointError(
-            f"config.json: the state of a head must have an even number of rows up to {MAX_KEY_SIZE}, "
-            f"it is {shape.key_size}; take another model"
+            f"config.json: expected an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}; "
+            "choose another model"
         )
     return shape

@@ -141,16 +141,16 @@ def check_shapes(config: Mapping[str, Any], found: Mapping[str, Shape]) -> None:
     num_layers = config.get("num_hidden_layers")
     if isinstance(num_layers, int) and num_layers > len(found):
         raise CheckpointError(
-            f"config.json says num_hidden_layers is {num_layers:,} and the weights have {len(found):,} tensors "
-            "in all; download the model again"
+            f"expected weights for {num_layers:,} layers (num_hidden_layers of config.json), got {len(found):,} "
+            "tensors in all; download the model again"
         )
     for name, shape in expected_shapes(read_shape(config)).items():
         if name not in found:
-            raise CheckpointError(f"the weights must hold {name!r} and do not; download the model again")
+            raise CheckpointError(f"expected a tensor {name!r} in the weights, found none; download the model again")
         if found[name] != shape:
             raise CheckpointError(
-                f"{name!r} must have shape {list(shape)} by config.json and has {list(found[name])}; "
-                "download the model again"
+                f"expected {name!r} to have shape {list(shape)} by config.json, got {list(found[name])}; download the "
+                "model again"
             )
 
 

@@ -48,19 +48,19 @@ class Metadata:
     @property
     def architecture(self) -> str:
         """The architecture, one of those that quire converts."""
-        given = self.text("general.architecture")
-        if given not in ARCHITECTURES:
+        name = self.text("general.architecture")
+        if name not in ARCHITECTURES:
             raise CheckpointError(
-                f"quire converts GGUF files of {', '.join(ARCHITECTURES)}; this one is {(given or 'nameless')[:40]!r}; "
-                "use the model's safetensors instead"
+                f"expected a GGUF file of {', '.join(ARCHITECTURES)}, got {(name or 'nameless')[:40]!r}; use the "
+                "model's safetensors instead"
             )
-        return given
+        return name
 
     def text(self, key: str, default: str | None = None) -> str | None:
         """The text under this key."""
         value = self.values.get(key, default)
         if value is not None and not isinstance(value, str):
-            raise _wrong(key, "a text", value)
+            raise _wrong(key, "a string", value)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
@@ -271,8 +271,8 @@ def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dic
                 "original_max_position_embeddings": LLAMA3_CONTEXT,
             }
     raise CheckpointError(
-        "rope_freqs.weight must hold the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context 8,192) "
-        "and holds others; use the model's safetensors instead"
+        "expected rope_freqs.weight to hold the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context "
+        "8,192), got others; use the model's safetensors instead"
     )
 
 
@@ -300,7 +300,7 @@ def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Archite
     for key in CHANGES_ARITHMETIC:
         if metadata.values.get(f"{arch}.{key}") and key not in (*made.numbers, *made.counts):
             raise CheckpointError(
-                f"quire converts plain decoders, this file has {arch}.{key}; use the model's safetensors instead"
+                f"expected a plain decoder, got one with {arch}.{key}; use the model's safetensors instead"
             )
 
 
@@ -311,26 +311,27 @@ def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
     turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
     if other != head_dim or turning > head_dim or head_dim % 2 or turning % 2:
         raise CheckpointError(
-            f"quire converts models whose keys and values have one even size, of which an even part turns: they are "
-            f"{head_dim}, {other} and {turning}; use the model's safetensors instead"
+            f"expected keys and values of one even size, of which an even part rotates, got {head_dim}, {other} and "
+            f"{turning}; use the model's safetensors instead"
         )
     if turning < head_dim and ARCHITECTURES[arch].is_permuted:
         raise CheckpointError(
-            f"quire converts models of {arch} whose heads are rotated whole: {arch}.rope.dimension_count must be "
-            f"{head_dim}, it is {turning}; use the model's safetensors instead"
+            f"{arch}: expected {arch}.rope.dimension_count to be the whole head size {head_dim}, got {turning}; use "
+            "the model's safetensors instead"
         )
     return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
 
 
 def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | None) -> list[int]:
     """A number for all layers, or one for each."""
-    given = metadata.values.get(key)
-    if not isinstance(given, list):
+    values = metadata.values.get(key)
+    if not isinstance(values, list):
         return [metadata.count(key, default)]
     # A recurrent layer has no KV heads.
-    if len(given) < num_layers or not all(type(one) is int and 0 <= one <= MAX_SIZE for one in given) or not any(given):
-        raise _wrong(key, f"a whole number for each of {num_layers} layers", given)
-    return [one for one in given[:num_layers] if one]
+    are_sizes = all(type(one) is int and 0 <= one <= MAX_SIZE for one in values)
+    if len(values) < num_layers or not are_sizes or not any(values):
+        raise _wrong(key, f"a whole number for each of {num_layers} layers", values)
+    return [one for one in values[:num_layers] if one]
 
 
 def _least(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
@@ -347,8 +348,8 @@ def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     kind = metadata.text(f"{prefix}.type", "linear" if old_factor in metadata.values else "none")
     if kind not in ROPE_SCALINGS:
         raise CheckpointError(
-            f"quire converts RoPE scaling {', '.join(ROPE_SCALINGS)}; this file has {str(kind)[:40]!r}; "
-            "use the model's safetensors instead"
+            f"expected RoPE scaling {', '.join(ROPE_SCALINGS)}, got {str(kind)[:40]!r}; use the model's safetensors "
+            "instead"
         )
     factor = metadata.number(f"{prefix}.factor", metadata.values.get(old_factor, 1.0))
     if kind == "none" or factor == 1.0:
@@ -367,5 +368,5 @@ def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
 
 
 def _wrong(key: str, rule: str, value: Any) -> CheckpointError:
-    given = "missing" if value is None else repr(value)[:60]
-    return CheckpointError(f"the GGUF key {key} must be {rule}, it is {given}; download the file again")
+    shown = "nothing" if value is None else repr(value)[:60]
+    return CheckpointError(f"GGUF key {key}: expected {rule}, got {shown}; download the file again")

@@ -38,15 +38,15 @@ def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
         return checkpoint.directory
     if checkpoint.config["model_type"] not in CONVERTED:
         raise CheckpointError(
-            f"quire converts GGUF files of {', '.join(CONVERTED)} for torch, this one is of "
-            f"{checkpoint.config['model_type']}; use the CPU backend, or the model's safetensors"
+            f"expected a GGUF file of {', '.join(CONVERTED)} for torch, got {checkpoint.config['model_type']}; use the "
+            "CPU backend, or the model's safetensors"
         )
     try:
         _write(checkpoint, final, progress)
     except OSError as error:
         raise CheckpointError(
-            f"the weights of {checkpoint.name} cannot be converted into {checkpoint.directory}: "
-            f"{error.strerror or error}; check that the folder can be written to, or set QUIRE_CACHE to another"
+            f"cannot convert the weights of {checkpoint.name} into {checkpoint.directory}: {error.strerror or error}; "
+            "check that the folder is writable, or set QUIRE_CACHE to another"
         ) from error
     return checkpoint.directory
 

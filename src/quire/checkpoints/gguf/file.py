@@ -75,7 +75,7 @@ def read_gguf(path: Path) -> GGUFFile:
     with opened_gguf(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"{path.name} must be a regular file and is not; give the path of a .gguf file")
+            raise CheckpointError(f"expected {path.name} to be a regular file; give the path of a .gguf file")
         reader = _Reader(file, path.name, status.st_size)
         num_tensors, num_keys = _read_counts(reader)
         metadata = _read_metadata(reader, num_keys)
@@ -93,7 +93,7 @@ def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
         raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
     if len(raw) != num_bytes:
         raise CheckpointError(
-            f"the model file ended {num_bytes - len(raw):,} bytes early while it was read; let its download finish"
+            f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
         )
     return raw
 
@@ -102,7 +102,7 @@ def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
 def opened_gguf(path: Path) -> Iterator[BinaryIO]:
     """The file for reading, or a CheckpointError."""
     try:
-        # Non-blocking, so that a named pipe with nobody at the other end is refused and not waited for.
+        # Non-blocking, so that a named pipe without a writer is refused and not waited for.
         file = open(path, "rb", buffering=1 << 20, opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115
     except OSError as error:
         raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the path") from error
@@ -127,15 +127,15 @@ class _Reader:
 
     def damaged(self, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.name} is not a sound GGUF file: {what} (near byte {self.position:,}); download it again"
+            f"{self.name} is not a valid GGUF file: {what} (near byte {self.position:,}); download it again"
         )
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self._end - self.position:
-            raise self.damaged(f"{num_bytes:,} bytes should follow, {self._end - self.position:,} do")
+            raise self.damaged(f"expected {num_bytes:,} more bytes, got {self._end - self.position:,}")
         raw = self._read(num_bytes)
         if len(raw) != num_bytes:
-            raise self.damaged("the file shrank while it was read")
+            raise self.damaged("the file shrank during reading")
         self.position += num_bytes
         return raw
 
@@ -147,12 +147,12 @@ class _Reader:
 
     def count(self, what: str, limit: int, bytes_each: int) -> int:
         """A number of things to follow, each of at least `bytes_each` bytes."""
-        given = self.u64()
-        if given > limit:
-            raise self.damaged(f"it may have {limit:,} {what}, it says {given:,}")
-        if given * bytes_each > self._end - self.position:
-            raise self.damaged(f"{given:,} {what} do not fit into the rest of the file")
-        return given
+        number = self.u64()
+        if number > limit:
+            raise self.damaged(f"expected at most {limit:,} {what}, got {number:,}")
+        if number * bytes_each > self._end - self.position:
+            raise self.damaged(f"{number:,} {what} do not fit into the rest of the file")
+        return number
 
     def string(self, limit: int = MAX_STRING_BYTES) -> str:
         raw = self.take(self.count("bytes in a string", limit, 1))
@@ -191,8 +191,8 @@ def _read_counts(reader: _Reader) -> tuple[int, int]:
     if version not in VERSIONS:
         kind = "is big-endian" if int.from_bytes(raw, "big") in VERSIONS else f"has version {version}"
         raise CheckpointError(
-            f"quire reads GGUF versions {VERSIONS[0]} and {VERSIONS[1]}, little-endian; {reader.name} {kind}; "
-            "convert it anew"
+            f"expected GGUF version {VERSIONS[0]} or {VERSIONS[1]}, little-endian; {reader.name} {kind}; convert it "
+            "again"
         )
     num_tensors = reader.count("tensors", MAX_TENSORS, 24)
     return num_tensors, reader.count("keys", MAX_KEYS, 13)
@@ -203,7 +203,7 @@ def _read_metadata(reader: _Reader, num_keys: int) -> dict[str, Any]:
     for _ in range(num_keys):
         key = reader.string(MAX_NAME_BYTES)
         if key in metadata:
-            raise reader.damaged(f"the key {key[:100]!r} stands there twice")
+            raise reader.damaged(f"duplicate key {key[:100]!r}")
         metadata[key] = _read_value(reader, reader.u32())
     return metadata
 
@@ -228,7 +228,7 @@ def _read_array(reader: _Reader) -> list[Any]:
 def _read_numbers(reader: _Reader, kind: int, num_items: int) -> tuple[Any, ...]:
     code = NUMBER_CODES.get(kind)
     if code is None:
-        raise reader.damaged(f"a value has type {kind}, which no metadata quire needs has")
+        raise reader.damaged(f"unsupported metadata type {kind}")
     layout = f"<{num_items}{code}"
     return struct.unpack(layout, reader.take(struct.calcsize(layout)))
 
@@ -236,7 +236,9 @@ def _read_numbers(reader: _Reader, kind: int, num_items: int) -> tuple[Any, ...]
 def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise reader.damaged(f"the alignment must be a power of two up to {MAX_ALIGNMENT:,}, it is {str(value)[:40]}")
+        raise reader.damaged(
+            f"expected the alignment to be a power of two up to {MAX_ALIGNMENT:,}, got {str(value)[:40]}"
+        )
     return value
 
 
@@ -246,7 +248,7 @@ def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
     num_dimensions = reader.u32()
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
         raise reader.damaged(
-            f"tensor {name[:100]!r} has {num_dimensions:,} dimensions, 1 to {MAX_DIMENSIONS} are allowed"
+            f"tensor {name[:100]!r}: expected 1 to {MAX_DIMENSIONS} dimensions, got {num_dimensions:,}"
         )
     shape = tuple(reversed([reader.u64() for _ in range(num_dimensions)]))
     kind = type_numbered(reader.u32(), name)
@@ -255,8 +257,8 @@ def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
         num_values *= size
     if num_values == 0 or shape[-1] % kind.block_values:
         raise reader.damaged(
-            f"tensor {name[:100]!r} of type {kind.name} has rows of {shape[-1]:,} values, whole blocks of "
-            f"{kind.block_values} are needed"
+            f"tensor {name[:100]!r} of type {kind.name}: expected rows of whole blocks of {kind.block_values} values, "
+            f"got rows of {shape[-1]:,}"
         )
     num_bytes = num_values // kind.block_values * kind.block_bytes
     return GGUFTensor(path, name, shape, kind, reader.u64(), num_bytes)
@@ -271,9 +273,9 @@ def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> 
         if info.offset % alignment or offset + info.num_bytes > reader.file_bytes:
             raise reader.damaged(f"the data of tensor {info.name[:100]!r} is misaligned or ends beyond the file")
         if offset < free_from:
-            raise reader.damaged(f"the data of tensor {info.name[:100]!r} overlaps another's")
+            raise reader.damaged(f"the data of tensor {info.name[:100]!r} overlaps that of another")
         if info.name in tensors:
-            raise reader.damaged(f"the tensor {info.name[:100]!r} stands there twice")
+            raise reader.damaged(f"duplicate tensor {info.name[:100]!r}")
         free_from = offset + info.num_bytes
         tensors[info.name] = replace(info, offset=offset)
     return tensors

@@ -40,8 +40,8 @@ def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFPar
         return file, final
     except OSError as error:
         raise CheckpointError(
-            f"{path.name} cannot be described in {cache}: {error.strerror or error}; check that the folder can be "
-            "written to, or set QUIRE_CACHE to another"
+            f"cannot write the description of {path.name} to {cache}: {error.strerror or error}; check that the folder "
+            "is writable, or set QUIRE_CACHE to another"
         ) from error
 
 
@@ -65,7 +65,7 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(
-            "a GGUF model must have the matrix token_embd.weight and has not; download the file again"
+            "expected a matrix token_embd.weight in the GGUF file, found none; download the file again"
         )
     config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     if ROPE_FACTORS in file.tensors:
@@ -108,15 +108,14 @@ def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tupl
 
 def _no_place(name: str, model_type: str) -> CheckpointError:
     return CheckpointError(
-        f"tensor {name[:100]!r} has no place in a {model_type} model that quire runs; "
-        "use the model's safetensors instead"
+        f"unexpected tensor {name[:100]!r} in a {model_type} model; use the model's safetensors instead"
     )
 
 
 def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:
     tensor = file.tensors[name]
     if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
-        raise CheckpointError(f"{name} must be up to 4,096 values of type F32 and is not; download the file again")
+        raise CheckpointError(f"expected {name} to hold at most 4,096 values of type F32; download the file again")
     with opened_gguf(tensor.path) as source:
         return struct.unpack(f"<{tensor.shape[0]}f", read_exactly(source, tensor.offset, tensor.num_bytes))
 
@@ -127,8 +126,8 @@ def _describe(file: GGUFParts, final: Path, progress: Progress) -> None:
     num_tokens = len(file.metadata.get("tokenizer.ggml.tokens") or ())
     if num_tokens > config["vocab_size"]:
         raise CheckpointError(
-            f"the tokenizer has {num_tokens:,} tokens and the embedding {config['vocab_size']:,} rows; "
-            "download the file again"
+            f"expected an embedding row for each of {num_tokens:,} tokens, got {config['vocab_size']:,} rows; download "
+            "the file again"
         )
     generation = generation_of(metadata, num_tokens)
     config |= {key: value for key, value in generation.items() if key.endswith("_token_id")}

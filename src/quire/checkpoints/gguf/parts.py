@@ -51,8 +51,8 @@ def part_paths(path: Path) -> list[Path]:
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= MAX_PARTS:
         raise CheckpointError(
-            f"a GGUF model may lie in 1 to {MAX_PARTS} files, the name {path.name[:200]!r} says part {match['number']} "
-            f"of {match['count']}; check the name"
+            f"expected a GGUF model of 1 to {MAX_PARTS} files, got part {match['number']} of {match['count']} from the "
+            f"name {path.name[:200]!r}; check the name"
         )
     suffix = path.name[-len(".gguf") :]
     return [path.with_name(f"{match['name']}-{number:05}-of-{count:05}{suffix}") for number in range(1, count + 1)]
@@ -64,8 +64,8 @@ def read_parts(path: Path) -> GGUFParts:
     missing = [one.name for one in paths if one != path and not one.exists()]
     if missing:
         raise CheckpointError(
-            f"{path.name} is one of {len(paths)} files, {len(missing)} of them are not beside it ({missing[0]} for "
-            "one); download all of them"
+            f"{path.name} is one of {len(paths)} files, {len(missing)} of them are missing from its folder (for "
+            f"example {missing[0]}); download all of them"
         )
     model = GGUFParts(tuple(map(read_gguf, paths)))
     _check_together(model)
@@ -75,22 +75,22 @@ def read_parts(path: Path) -> GGUFParts:
 def _check_together(model: GGUFParts) -> None:
     """Each says which part of how many it is, and no tensor stands in two."""
     for number, part in enumerate(model.parts):
-        told = tuple(part.metadata.get(f"split.{key}", default) for key, default in (("no", 0), ("count", 1)))
+        stored = tuple(part.metadata.get(f"split.{key}", default) for key, default in (("no", 0), ("count", 1)))
         expected = (number, len(model.parts))
-        if told not in (expected, (0, 0)) or (told == (0, 0) and len(model.parts) > 1):
+        if stored not in (expected, (0, 0)) or (stored == (0, 0) and len(model.parts) > 1):
             raise CheckpointError(
-                f"{part.path.name} must be part {number + 1} of {len(model.parts)} by its name and says of itself "
-                f"{told[0]} of {told[1]}, counted from 0; give files their own names back, or join them with gguf-split"
+                f"expected {part.path.name} to be part {number + 1} of {len(model.parts)} by its name, got {stored[0]} "
+                f"of {stored[1]} (counted from 0) by its header; restore the original file names, or join the files "
+                "with gguf-split"
             )
     num_tensors = sum(len(part.tensors) for part in model.parts)
     if len(model.tensors) != num_tensors:
         raise CheckpointError(
-            f"a tensor may stand in one part, {num_tensors - len(model.tensors)} of {model.path.name} stand in several;"
-            " download the files again"
+            f"expected each tensor in one part, {num_tensors - len(model.tensors)} tensors of {model.path.name} are in "
+            "several; download the files again"
         )
-    num_told = model.metadata.get("split.tensors.count", num_tensors)
-    if num_told != num_tensors:
+    num_stored = model.metadata.get("split.tensors.count", num_tensors)
+    if num_stored != num_tensors:
         raise CheckpointError(
-            f"{model.path.name} says that its parts have {num_told} tensors, they have {num_tensors}; download them "
-            "again"
+            f"expected {num_stored} tensors in the parts of {model.path.name}, got {num_tensors}; download them again"
         )

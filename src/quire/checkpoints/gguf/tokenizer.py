@@ -53,8 +53,8 @@ class _Vocabulary:
         self.types: list[int] = _array(metadata, "token_type", int, default=[NORMAL] * self.size)
         if not self.tokens or len(set(self.tokens)) != self.size or len(self.types) != self.size:
             raise CheckpointError(
-                f"tokenizer.ggml.tokens must be different texts, each with a token_type; there are {self.size:,} "
-                f"tokens, {len(set(self.tokens)):,} different, and {len(self.types):,} types; download the file again"
+                f"expected tokenizer.ggml.tokens to be distinct strings, each with a token_type, got {self.size:,} "
+                f"tokens, {len(set(self.tokens)):,} distinct, and {len(self.types):,} types; download the file again"
             )
 
     def special(self, kind: str) -> str | None:
@@ -76,8 +76,8 @@ class _Vocabulary:
         pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
         if pre not in CUTS:
             raise CheckpointError(
-                f"quire knows the pre-tokenizers {', '.join(sorted(CUTS))}; this file has {pre[:40]!r}; "
-                "use the model's safetensors instead"
+                f"expected a pre-tokenizer of {', '.join(sorted(CUTS))}, got {pre[:40]!r}; use the model's safetensors "
+                "instead"
             )
         return CUTS[pre]
 
@@ -92,8 +92,8 @@ def _build(vocabulary: _Vocabulary) -> "Tokenizer":
 
     if vocabulary.model not in KINDS:
         raise CheckpointError(
-            f"quire converts the tokenizers {', '.join(KINDS)}, this file has {str(vocabulary.model)[:40]!r}; "
-            "use the model's safetensors instead"
+            f"expected a tokenizer of {', '.join(KINDS)}, got {str(vocabulary.model)[:40]!r}; use the model's "
+            "safetensors instead"
         )
     tokenizer = _pieces(vocabulary) if vocabulary.is_pieces else _byte_level(vocabulary)
     special = vocabulary.of_types(CONTROL, UNKNOWN) if vocabulary.is_pieces else vocabulary.of_types(CONTROL)
@@ -127,7 +127,10 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
 
     metadata = vocabulary.metadata
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", False):
-        raise CheckpointError("quire converts tokenizers that keep blanks, this one drops some; use the safetensors")
+        raise CheckpointError(
+            "expected a tokenizer that keeps white space, got one that removes some; use the model's safetensors "
+            "instead"
+        )
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.special("unknown") or next(iter(vocabulary.of_types(UNKNOWN)), None)
     merges = _ranked_merges(vocabulary) if vocabulary.model == "llama" else vocabulary.merges()
@@ -148,16 +151,16 @@ def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     scores = _array(vocabulary.metadata, "scores", float)
     if len(scores) != vocabulary.size or any(math.isnan(score) for score in scores):
         raise CheckpointError(
-            f"tokenizer.ggml.scores must be {vocabulary.size:,} numbers, one for each token, and is not; "
-            "download the file again"
+            f"expected tokenizer.ggml.scores to be {vocabulary.size:,} numbers, one for each token; download the file "
+            "again"
         )
     kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
     ids = {token: index for index, (token, kind) in enumerate(kinds) if kind in (NORMAL, UNUSED)}
     num_splits = sum(map(len, ids))
     if num_splits > MAX_SPLITS or max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
         raise CheckpointError(
-            f"a piece may have {MAX_PIECE_CHARACTERS} characters and all together {MAX_SPLITS:,}, the longest has "
-            f"{max(map(len, ids)):,} and all together {num_splits:,}; use the model's safetensors instead"
+            f"expected tokens of at most {MAX_PIECE_CHARACTERS} characters, {MAX_SPLITS:,} in all, got up to "
+            f"{max(map(len, ids)):,} characters and {num_splits:,} in all; use the model's safetensors instead"
         )
     ranked = []
     for piece, index in ids.items():
@@ -212,5 +215,5 @@ def _array(metadata: Metadata, name: str, kind: type, default: list[Any] | None 
     key = f"tokenizer.ggml.{name}"
     value = metadata.values.get(key, default)
     if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise CheckpointError(f"{key} must be an array of {kind.__name__}, and is not; download the file again")
+        raise CheckpointError(f"expected {key} to be an array of {kind.__name__}; download the file again")
     return value

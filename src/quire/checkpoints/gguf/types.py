@@ -52,7 +52,7 @@ def type_numbered(number: int, name: str) -> TensorType:
         known = {kind.value: kind.name for kind in GGMLQuantizationType}
         supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
         raise CheckpointError(
-            f"tensor {name[:100]!r} has type {known.get(number, f'number {number}')}; quire reads {supported}; "
-            "choose another file of this model, for example Q8_0 or Q4_K_M"
+            f"tensor {name[:100]!r}: expected type {supported}, got {known.get(number, f'number {number}')}; choose "
+            "another file of this model, for example Q8_0 or Q4_K_M"
         )
     return TENSOR_TYPES[number]

@@ -1,7 +1,7 @@
 """A file of the hub, fetched whole and checked: it gets its name when its digest is right.
 
-blobs/DIGEST.quire.incomplete      being fetched: goes on where it broke off, whoever broke it
-blobs/DIGEST                       whole, and its digest is the one the hub tells
+blobs/DIGEST.quire.incomplete      being fetched: goes on where it broke off, in any process
+blobs/DIGEST                       whole, and its digest is the one the hub lists
 """
 
 import hashlib
@@ -37,8 +37,8 @@ def check_space(folder: Path, variant: Variant) -> None:
         missing += 0 if blob.exists() else max(0, file.size_bytes - (part.stat().st_size if part.exists() else 0))
     if free_bytes(folder) < missing + SPARE_BYTES:
         raise CheckpointError(
-            f"{missing / 1e9:,.2f} GB are to be fetched and {SPARE_BYTES / 1e9:.2f} GB to be spared, "
-            f"{free_bytes(folder) / 1e9:,.2f} GB are free in {folder}; free some, or set HF_HOME to a larger disk"
+            f"need {missing / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom, {free_bytes(folder) / 1e9:,.2f} "
+            f"GB free in {folder}; free some, or set HF_HOME to a larger disk"
         )
 
 
@@ -53,7 +53,7 @@ def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progr
         return blob
     part = blob.with_name(blob.name + INCOMPLETE)
     with _ours_alone(part) as opened:
-        if blob.exists():  # somebody else was quicker
+        if blob.exists():  # another process was quicker
             return blob
         sink = _Sink(opened, file, progress)
         with hub_errors(repository.name):
@@ -62,16 +62,15 @@ def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progr
             except _TooMuchError as error:
                 part.unlink()
                 raise CheckpointError(
-                    f"{file.name} must have {file.size_bytes:,} bytes and more of them came; try again, or another "
-                    "mirror"
+                    f"expected {file.size_bytes:,} bytes for {file.name}, got more; try again, or use another mirror"
                 ) from error
         opened.flush()
         os.fsync(opened.fileno())
         if sink.digest() != _digest(file):
             part.unlink()
             raise CheckpointError(
-                f"{file.name} came with other bytes than the hub tells ({_digest(file)[:12]}... expected); what came "
-                "was thrown away: try again, or another mirror"
+                f"expected {file.name} with digest {_digest(file)[:12]}..., got other content; the download was "
+                "deleted: try again, or use another mirror"
             )
         part.replace(blob)
     return blob
@@ -85,11 +84,11 @@ def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
 
     url = f"{HfApi().endpoint}/{repository.name}/resolve/{repository.commit}/{quote(file.name)}"
     num_failed = 0
-    while sink.tell() < file.size_bytes:
-        before = sink.tell()
+    while sink.size_bytes() < file.size_bytes:
+        before = sink.size_bytes()
         try:
             _stream_once(url, sink)
-            why: Exception = OSError("the connection ended early")
+            why: Exception = OSError("the connection was lost")
         except (CheckpointError, _TooMuchError):
             raise
         except HfHubHTTPError as error:
@@ -98,10 +97,10 @@ def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
             why = error
         except Exception as error:  # those of its HTTP client
             why = error
-        num_failed = 0 if sink.tell() > before else num_failed + 1
+        num_failed = 0 if sink.size_bytes() > before else num_failed + 1
         if num_failed > MAX_FAILED:
             raise why
-        if sink.tell() < file.size_bytes:
+        if sink.size_bytes() < file.size_bytes:
             _pause(PAUSE_S * 2**num_failed)
 
 
@@ -110,10 +109,10 @@ def _stream_once(url: str, sink: "_Sink") -> None:
 
     library: Any = utils  # its functions are public, and not marked so
 
-    headers = {**library.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={sink.tell()}-"}
+    headers = {**library.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={sink.size_bytes()}-"}
     with library.get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         library.hf_raise_for_status(response)
-        if response.status_code == 200 and sink.tell() > 0:  # it does not do ranges
+        if response.status_code == 200 and sink.size_bytes() > 0:  # it does not do ranges
             sink.begin_anew()
         for data in response.iter_bytes():
             sink.write(data)
@@ -168,13 +167,13 @@ class _Sink:
         """Of all that was written."""
         return self._state.hexdigest()
 
-    def tell(self) -> int:
-        """Bytes that are there."""
+    def size_bytes(self) -> int:
+        """Bytes in the file."""
         return self._file.tell()
 
     def write(self, data: bytes) -> None:
         """Add these."""
-        if self.tell() + len(data) > self._expected.size_bytes:
+        if self.size_bytes() + len(data) > self._expected.size_bytes:
             raise _TooMuchError
         self._state.update(data)
         try:
@@ -183,7 +182,7 @@ class _Sink:
             raise CheckpointError(
                 f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
             ) from error
-        self._progress(f"fetching {self._expected.name}", self.tell(), self._expected.size_bytes)
+        self._progress(f"downloading {self._expected.name}", self.size_bytes(), self._expected.size_bytes)
 
     def begin_anew(self) -> None:
         """Forget what is there."""

@@ -25,8 +25,8 @@ HUB_NAME = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(?::(?P<label>[A-Za-z0-9._-]{1,40}))?"
 )
 
-Tell = Callable[[list[Judged]], None]
-"""Hears what there is and what was taken, before anything is fetched."""
+OnJudged = Callable[[list[Judged]], None]
+"""Receives all variants and which one was taken, before the download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class HubName:
         return hub_cache() / f"models--{self.repository.replace('/', '--')}"
 
 
-def say_nothing(_judged: list[Judged]) -> None:
+def ignore_judged(_judged: list[Judged]) -> None:
     """Of what a repository has."""
 
 
@@ -73,20 +73,20 @@ def found_here(wanted: HubName, memory_bytes: int) -> Path | None:
         return None
     whole = [one for one in variants_of(files, BESIDE_WEIGHTS) if _is_whole(one, snapshot)]
     try:
-        return _place(snapshot, _chosen(whole, wanted, memory_bytes, say_nothing)) if whole else None
+        return _place(snapshot, _chosen(whole, wanted, memory_bytes, ignore_judged)) if whole else None
     except CheckpointError:  # another model of the repository is here
         return None
 
 
-def pull(wanted: HubName, memory_bytes: int, progress: Progress, tell: Tell) -> Path:
+def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJudged) -> Path:
     """Fetch what is not here yet, and return the model's file or folder."""
     repository = listed(wanted.repository)
     if not repository.variants:
         raise CheckpointError(
-            f"{repository.name} has no GGUF file and no model.safetensors, which quire runs; look for another "
+            f"expected a GGUF file or a model.safetensors in {repository.name}, found neither; look for another "
             "repository of this model"
         )
-    variant = _chosen(repository.variants, wanted, memory_bytes, tell)
+    variant = _chosen(repository.variants, wanted, memory_bytes, on_judged)
     folder, snapshot = wanted.folder, wanted.folder / "snapshots" / repository.commit
     try:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
@@ -96,18 +96,18 @@ def pull(wanted: HubName, memory_bytes: int, progress: Progress, tell: Tell) -> 
         _note_commit(folder / "refs" / "main", repository.commit)
     except OSError as error:
         raise CheckpointError(
-            f"{wanted.repository} cannot be kept in {folder}: {error.strerror or error}; check the disk, or set "
-            "HF_HOME to another folder"
+            f"cannot store {wanted.repository} in {folder}: {error.strerror or error}; check the disk, or set HF_HOME "
+            "to another folder"
         ) from error
     return _place(snapshot, variant)
 
 
-def _chosen(variants: Sequence[Variant], wanted: HubName, memory_bytes: int, tell: Tell) -> Variant:
+def _chosen(variants: Sequence[Variant], wanted: HubName, memory_bytes: int, on_judged: OnJudged) -> Variant:
     """The one that was named, else the best that fits."""
     if wanted.label is not None:
         return named(variants, wanted.label, wanted.repository)
     judged = judge_variants(variants, memory_bytes)
-    tell(judged)
+    on_judged(judged)
     return _taken(judged, wanted.repository, memory_bytes)
 
 
@@ -121,8 +121,8 @@ def _taken(judged: list[Judged], name: str, memory_bytes: int) -> Variant:
         raise CheckpointError(f"{name} has {labels}, none of which quire runs; look for another repository")
     least = min(known, key=lambda one: one.needed_bytes)
     raise CheckpointError(
-        f"the memory is {memory_bytes / 1e9:,.1f} GB, the smallest of {name} ({least.label}) needs "
-        f"{least.needed_bytes / 1e9:,.1f} GB; give more by --memory, or take a smaller model"
+        f"expected at least {least.needed_bytes / 1e9:,.1f} GB of memory for {least.label}, the smallest variant of "
+        f"{name}, got {memory_bytes / 1e9:,.1f} GB; raise --memory, or choose a smaller model"
     )
 
 
@@ -146,7 +146,7 @@ def _note_commit(reference: Path, commit: str) -> None:
 
 
 def _fresh(path: Path) -> Path:
-    """A name beside it that nobody else has: two who fetch the same do not meet."""
+    """A name beside it that no other download has: two of the same file do not meet."""
     return path.with_name(f"{path.name}.{uuid4().hex}{INCOMPLETE}")
 
 

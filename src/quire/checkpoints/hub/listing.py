@@ -35,14 +35,14 @@ def listed(name: str) -> Repository:
     import huggingface_hub
 
     with hub_errors(name):
-        told = huggingface_hub.HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT_S)
-    if told.sha is None or not COMMIT.fullmatch(told.sha):
-        raise _odd(name, f"a commit {str(told.sha)[:60]!r}")
-    siblings = told.siblings or []
+        info = huggingface_hub.HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT_S)
+    if info.sha is None or not COMMIT.fullmatch(info.sha):
+        raise _odd(name, f"invalid commit {str(info.sha)[:60]!r}")
+    siblings = info.siblings or []
     if len(siblings) > MAX_FILES:
-        raise _odd(name, f"{len(siblings):,} files, {MAX_FILES:,} are allowed")
+        raise _odd(name, f"expected at most {MAX_FILES:,} files, got {len(siblings):,}")
     files = [_checked(name, one) for one in siblings if is_safe_name(one.rfilename)]
-    return Repository(name, told.sha, tuple(variants_of(files, BESIDE_WEIGHTS)))
+    return Repository(name, info.sha, tuple(variants_of(files, BESIDE_WEIGHTS)))
 
 
 def is_safe_name(name: str) -> bool:
@@ -53,16 +53,16 @@ def is_safe_name(name: str) -> bool:
     )
 
 
-def _checked(repository: str, told: Any) -> HubFile:
-    lfs = told.lfs
-    size = lfs.size if lfs is not None else told.size
-    sha256, sha1 = lfs.sha256 if lfs is not None else None, told.blob_id
+def _checked(repository: str, sibling: Any) -> HubFile:
+    lfs = sibling.lfs
+    size = lfs.size if lfs is not None else sibling.size
+    sha256, sha1 = lfs.sha256 if lfs is not None else None, sibling.blob_id
     if not isinstance(size, int) or not 0 <= size <= MAX_FILE_BYTES:
-        raise _odd(repository, f"a size of {size!r} for {told.rfilename}")
+        raise _odd(repository, f"invalid size {size!r} of {sibling.rfilename}")
     digest, pattern = (sha256, SHA256) if lfs is not None else (sha1, COMMIT)
     if not isinstance(digest, str) or not pattern.fullmatch(digest):
-        raise _odd(repository, f"the hash {str(digest)[:80]!r} for {told.rfilename}")
-    return HubFile(told.rfilename, size, sha256, None if lfs is not None else sha1)
+        raise _odd(repository, f"invalid digest {str(digest)[:80]!r} of {sibling.rfilename}")
+    return HubFile(sibling.rfilename, size, sha256, None if lfs is not None else sha1)
 
 
 @contextmanager
@@ -76,13 +76,13 @@ def hub_errors(name: str) -> Iterator[None]:
         RepositoryNotFoundError,
     )
 
-    offline = "the hub is out of reach or HF_HUB_OFFLINE is set; connect once to fetch it, or give a local file"
+    offline = "the hub is not reachable or HF_HUB_OFFLINE is set; connect once to download it, or give a local file"
     try:
         yield
     except CheckpointError:
         raise
     except GatedRepoError as error:
-        why = "its owner asks you to accept terms first; do so on its page and set HF_TOKEN"
+        why = "its owner requires you to accept terms first; do so on its page and set HF_TOKEN"
         raise CheckpointError(f"{name!r} cannot be downloaded: {why}") from error
     except RepositoryNotFoundError as error:
         why = "the hub has no such repository, or you may not see it; check the spelling, or set HF_TOKEN"
@@ -90,11 +90,11 @@ def hub_errors(name: str) -> Iterator[None]:
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
         raise CheckpointError(f"{name!r} is not in the local cache, and {offline}") from error
     except HfHubHTTPError as error:
-        raise CheckpointError(f"{name!r} cannot be downloaded: {_said(error)}") from error
+        raise CheckpointError(f"{name!r} cannot be downloaded: {_description(error)}") from error
     except Exception as error:  # the library lets those of its HTTP client through
-        why = "the hub cannot be reached: " if _is_of_the_network(error) else ""
+        why = "the hub is not reachable: " if _is_of_the_network(error) else ""
         raise CheckpointError(
-            f"{name!r} cannot be downloaded: {why}{str(error)[:200]}; what was fetched is kept: try again, or give a "
+            f"{name!r} cannot be downloaded: {why}{str(error)[:200]}; partial downloads are kept: try again, or give a "
             "local file"
         ) from error
 
@@ -106,16 +106,14 @@ def _is_of_the_network(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _said(error: Any) -> str:
+def _description(error: Any) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 429:
-        return "the hub asks for a pause (429); try again in some minutes, or set HF_TOKEN, which may do more"
+        return "the hub limits the request rate (429); try again in some minutes, or set HF_TOKEN for a higher limit"
     if status in (401, 403):
-        return f"the hub refuses ({status}); set HF_TOKEN to a token that may read it"
-    return f"the hub answered {status}: {str(error)[:200]}; try again later"
+        return f"the hub denied access ({status}); set HF_TOKEN to a token with read access"
+    return f"the hub responded with {status}: {str(error)[:200]}; try again later"
 
 
 def _odd(name: str, what: str) -> CheckpointError:
-    return CheckpointError(
-        f"the hub tells of {name} {what}, which quire does not believe; try again, or another mirror"
-    )
+    return CheckpointError(f"unexpected hub response for {name}: {what}; try again, or use another mirror")

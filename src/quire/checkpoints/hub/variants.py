@@ -195,7 +195,7 @@ def _verdict(variant: Variant, best: Variant | None, memory_bytes: int) -> str:
     if fault is not None:
         return fault
     if variant is best:
-        return "taken: the best that fits"
+        return "selected: the best that fits"
     if variant.label == SAFETENSORS:
         return "fits; a GGUF file is smaller"
-    return "fits; more than can be seen" if (variant.bits or 0.0) > MOST_BITS else "fits; fewer bits, or larger"
+    return "fits; more bits than needed" if (variant.bits or 0.0) > MOST_BITS else "fits; fewer bits, or larger"

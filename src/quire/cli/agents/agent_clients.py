@@ -1,7 +1,7 @@
-"""What each coding agent has to be told to use a server of ours: variables, and files in its own folder.
+"""How each coding agent is configured to use a quire server: variables, and files in its own folder.
 
-Nothing of the user's own configuration is read or written, and keys are in the environment alone: command lines can be
-seen by everybody on a machine.
+Nothing of the user's own configuration is read or written, and keys are in the environment alone: command lines are
+visible to all users of a machine.
 """
 
 import json
@@ -18,7 +18,7 @@ KEY_VARIABLE = "QUIRE_API_KEY"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Whom an agent is to ask."""
+    """The server and model that an agent uses."""
 
     url: str
     model: str
@@ -29,24 +29,24 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class AgentSetup:
-    """What one agent is told."""
+    """The configuration of one agent."""
 
     variables: Mapping[str, str]
     files: Mapping[str, str]
     """Contents by the path below its folder."""
     arguments: Sequence[str] = ()
-    """What stands before the user's own."""
+    """Placed before the user's own arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentClient:
-    """One agent that people install by themselves."""
+    """One agent, installed by the user."""
 
     name: str
     program: str
     install: str
     setup: Callable[[Server, Path], AgentSetup]
-    """For a server and the agent's folder."""
+    """Builds the configuration from a server and the agent's folder."""
 
 
 def _claude(server: Server, folder: Path) -> AgentSetup:
@@ -61,7 +61,7 @@ def _claude(server: Server, folder: Path) -> AgentSetup:
         "DISABLE_AUTOUPDATER": "1",
         **dict.fromkeys(names, server.model),
     }
-    # What git says of a folder stands in front of the tools else: after a change nothing of the prompt would be cached.
+    # Otherwise git's status comes before the tools in the prompt, and any change of it invalidates the cached prefix.
     return AgentSetup(variables, {}, ("--exclude-dynamic-system-prompt-sections",))
 
 
@@ -107,8 +107,8 @@ def _opencode(server: Server, folder: Path) -> AgentSetup:
 
 
 def _aider(server: Server, folder: Path) -> AgentSetup:
-    """It keeps files in the user's home and reads its own configuration there, and no setting of it changes that. So it
-    gets another home, in which git finds the user's name."""
+    """aider keeps files and configuration in the user's home, and no setting changes that. So it gets another home,
+    whose .gitconfig includes the user's."""
     home = expanded("~", "set HOME")
     variables = {
         "HOME": str(folder),

@@ -1,9 +1,9 @@
-"""`quire launch AGENT` and `quire connect AGENT`: a coding agent on a model of your own, with one command.
+"""`quire launch AGENT` and `quire connect AGENT`: run a coding agent on a local model with one command.
 
-    find a server by its admin socket, or start one ─► a folder for the agent ─► run it ─► say what was cached
+    find a server by its admin socket, or start one ─► a folder for the agent ─► run it ─► print cached tokens
 
-The folder is removed at the end with what the agent left in it, temporary files too; a server that was started for the
-agent ends with it.
+The folder is removed at the end with all files that the agent left in it; a server that was started for the agent ends
+with it.
 """
 
 import os
@@ -29,7 +29,7 @@ from quire.config.home import expanded
 from quire.errors import ConfigError
 
 NO_KEY = "none"
-"""Agents insist on a key; a server without keys takes any."""
+"""Agents require a key; a server without keys accepts any."""
 LOOK_S = 0.2
 START_S = 600.0
 END_S = 60.0
@@ -44,10 +44,10 @@ Examples:
   quire connect opencode
 """
 _AGENT = typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")
-_MODEL = typer.Option("--model", help="A model that is served, or one to serve: a directory, a .gguf file, a hub id.")
+_MODEL = typer.Option("--model", help="A running model, or one to serve: a directory, a .gguf file or a hub id.")
 
 Look = Callable[[], FoundServer | None]
-"""Asks a server what it counts now."""
+"""Fetches the server's current counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class _Found:
 
 def launch(
     agent: Annotated[str, _AGENT],
-    arguments: Annotated[list[str] | None, typer.Argument(help="What the agent is told, behind --.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments passed to the agent after --.")] = None,
     model: Annotated[str | None, _MODEL] = None,
 ) -> None:
-    """Run a coding agent with a model of yours. Its own configuration stays as it is."""
+    """Run a coding agent on one of your models. Its own configuration stays unchanged."""
     client = _client(agent)
     program = shutil.which(client.program)
     if program is None:
-        raise ConfigError(f"{client.program} must be installed to be launched, it is not; say: {client.install}")
+        raise ConfigError(f"{client.program} is not installed; install it with: {client.install}")
     with ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
         home = Path(folder) / client.name
         setup = client.setup(found.server, home)
@@ -75,16 +75,16 @@ def launch(
         temporary = Path(folder) / "tmp"
         temporary.mkdir(mode=0o700)
         code = _run([program, *setup.arguments, *(arguments or [])], {**setup.variables, "TMPDIR": str(temporary)})
-        _say_cached(before, found.look())
+        _print_cached_tokens(before, found.look())
     raise typer.Exit(code)
 
 
 def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] = None) -> None:
-    """Print what an agent has to be told to use a server that runs: variables and files."""
+    """Print the variables and files that an agent needs to use a running server."""
     client = _client(agent)
     found = _running(model)
     if found is None:
-        raise ConfigError("no server of yours runs on this machine; start one with: quire serve MODEL")
+        raise ConfigError("no server of yours is running on this machine; start one with: quire serve MODEL")
     home = expanded("~", "set HOME") / f".quire-{client.name}"
     setup = client.setup(found.server, home)
     for path, text in setup.files.items():
@@ -95,13 +95,13 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
 
 
 def _shown(value: str, key: str) -> str:
-    """A key is not printed."""
+    """The value quoted for a shell; the user's key is never printed."""
     return "YOUR_KEY" if value == key != NO_KEY else shlex.quote(value)
 
 
 def _client(name: str) -> AgentClient:
     if name not in AGENTS:
-        raise ConfigError(f"agents that can be launched are {', '.join(AGENTS)}, {name!r} given")
+        raise ConfigError(f"expected one of {', '.join(AGENTS)} as the agent, got {name!r}")
     return AGENTS[name]
 
 
@@ -111,41 +111,43 @@ def _server(model: str | None, folder: Path) -> Iterator[_Found]:
     if found is not None:
         yield found
     elif model is None:
-        raise ConfigError("no server of yours runs on this machine; say --model to start one, or: quire serve MODEL")
+        raise ConfigError(
+            "no server of yours is running on this machine; pass --model to start one, or run: quire serve MODEL"
+        )
     else:
         with _started(model, folder) as started:
             yield started
 
 
 def _running(model: str | None) -> _Found | None:
-    """A server of this user's that has the model. Several are told apart by it."""
+    """A running server of this user that has the model."""
     wanted = model if model is None or not Path(model).expanduser().exists() else str(Path(model).expanduser())
     fitting = [one for one in running_servers() if one.named(wanted) is not None]
     if model is None and len(fitting) > 1:
         names = ", ".join(f"{one.models[0].name} at {one.url}" for one in fitting)
-        raise ConfigError(f"several servers run here: {names}; say --model")
+        raise ConfigError(f"several servers run on this machine: {names}; choose one with --model")
     if not fitting:
         return None
-    return _Found(_asked(fitting[0], wanted), lambda: _again(fitting[0].url))
+    return _Found(_agent_server(fitting[0], wanted), lambda: _again(fitting[0].url))
 
 
 def _again(url: str) -> FoundServer | None:
     return next((one for one in running_servers() if one.url == url), None)
 
 
-def _asked(server: FoundServer, model: str | None) -> Server:
+def _agent_server(server: FoundServer, model: str | None) -> Server:
     named = server.named(model)
     if named is None:
         raise ConfigError(f"the server at {server.url} has no model {model}")
     key = os.environ.get(KEY_VARIABLE)
     if server.is_locked and not key:
-        raise ConfigError(f"the server at {server.url} wants a key; put one into {KEY_VARIABLE}")
+        raise ConfigError(f"the server at {server.url} requires a key; set {KEY_VARIABLE}")
     return Server(server.url, named.name, key or NO_KEY, named.max_tokens)
 
 
 @contextmanager
 def _started(model: str, folder: Path) -> Iterator[_Found]:
-    """A server for this one agent. It ends with it."""
+    """A server for this agent alone; it ends with the agent."""
     admin, log = folder / "server" / "admin.sock", folder / "server.log"
     words = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--admin-socket", str(admin)]
     typer.echo(f"starting a server for {model} ...", err=True)
@@ -155,18 +157,18 @@ def _started(model: str, folder: Path) -> Iterator[_Found]:
             answering = _until(lambda _: True, process, admin, log)
             with linked_socket(admin, answering):
                 ready = _until(lambda found: all(one.is_ready for one in found.models), process, admin, log)
-                yield _Found(_asked(ready, None), lambda: server_behind(admin))
+                yield _Found(_agent_server(ready, None), lambda: server_behind(admin))
 
 
 @contextmanager
 def _child(words: list[str], **how: Any) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process that ends with us at the latest, one that was just being spawned when we were told to end too."""
+    """A child process that never outlives this one, even if a signal arrives while it is being spawned."""
     process = None
     try:
-        with _noted() as told:
+        with _deferred_signals() as received:
             process = subprocess.Popen(words, **how)  # noqa: S603 - ourselves, or what the user named
-        if told:
-            raise SystemExit(128 + told[0])
+        if received:
+            raise SystemExit(128 + received[0])
         yield process
     finally:
         if process is not None and process.poll() is None:
@@ -179,12 +181,12 @@ def _child(words: list[str], **how: Any) -> "Iterator[subprocess.Popen[bytes]]":
 
 
 @contextmanager
-def _noted() -> Iterator[list[int]]:
-    """Who tells us to end meanwhile is heard afterwards."""
-    told: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: told.append(number)) for number in ENDINGS}
+def _deferred_signals() -> Iterator[list[int]]:
+    """Termination signals are collected here, for the caller to handle afterwards."""
+    received: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in ENDINGS}
     try:
-        yield told
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -193,7 +195,7 @@ def _noted() -> Iterator[list[int]]:
 def _until(
     is_so: Callable[[FoundServer], bool], process: "subprocess.Popen[bytes]", admin: Path, log: Path
 ) -> FoundServer:
-    """The server as soon as this is so. Raises ConfigError with its last words if that does not come."""
+    """The server as soon as `is_so` holds. Raises ConfigError with its last log lines if it never does."""
     deadline_s = monotonic() + START_S
     while monotonic() < deadline_s:
         found = server_behind(admin) if admin.exists() else None
@@ -206,7 +208,7 @@ def _until(
 
 
 def _final_lines(log: str) -> list[str]:
-    """What a server ended with: its error, if it said one, else its last lines."""
+    """The end of a server's log: from its error line, if there is one, else the last lines."""
     lines = log.rstrip().splitlines()
     (error, *_) = [*(at for at, line in enumerate(lines) if line.startswith("error: ")), 0]
     return lines[error:][-SHOWN_LINES:]
@@ -219,7 +221,7 @@ def _write(setup: AgentSetup, home: Path) -> None:
 
 
 def _run(words: list[str], variables: Mapping[str, str]) -> int:
-    """The agent, with this terminal; Ctrl-C is for it, so it is not heard here while the agent runs."""
+    """Run the agent in this terminal. Ctrl-C is for the agent, so it is ignored here meanwhile."""
     with _child(words, env={**os.environ, **variables}) as process:
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:
@@ -231,13 +233,13 @@ def _run(words: list[str], variables: Mapping[str, str]) -> int:
 def _warn_of_length(server: Server) -> None:
     if server.max_tokens is not None and server.max_tokens < COMFORTABLE_TOKENS:
         typer.echo(
-            f"{server.model} takes {server.max_tokens:,} tokens, prompt and answer together; agents often need "
-            f"{COMFORTABLE_TOKENS:,}: take a model that was made for more, or, if this one was, give it more memory",
+            f"{server.model} accepts {server.max_tokens:,} tokens, prompt and output together; agents often need "
+            f"{COMFORTABLE_TOKENS:,}: use a model with a longer context, or, if this one has it, give it more memory",
             err=True,
         )
 
 
-def _say_cached(before: FoundServer | None, after: FoundServer | None) -> None:
+def _print_cached_tokens(before: FoundServer | None, after: FoundServer | None) -> None:
     if before is None or after is None:
         return
     prompt = after.num_prompt_tokens - before.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""`quire bench`: numbers people can trust, of any OpenAI-compatible server. Tables on stderr, one JSON object last."""
+"""`quire bench`: measure any OpenAI-compatible server. Tables go to stderr, one JSON object to stdout."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.bench.setup import LoadSetup
-from quire.cli.bench.flags import Asking, with_asking, with_load
+from quire.cli.bench.flags import ServerFlags, with_load, with_server_flags
 from quire.cli.shared.settings_flags import with_settings
 from quire.config import Settings
 from quire.verdicts import THRESHOLD
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from quire.bench.compare import Comparison
 
 bench_app = typer.Typer(rich_markup_mode=None)
-URL_HELP = "Root of the server, such as http://localhost:8000."
+URL_HELP = "Root URL of the server, such as http://localhost:8000."
 SAVE_HELP = "Write the result to this file as well."
-PROFILE_HELP = "Time steps of all kinds, write what they cost here for `quire sim` (JSON), and do nothing else."
-PLOT_HELP = "Draw a picture (PNG); needs the extra `plot`."
+PROFILE_HELP = "Time steps of all kinds, write the profile for `quire sim` to this file (JSON), and exit."
+PLOT_HELP = "Draw a plot (PNG); needs the extra `plot`."
 SERVE_EPILOG = """\
 \b
 The table goes to stderr, the result as one JSON object to stdout; its keys are
@@ -37,8 +37,8 @@ Example:
 """
 AB_EPILOG = """\
 \b
-Rounds are taken interleaved, so that both servers see the same weather; each round
-has prompts of its own. The exit code is 1 if B is slower.
+Rounds are interleaved, so that both servers run under the same conditions; each round
+has its own prompts. The exit code is 1 if B is slower.
 \b
 Example:
   quire bench ab --a http://localhost:8000 --b http://localhost:8001 --save result.json
@@ -46,7 +46,7 @@ writes result.a.json and result.b.json, which `quire bench compare` reads.
 """
 COMPARE_EPILOG = """\
 \b
-The exit code is 1 if B is slower, 3 if the two cannot be compared: files of
+The exit code is 1 if B is slower, 3 if the two cannot be compared: files from
 different runs, machines or loads.
 \b
 Example:
@@ -61,25 +61,25 @@ NOT_COMPARABLE_CODE = 3
 
 
 @bench_app.command(epilog=SERVE_EPILOG)
-@with_asking
+@with_server_flags
 @with_load
 def serve(
     setup: LoadSetup,
-    asking: Asking,
+    server_flags: ServerFlags,
     url: Annotated[str, typer.Option("--url", "--base-url", help=URL_HELP)],
     save: Annotated[Path | None, typer.Option(help=SAVE_HELP)] = None,
-    save_detailed: Annotated[bool, typer.Option("--save-detailed", help="Save every request, too.")] = False,
+    save_detailed: Annotated[bool, typer.Option("--save-detailed", help="Also save every request.")] = False,
     plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Shows when each request ran.")] = None,
 ) -> None:
-    """Put one load on a server and say how it did."""
-    server = asking.server(url)
+    """Run one load against a server and report the results."""
+    server = server_flags.server(url)
     from quire.bench import records as report
     from quire.bench import runs
     from quire.bench.event_loop import finished
     from quire.cli.bench.progress import show_run
 
-    with show_run() as told:
-        record, run = finished(runs.run_load(server, runs.seeded(setup), asking.wishes(), told))
+    with show_run() as listener:
+        record, run = finished(runs.run_load(server, runs.seeded(setup), server_flags.options(), listener))
     _print_rows(("what", "how much"), report.rows(record))
     _print_rows(("milliseconds", "mean", "median", "90%", "99%"), report.latency_rows(record))
     if "by_kind" in record:
@@ -93,31 +93,31 @@ def serve(
 
         plots.timeline(plot, run, f"{_headline(record)}\n{record['model_id']}")
     if not record["completed"]:
-        first = next(iter(run.outcomes)).detail or "nothing was said"
-        typer.echo(f"error: no request was answered; the first was told: {first}", err=True)
+        first = next(iter(run.outcomes)).detail or "no error message"
+        typer.echo(f"error: no request succeeded; the first failed with: {first}", err=True)
         raise typer.Exit(1)
 
 
 @bench_app.command(epilog=SWEEP_EPILOG)
-@with_asking
+@with_server_flags
 @with_load
 def sweep(
     setup: LoadSetup,
-    asking: Asking,
+    server_flags: ServerFlags,
     url: Annotated[str, typer.Option("--url", "--base-url", help=URL_HELP)],
-    clients: Annotated[str, typer.Option(help="How many clients, with commas between.")] = "1,2,4,8,16,32",
+    clients: Annotated[str, typer.Option(help="Numbers of clients, comma-separated.")] = "1,2,4,8,16,32",
     save: Annotated[Path | None, typer.Option(help=SAVE_HELP)] = None,
-    plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Throughput and latency by clients.")] = None,
+    plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Throughput and latency by number of clients.")] = None,
 ) -> None:
-    """Measure with more and more clients: what throughput costs in latency. Each asks as often as with `serve`."""
-    server, counts = asking.server(url), _numbers(clients, "--clients")
+    """Measure throughput and latency with more and more clients. Each sends requests as often as with `serve`."""
+    server, counts = server_flags.server(url), _numbers(clients, "--clients")
     from quire.bench import records as report
     from quire.bench import runs
     from quire.bench.event_loop import finished
     from quire.cli.bench.progress import show_run
 
-    with show_run() as told:
-        points = finished(runs.sweep_clients(server, runs.seeded(setup), counts, asking.wishes(), told))
+    with show_run() as listener:
+        points = finished(runs.sweep_clients(server, runs.seeded(setup), counts, server_flags.options(), listener))
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
     _print_rows(header, report.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
@@ -131,27 +131,28 @@ def sweep(
 
 
 @bench_app.command(epilog=AB_EPILOG)
-@with_asking
+@with_server_flags
 @with_load
 def ab(
     setup: LoadSetup,
-    asking: Asking,
-    a: Annotated[str, typer.Option("--a", help="Root of the server to compare with.")],
-    b: Annotated[str, typer.Option("--b", help="Root of the server in question.")],
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each; a verdict needs 7.")] = 10,
+    server_flags: ServerFlags,
+    a: Annotated[str, typer.Option("--a", help="Root URL of the baseline server.")],
+    b: Annotated[str, typer.Option("--b", help="Root URL of the server to compare with it.")],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per server; a verdict needs 7.")] = 10,
     save: Annotated[Path | None, typer.Option(help="Write NAME.a.json and NAME.b.json.")] = None,
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
-    """Measure two servers interleaved in one run, and say whether they differ."""
-    servers = (asking.server(a), asking.server(b))
+    """Measure two servers interleaved in one run, and report whether they differ."""
+    servers = (server_flags.server(a), server_flags.server(b))
     from quire.bench import records as report
     from quire.bench import runs
     from quire.bench.compare import compare_records as judge
     from quire.bench.event_loop import finished
     from quire.cli.bench.progress import show_run
 
-    with show_run() as told:
-        sides = finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, asking.wishes(), told))
+    with show_run() as listener:
+        options = server_flags.options()
+        sides = finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, options, listener))
     if save is not None:
         stem = save.with_suffix("") if save.suffix == ".json" else save
         for side, record in zip("ab", sides, strict=True):
@@ -161,11 +162,11 @@ def ab(
 
 @bench_app.command(epilog=COMPARE_EPILOG)
 def compare(
-    a: Annotated[Path, typer.Argument(help="Side A of a run of `quire bench ab`.")],
-    b: Annotated[Path, typer.Argument(help="Side B of the same run.")],
+    a: Annotated[Path, typer.Argument(help="Result of side A of a run of `quire bench ab`.")],
+    b: Annotated[Path, typer.Argument(help="Result of side B of the same run.")],
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
-    """Say whether B differs from A, and by how much, with the noise of the rounds beside it."""
+    """Report whether B differs from A, by how much, and the noise of the rounds."""
     from quire.bench import records as report
     from quire.bench.compare import compare_records as judge
 
@@ -177,17 +178,17 @@ def compare(
 def engine(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
-    batches: Annotated[str, typer.Option(help="How many requests at once, with commas between.")] = "1,2,4,8,16,32,64",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 256,
-    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 32,
-    prefix_tokens: Annotated[int, typer.Option(min=0, help="Shared tokens for hit against miss; 0: skip.")] = 1024,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all batches; medians are told.")] = 3,
-    roof: Annotated[bool, typer.Option(help="Compare with the machine's own speed.")] = True,
+    batches: Annotated[str, typer.Option(help="Numbers of concurrent requests, comma-separated.")] = "1,2,4,8,16,32,64",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 256,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Output tokens per request.")] = 32,
+    prefix_tokens: Annotated[int, typer.Option(min=0, help="Shared tokens for cache hit and miss; 0: skip.")] = 1024,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all batches; medians are reported.")] = 3,
+    roof: Annotated[bool, typer.Option(help="Compare with the peak speed of the machine.")] = True,
     save: Annotated[Path | None, typer.Option(help=SAVE_HELP)] = None,
-    plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Tokens/s by batch.")] = None,
+    plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Tokens/s by batch size.")] = None,
     profile: Annotated[Path | None, typer.Option(help=PROFILE_HELP)] = None,
 ) -> None:
-    """Measure the engine in this process: what batching gives, what the prefix cache gives, how near the roof."""
+    """Measure the engine in this process: gains from batching and the prefix cache, distance to the roof."""
     from quire.bench import records as report
     from quire.bench.engine import EngineBench, EngineLoad
     from quire.checkpoints.progress import show_progress
@@ -212,7 +213,7 @@ def engine(
 
 
 def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) -> None:
-    """Time steps of all kinds and write what they cost."""
+    """Time steps of all kinds and write the profile."""
     import json
     from dataclasses import asdict, replace
 
@@ -220,15 +221,15 @@ def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) ->
     from quire.bench.machine_info import machine
     from quire.checkpoints.progress import show_progress
 
-    # A guess makes rows whose number nobody can foresee: a profile is of steps without.
+    # Speculation makes the number of rows unpredictable: a profile is of steps without it.
     settings = replace(settings, model=replace(settings.model, speculation="off"))
     load = EngineLoad((1,), 1, 2, 0, rounds, has_roof=False)
     with show_progress() as progress:
         bench = EngineBench.opened(model, settings, load, progress)
     with bench:
-        typer.echo("steps of all kinds ...", err=True)
+        typer.echo("timing steps of all kinds ...", err=True)
         profile = bench.profile(Path(model).name)
-    typer.echo(f"half of the steps it was not made of are within {profile.relative_error:.1%}", err=True)
+    typer.echo(f"half of the steps outside the fit are within {profile.relative_error:.1%} of the profile", err=True)
     record = {**profile.as_json(), "settings": asdict(settings.model), "machine": machine()}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _print_json(record)
@@ -236,8 +237,8 @@ def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) ->
 
 def _headline(record: dict[str, Any]) -> str:
     ttft = record["median_ttft_ms"]
-    told = "" if ttft is None else f", first token after {ttft:,.0f} ms"
-    return f"{record['completed']:,} requests, {record['output_throughput']:,.0f} output tokens/s{told}"
+    first_token = "" if ttft is None else f", first token after {ttft:,.0f} ms"
+    return f"{record['completed']:,} requests, {record['output_throughput']:,.0f} output tokens/s{first_token}"
 
 
 def _numbers(text: str, flag: str) -> list[int]:
@@ -248,7 +249,7 @@ def _numbers(text: str, flag: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise ConfigError(f"{flag} takes whole numbers from 1 with commas between, {text!r} given")
+        raise ConfigError(f"expected comma-separated whole numbers from 1 for {flag}, got {text!r}")
     return numbers
 
 

@@ -1,4 +1,4 @@
-"""Gives a bench command a flag for every setting of the load, and for how to reach and ask a server."""
+"""Adds flags to a bench command: every setting of the load, and how to reach and measure a server."""
 
 import inspect
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from quire.bench.setup import LoadSetup
 
 if TYPE_CHECKING:
     from quire.bench.http_client import ServerAddress
-    from quire.bench.runs import Wishes
+    from quire.bench.runs import BenchOptions
 
 KEY_VARIABLES = ("OPENAI_API_KEY",)
 PAIR = "NAME=VALUE"
-EXTRA_HELP = "Laid over every body; null takes a field away."
-GOODPUT_HELP = "Limit to keep: ttft:500, tpot:50, e2el:9000; may be repeated."
-EOS_HELP = "Ask for every token, also after the model's own end token."
+EXTRA_HELP = "Merged into every request body; null removes a field."
+GOODPUT_HELP = "Latency limit: ttft:500, tpot:50, e2el:9000; repeatable."
+EOS_HELP = "Request all output tokens, even after the model's end token."
 
 
 def with_load(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,9 +27,9 @@ def with_load(command: Callable[..., None]) -> Callable[..., None]:
     flags = [_parameter(one.name, hints[one.name], one.default, one.metadata) for one in fields(LoadSetup)]
     parameters = [*own, *flags]
 
-    def with_flags(**given: Any) -> None:
-        load = {flag.name: given.pop(flag.name) for flag in flags}
-        command(LoadSetup(**load), **given)
+    def with_flags(**arguments: Any) -> None:
+        load = {flag.name: arguments.pop(flag.name) for flag in flags}
+        command(LoadSetup(**load), **arguments)
 
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -37,14 +37,14 @@ def with_load(command: Callable[..., None]) -> Callable[..., None]:
     return with_flags
 
 
-def with_asking(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the flags of how to ask; its parameter `asking` gets them as an `Asking`."""
-    own = [one for one in inspect.signature(command).parameters.values() if one.name != "asking"]
-    parameters = [*own, *_ASKING]
+def with_server_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the flags of the server; its parameter `server_flags` gets a `ServerFlags`."""
+    own = [one for one in inspect.signature(command).parameters.values() if one.name != "server_flags"]
+    parameters = [*own, *_SERVER_FLAGS]
 
-    def with_flags(**given: Any) -> None:
-        asking = Asking({one.name: given.pop(one.name) for one in _ASKING})
-        command(asking=asking, **given)
+    def with_flags(**arguments: Any) -> None:
+        server_flags = ServerFlags({one.name: arguments.pop(one.name) for one in _SERVER_FLAGS})
+        command(server_flags=server_flags, **arguments)
 
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -52,11 +52,11 @@ def with_asking(command: Callable[..., None]) -> Callable[..., None]:
     return with_flags
 
 
-class Asking:
-    """What was said of how to ask: a server for a URL, and wishes."""
+class ServerFlags:
+    """The flags for how to reach and measure a server."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self._given = given
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
 
     def server(self, url: str) -> "ServerAddress":
         """The server at that address."""
@@ -66,27 +66,27 @@ class Asking:
             from quire.bench.http_client import ServerAddress
         except ImportError as error:
             raise ConfigError(
-                "asking a server needs aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
+                "requests to a server need aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
             ) from error
-        given = self._given
-        return ServerAddress(url, given["api_key"], _pairs(given["header"], "--header"), given["timeout"])
+        values = self._values
+        return ServerAddress(url, values["api_key"], _pairs(values["header"], "--header"), values["timeout"])
 
-    def wishes(self) -> "Wishes":
-        """How to measure."""
+    def options(self) -> "BenchOptions":
+        """Options of the measurement."""
         from quire.bench.measures import Objective
-        from quire.bench.runs import Wishes
+        from quire.bench.runs import BenchOptions
 
-        given = self._given
-        return Wishes(
-            model=given["model"],
-            ready_s=given["ready_timeout"],
-            num_warmups=given["warmups"],
-            ignores_eos=given["ignore_eos"],
-            sends_priority=given["send_priority"],
-            extra=_json(given["extra_body"]),
-            label=given["label"],
-            objective=Objective.parse([word for text in given["goodput"] or () for word in text.split()]),
-            metadata=_pairs(given["metadata"], "--metadata"),
+        values = self._values
+        return BenchOptions(
+            model=values["model"],
+            ready_s=values["ready_timeout"],
+            num_warmups=values["warmups"],
+            ignores_eos=values["ignore_eos"],
+            sends_priority=values["send_priority"],
+            extra=_json(values["extra_body"]),
+            label=values["label"],
+            objective=Objective.parse([word for text in values["goodput"] or () for word in text.split()]),
+            metadata=_pairs(values["metadata"], "--metadata"),
         )
 
 
@@ -99,42 +99,44 @@ def _parameter(name: str, kind: Any, default: Any, metadata: Any) -> inspect.Par
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _asking(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
+def _server_flag(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
-_ASKING = (
-    _asking("model", str | None, None, typer.Option(help="Model to ask for; default: the first the server lists.")),
-    _asking(
+_SERVER_FLAGS = (
+    _server_flag(
+        "model", str | None, None, typer.Option(help="Model to request; default: the first the server lists.")
+    ),
+    _server_flag(
         "api_key",
         str | None,
         None,
         typer.Option("--api-key", "--key", help="Key for the server.", envvar=list(KEY_VARIABLES), show_envvar=True),
     ),
-    _asking("header", list[str] | None, None, typer.Option(metavar=PAIR, help="Header to send; repeatable.")),
-    _asking("timeout", float, 600.0, typer.Option(help="Longest time for one answer, in seconds.")),
-    _asking("ready_timeout", float, 30.0, typer.Option(help="Wait so many seconds for the server to answer.")),
-    _asking("warmups", int, 1, typer.Option("--warmups", "--num-warmups", min=0, help="Requests before the clock.")),
-    _asking("ignore_eos", bool, True, typer.Option(help=EOS_HELP)),
-    _asking("send_priority", bool, False, typer.Option("--send-priority", help="Send each class as a priority.")),
-    _asking(
+    _server_flag("header", list[str] | None, None, typer.Option(metavar=PAIR, help="Header to send; repeatable.")),
+    _server_flag("timeout", float, 600.0, typer.Option(help="Timeout of one request, in seconds.")),
+    _server_flag("ready_timeout", float, 30.0, typer.Option(help="Seconds to wait until the server responds.")),
+    _server_flag("warmups", int, 1, typer.Option("--warmups", "--num-warmups", min=0, help="Warm-up requests.")),
+    _server_flag("ignore_eos", bool, True, typer.Option(help=EOS_HELP)),
+    _server_flag("send_priority", bool, False, typer.Option("--send-priority", help="Send each class as a priority.")),
+    _server_flag(
         "extra_body",
         str | None,
         None,
         typer.Option(metavar="JSON", help=EXTRA_HELP),
     ),
-    _asking(
+    _server_flag(
         "goodput",
         list[str] | None,
         None,
         typer.Option(metavar="NAME:MS", help=GOODPUT_HELP),
     ),
-    _asking("label", str | None, None, typer.Option(help="A name for the result.")),
-    _asking(
+    _server_flag("label", str | None, None, typer.Option(help="A name for the result.")),
+    _server_flag(
         "metadata",
         list[str] | None,
         None,
-        typer.Option(metavar=PAIR, help="Put into the result; repeatable."),
+        typer.Option(metavar=PAIR, help="Metadata for the result; repeatable."),
     ),
 )
 
@@ -146,7 +148,7 @@ def _pairs(words: list[str] | None, flag: str) -> dict[str, str]:
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise ConfigError(f"{flag} takes name=value, {word!r} given")
+            raise ConfigError(f"expected name=value for {flag}, got {word!r}")
         pairs[name.strip()] = value.strip()
     return pairs
 
@@ -159,9 +161,9 @@ def _json(text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        fields_given = json.loads(text)
+        extra = json.loads(text)
     except ValueError:
-        fields_given = None
-    if not isinstance(fields_given, dict):
-        raise ConfigError(f"--extra-body takes a JSON object, {text!r} given")
-    return fields_given
+        extra = None
+    if not isinstance(extra, dict):
+        raise ConfigError(f"expected a JSON object for --extra-body, got {text!r}")
+    return extra

@@ -1,4 +1,4 @@
-"""How a load goes, while it goes: a bar on a terminal, a line every few seconds elsewhere. All on stderr."""
+"""Progress of a load: a bar on a terminal, a line every few seconds elsewhere. All on stderr."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Tally:
-    """What has come so far of what began last."""
+    """Outcomes so far of the run that began last."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -25,20 +25,20 @@ class Tally:
         self._began_s = clock()
 
     def begin(self, title: str, total: int) -> None:
-        """Start counting anew."""
+        """Reset all counts."""
         self.title, self.total = title, total
         self.done = self.failed = self.tokens = 0
         self._began_s = self._clock()
 
     def take(self, outcome: "Outcome") -> None:
-        """Count one."""
+        """Count one outcome."""
         self.done += 1
         self.failed += not outcome.is_ok
         self.tokens += outcome.output_tokens if outcome.is_ok else 0
 
     @property
     def line(self) -> str:
-        """How it goes, in a few words."""
+        """Token rate and failures so far."""
         seconds = self._clock() - self._began_s
         rate = f"{self.tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
         failed = f", {self.failed:,} failed" if self.failed else ""
@@ -47,9 +47,9 @@ class Tally:
 
 @contextmanager
 def show_run() -> Iterator["RunListener"]:
-    """Whoever is told, and shows it."""
-    with _bar() if sys.stderr.isatty() else _lines(Tally(), monotonic) as told:
-        yield told
+    """A listener that displays progress."""
+    with _bar() if sys.stderr.isatty() else _lines(Tally(), monotonic) as listener:
+        yield listener
 
 
 @contextmanager

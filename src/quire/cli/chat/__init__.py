@@ -1,1 +1,1 @@
-"""`quire chat`, `generate` and `explain`: one person at a terminal."""
+"""`quire chat`, `generate` and `explain`: interactive use of one model."""

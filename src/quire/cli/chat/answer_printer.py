@@ -1,4 +1,4 @@
-"""How an answer is written in a terminal: what it says on stdout, what the model thinks before it on stderr."""
+"""Prints an answer in a terminal: the answer on stdout, the reasoning before it on stderr."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Spoken:
-    """Writes pieces as they come."""
+class AnswerPrinter:
+    """Writes pieces as they arrive."""
 
     is_thinking: bool = False
 
-    def say(self, piece: "Piece") -> None:
-        """Write one. Thoughts begin and end with a line that says so, so that nobody takes them for the answer."""
+    def write(self, piece: "Piece") -> None:
+        """Write one piece. Marker lines surround reasoning, so that it is not mistaken for the answer."""
         from quire.client.reply.outputs import ReasoningPart
 
         is_thought = isinstance(piece.part, ReasoningPart)
@@ -29,7 +29,7 @@ class Spoken:
             typer.echo(piece.delta if is_thought else piece.text, nl=False, err=is_thought)
 
     def end(self) -> None:
-        """No thought goes on behind this."""
+        """End the reasoning, if any is open."""
         if self.is_thinking:
             typer.echo("\n(answering)", err=True)
         self.is_thinking = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat.answer_printer import Spoken
+from quire.cli.chat.answer_printer import AnswerPrinter
 from quire.cli.chat.generate import summary
 from quire.cli.chat.open_model import opened
 from quire.cli.shared.settings_flags import with_settings
@@ -25,31 +25,31 @@ if TYPE_CHECKING:
     from quire.client.request.params import SamplingParams
 
 HELP = """\
-/system TEXT   set the system message and begin anew
+/system TEXT   set the system message and start over
 /save FILE     write the conversation as JSON
-/stats         what the conversation has cost so far
-/reset         begin anew
-/exit          leave (so does Ctrl-D)
-Ctrl-C         stop the answer that is being written"""
+/stats         show tokens and time of the conversation
+/reset         start over
+/exit          quit (same as Ctrl-D)
+Ctrl-C         stop the current response"""
 
 
 @with_settings
 def chat(
     settings: Settings,
     model: Annotated[
-        str | None, typer.Argument(help="A directory, a .gguf file, or a hub id; with --url a name the server knows.")
+        str | None, typer.Argument(help="A directory, a .gguf file, or a hub id; with --url a model of the server.")
     ] = None,
-    url: Annotated[str | None, typer.Option(help="Talk with a server, such as http://127.0.0.1:8000.")] = None,
+    url: Annotated[str | None, typer.Option(help="Chat with a server, such as http://127.0.0.1:8000.")] = None,
     key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.", show_envvar=True)
     ] = None,
     system: Annotated[str | None, typer.Option(help="The system message.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of one answer.")] = 512,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; default: the model's own.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that hold this share.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answers.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens per response.")] = 512,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same responses.")] = None,
 ) -> None:
-    """Talk with a model."""
+    """Chat with a model."""
     from quire.client.request.params import SamplingParams
 
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
@@ -57,27 +57,27 @@ def chat(
         from quire.cli.chat.remote import Remote
 
         remote = Remote.at(url, model, key)
-        typer.echo(f"talking with {remote.model} at {remote.url}", err=True)
-        talk_in_terminal(Talk(remote, params, system))
+        typer.echo(f"chatting with {remote.model} at {remote.url}", err=True)
+        talk_in_terminal(ChatSession(remote, params, system))
         return
     if model is None:
-        raise ConfigError("a model must be named, or a server with --url; none given")
+        raise ConfigError("expected a model, or a server with --url, got neither")
     with opened(model, settings) as llm:
         if llm.text.template is None:
-            raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        talk_in_terminal(Talk(llm, params, system))
+            raise ConfigError("this model has no chat template; use quire generate, or a chat model")
+        talk_in_terminal(ChatSession(llm, params, system))
 
 
-def talk_in_terminal(talk: "Talk") -> None:
-    """Until the person leaves."""
-    typer.echo("say something; /help shows what else", err=True)
+def talk_in_terminal(session: "ChatSession") -> None:
+    """Chat until the user quits."""
+    typer.echo("type a message; /help lists the commands", err=True)
     for line in _lines():
-        if not talk.hear(line):
+        if not session.handle(line):
             break
 
 
 @dataclass
-class Talk:
+class ChatSession:
     """A conversation and what it has cost."""
 
     llm: "LLM | Remote"
@@ -86,8 +86,8 @@ class Talk:
     turns: list[dict[str, str]] = field(default_factory=list)
     completions: "list[Completion]" = field(default_factory=list)
 
-    def hear(self, line: str) -> bool:
-        """Obey a command or answer; false ends the conversation."""
+    def handle(self, line: str) -> bool:
+        """Run a command or generate a response; False ends the conversation."""
         command, _, rest = line.strip().partition(" ")
         match command:
             case "":
@@ -98,23 +98,23 @@ class Talk:
                 typer.echo(HELP, err=True)
             case "/system":
                 self.system, self.turns = rest or None, []
-                typer.echo("system message set, conversation begun anew", err=True)
+                typer.echo("system message set, conversation restarted", err=True)
             case "/reset":
                 self.turns = []
-                typer.echo("conversation begun anew", err=True)
+                typer.echo("conversation restarted", err=True)
             case "/save":
                 self._save(rest.strip())
             case "/stats":
                 self._print_stats()
             case _ if command.startswith("/"):
-                typer.echo(f"error: no command {command}\nhint: /help lists them", err=True)
+                typer.echo(f"error: unknown command {command}\nhint: /help lists the commands", err=True)
             case _:
                 self._answer(line)
         return True
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation as a template takes it."""
+        """The conversation as chat-template messages."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def _answer(self, line: str) -> None:
@@ -125,30 +125,30 @@ class Talk:
             completion = self._stream()
         except QuireError as error:
             self.turns.pop()
-            typer.echo(f"error: {error}\nhint: /reset begins anew", err=True)
+            typer.echo(f"error: {error}\nhint: /reset starts over", err=True)
             return
         self.completions.append(completion)
         typer.echo()
         typer.echo(summary(completion), err=True)
         if (error_text := completion.answers[0].error) is not None:
             self.turns.pop()
-            typer.echo(f"error: {error_text}\nhint: ask in other words, or /reset", err=True)
+            typer.echo(f"error: {error_text}\nhint: try a different prompt, or /reset", err=True)
             return
         self.turns.append({"role": "assistant", "content": completion.text})
 
     def _stream(self) -> "Completion":
-        """Write an answer as it comes; a stopped one counts as far as it went."""
+        """Print a response as it arrives; a stopped one is kept as far as it got."""
         from quire.client.reply.outputs import Completion
 
-        spoken = Spoken()
+        printer = AnswerPrinter()
         with _interrupts() as pressed:
             for piece in self._pieces(lambda: bool(pressed)):
                 if isinstance(piece, Completion):
-                    spoken.end()
+                    printer.end()
                     if pressed:
                         typer.echo("\n(stopped)", err=True)
                     return piece
-                spoken.say(piece)
+                printer.write(piece)
         raise InvariantError("a stream ended without a completion")
 
     def _pieces(self, is_stopped: "Callable[[], bool]") -> "Iterator[Piece | Completion]":
@@ -158,8 +158,8 @@ class Talk:
             return self.llm.stream_chat(self.messages, self.params, is_stopped)
         from quire.client.request.conversation import converse
 
-        asked = converse(self.llm.text, self.messages)
-        return self.llm.stream(asked.ids, asked.applied(self.params), is_stopped=is_stopped)
+        conversation = converse(self.llm.text, self.messages)
+        return self.llm.stream(conversation.ids, conversation.applied(self.params), is_stopped=is_stopped)
 
     def _save(self, name: str) -> None:
         if not name:
@@ -177,13 +177,13 @@ class Talk:
         prompt, cached = sum(len(one.prompt_token_ids) for one in done), sum(one.num_cached_tokens for one in done)
         output, seconds = sum(one.num_output_tokens for one in done), sum(one.timings.total_s for one in done)
         typer.echo(
-            f"{len(done)} answers, {output} tokens in {seconds:.1f} s; {cached} of {prompt} prompt tokens cached",
+            f"{len(done)} responses, {output} tokens in {seconds:.1f} s; {cached} of {prompt} prompt tokens cached",
             err=True,
         )
 
 
 def _lines() -> Iterator[str]:
-    """What the person types, with the arrow keys working; Ctrl-C clears a line, Ctrl-D ends."""
+    """Lines typed by the user, with working arrow keys; Ctrl-C clears a line, Ctrl-D ends."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - importing it is what makes the keys work
     while True:
@@ -198,7 +198,7 @@ def _lines() -> Iterator[str]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Note Ctrl-C instead of raising it: a step must never be torn in the middle. The second one leaves the program."""
+    """Record Ctrl-C instead of raising it, because a step must not be interrupted. The second one ends the program."""
     pressed: list[bool] = []
 
     def note(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""`quire explain`: why the next token of a prompt would not be found in a server's cache. The answer goes to stdout."""
+"""`quire explain`: why the next token of a prompt would miss a server's cache. The result goes to stdout."""
 
 import json
 import os
@@ -20,40 +20,40 @@ EPILOG = (
 def explain(
     file: Annotated[
         str | None,
-        typer.Argument(help="A chat or completion body as JSON, saved messages, or plain text; - reads stdin."),
+        typer.Argument(help="A chat or completion request as JSON, saved messages, or plain text; - reads stdin."),
     ] = None,
     request: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="A request that ran: the answer's x-request-id or its id."),
+        typer.Option(metavar="ID", help="A request that ran: the x-request-id or the id of its response."),
     ] = None,
-    server: Annotated[str, typer.Option("--server", "--url", help="The server to ask.")] = "http://127.0.0.1:8000",
-    model: Annotated[str | None, typer.Option(help="Its name there; default: the body's own, or the only one.")] = None,
+    server: Annotated[str, typer.Option("--server", "--url", help="URL of the server.")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="Model; default: the one in the request, or the only one.")] = None,
     key: Annotated[
         str | None, typer.Option(envvar="OPENAI_API_KEY", help="The server's API key.", show_envvar=True)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the server's answer instead of sentences.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the server's response instead of text.")] = False,
 ) -> None:
-    """Say how much of a prompt is cached, and why the next token is not, of a file or of a request that ran. Nothing is
+    """Show how much of a prompt is cached and why the next token is not, for a file or a request that ran. Nothing is
     computed."""
     from quire.cli.chat.explain_page import explanation_page, request_page
     from quire.cli.chat.remote import Remote
 
     if (file is None) == (request is None):
-        raise ConfigError("a file or --request is explained, one of them; quire explain --help shows both")
-    asked = Remote.unlisted(server, key)
+        raise ConfigError("expected either a file or --request; quire explain --help shows both")
+    remote = Remote.unlisted(server, key)
     if request is not None:
-        told, page = asked.reuse(request), request_page
+        response, page = remote.reuse(request), request_page
     else:
         body = body_of(_read(file or "-")) | ({} if model is None else {"model": model})
-        told, page = asked.explain(body), explanation_page
+        response, page = remote.explain(body), explanation_page
     if as_json:
-        typer.echo(json.dumps(told, ensure_ascii=False, indent=2))
+        typer.echo(json.dumps(response, ensure_ascii=False, indent=2))
     else:
-        typer.echo(page(told, get_terminal_size((100, 24)).columns, _coloured))
+        typer.echo(page(response, get_terminal_size((100, 24)).columns, _coloured))
 
 
 def _coloured(text: str, colour: str) -> str:
-    """Where a person looks; the library takes colours out again where nobody does."""
+    """Text in colour; typer removes colours where stdout is no terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour, bold=True)
 
 
@@ -62,13 +62,13 @@ def _read(name: str) -> str:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
         return data.decode()
     except OSError as error:
-        raise ConfigError(f"the prompt must be a file that can be read: {error}; - reads stdin") from error
+        raise ConfigError(f"cannot read the prompt: {error}; - reads stdin") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"the prompt must be text in UTF-8, {name} is not: {error}") from error
+        raise ConfigError(f"expected a prompt in UTF-8, got other bytes from {name}: {error}") from error
 
 
 def body_of(text: str) -> dict[str, Any]:
-    """The body to ask with: a JSON object with a prompt or messages as it is, a list of messages, else a prompt."""
+    """The request body: a JSON object with a prompt or messages as it is, a list of messages, else a prompt."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Why a prompt missed, as a person reads it: what is cached, the reason, and the two texts under each other.
+"""Why a prompt missed, as text: the cached tokens, the reason, and the two texts under each other.
 
-What is marked is marked with brackets and a line of its own; colour comes on top of that where there is a terminal.
+Differences are marked with brackets and a line of their own; on a terminal also with colour.
 """
 
 from collections.abc import Callable
@@ -14,35 +14,36 @@ Style = Callable[[str, str], str]
 
 
 def uncoloured(text: str, _colour: str) -> str:
-    """Where there are no colours."""
+    """The style without colours."""
     return text
 
 
-def explanation_page(told: dict[str, Any], width: int, style: Style = uncoloured) -> str:
-    """The answer about one prompt."""
-    num_lost, place = told["lost_tokens"], part_words(told["part"])
-    could = f"; {num_lost} more could have been" if num_lost and told["reason"] != "first_seen" else ""
+def explanation_page(response: dict[str, Any], width: int, style: Style = uncoloured) -> str:
+    """The explanation of one prompt."""
+    num_lost, place = response["lost_tokens"], part_words(response["part"])
+    could = f"; {num_lost} more could have been" if num_lost and response["reason"] != "first_seen" else ""
     lines = [
-        f"{told['cached_tokens']} of {told['prompt_tokens']} tokens are cached{could}",
-        f"{told['reason']}: {told['explanation']}{place and f', {place}'}",
+        f"{response['cached_tokens']} of {response['prompt_tokens']} tokens are cached{could}",
+        f"{response['reason']}: {response['explanation']}{place and f', {place}'}",
     ]
-    if (found := told["difference"]) is not None:
-        lines += _difference(found, width, style) if "token" in found else ["the texts are another tenant's"]
+    if (found := response["difference"]) is not None:
+        lines += _difference(found, width, style) if "token" in found else ["the texts belong to another tenant"]
     return "\n".join(lines)
 
 
-def request_page(told: dict[str, Any], width: int, style: Style = uncoloured) -> str:
-    """The answer about a request that ran, with all its prompts."""
-    prompts = told["prompts"]
+def request_page(response: dict[str, Any], width: int, style: Style = uncoloured) -> str:
+    """The explanation of a request that ran, with all its prompts."""
+    prompts = response["prompts"]
     pages = [explanation_page(one, width, style) for one in prompts]
     if len(pages) > 1:
         pages = [f"prompt {at} of {len(pages)}: {page}" for at, page in enumerate(pages, 1)]
-    head = f"request {_shown(told['request_id'])}, {_shown(told['model'])}, {round(told['seconds_ago'])} s ago"
+    request_id, model = _shown(response["request_id"]), _shown(response["model"])
+    head = f"request {request_id}, {model}, {round(response['seconds_ago'])} s ago"
     return "\n\n".join([head, *pages])
 
 
 def part_words(part: dict[str, Any] | None) -> str:
-    """Where a difference falls; empty if nobody knows."""
+    """The part of the prompt that differs; empty if unknown."""
     if part is None:
         return ""
     named = f" ({_shown(part['name'])})" if part["name"] else ""
@@ -50,13 +51,13 @@ def part_words(part: dict[str, Any] | None) -> str:
         case "system":
             return "in the system text"
         case "text":
-            return "in what the chat template writes" if part["name"] else "in the prompt"
+            return "in the text of the chat template" if part["name"] else "in the prompt"
         case kind:
             return f"in {kind} {part['index']}{named}"
 
 
 def _difference(found: dict[str, Any], width: int, style: Style) -> list[str]:
-    """Both texts with the difference in brackets, in equal columns, and a mark under it."""
+    """Both texts aligned, with the difference in brackets and a mark under it."""
     room = max(LEAST_WIDTH, width) - len(MARGIN)
     before = _end_of(_shown(found["before"]), room // 2)
     ours = _line(found["token"], found["after"], room - _width(before))
@@ -68,7 +69,7 @@ def _difference(found: dict[str, Any], width: int, style: Style) -> list[str]:
         f"{MARGIN}{before}{style(ours[0], 'green')}{ours[1]}",
         f"  cached  {before}{style(theirs[0], 'red')}{theirs[1]}",
         f"{' ' * (len(MARGIN) + _width(before))}{style(mark, 'yellow')}",
-        "it is {!r} ({}), cached is {!r} ({})".format(*both),
+        "prompt: {!r} ({}), cached: {!r} ({})".format(*both),
     ]
 
 
@@ -96,7 +97,7 @@ def _end_of(text: str, room: int) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """Width in terminal columns."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -105,5 +106,5 @@ def _width(text: str) -> int:
 
 
 def _shown(text: str) -> str:
-    """On one line, with nothing in it that a terminal would obey."""
+    """The text on one line, with control characters escaped."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

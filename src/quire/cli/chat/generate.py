@@ -1,11 +1,11 @@
-"""`quire generate`: a prompt in, an answer out, streamed to stdout; talk goes to stderr."""
+"""`quire generate`: the output for one prompt, streamed to stdout; messages go to stderr."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat.answer_printer import Spoken
+from quire.cli.chat.answer_printer import AnswerPrinter
 from quire.cli.chat.open_model import opened
 from quire.cli.shared.settings_flags import with_settings
 from quire.config import Settings
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def generate(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
-    prompt: Annotated[str, typer.Argument(help="The text to go on from; - reads it from stdin.")],
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to produce.")] = 128,
-    temperature: Annotated[float | None, typer.Option(help="0 takes the likeliest; default: the model's own.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that hold this share.")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt through the model's chat template.")] = False,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 128,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; default: the model's own.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens up to this probability.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same output.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the output; repeatable.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template to the prompt.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Answer one prompt."""
+    """Generate output for one prompt."""
     from quire.client.reply.outputs import Completion
     from quire.client.request.conversation import converse
     from quire.client.request.params import SamplingParams
@@ -38,17 +38,17 @@ def generate(
     )
     with opened(model, settings) as llm:
         if chat:
-            asked = converse(llm.text, [{"role": "user", "content": text}])
-            ids, params = asked.ids, asked.applied(params)
+            conversation = converse(llm.text, [{"role": "user", "content": text}])
+            ids, params = conversation.ids, conversation.applied(params)
         else:
             ids = llm.text.prompt(text)
-        spoken = Spoken()
+        printer = AnswerPrinter()
         for piece in llm.stream(ids, params):
             if isinstance(piece, Completion):
-                spoken.end()
+                printer.end()
                 _print_end(piece, as_json)
             elif not as_json:
-                spoken.say(piece)
+                printer.write(piece)
 
 
 def _print_end(completion: "Completion", as_json: bool) -> None:
@@ -73,7 +73,7 @@ def _print_end(completion: "Completion", as_json: bool) -> None:
     typer.echo()
     typer.echo(summary(completion), err=True)
     if (error := completion.answers[0].error) is not None:
-        typer.echo(f"error: {error}\nhint: another prompt, another seed, or another copy of the model", err=True)
+        typer.echo(f"error: {error}\nhint: try another prompt, another seed, or another copy of the model", err=True)
         raise typer.Exit(1)
 
 

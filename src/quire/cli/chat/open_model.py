@@ -1,4 +1,4 @@
-"""Opening a model for a command: progress while it loads, and one line on stderr that says what fits."""
+"""Opening a model for a command: progress while it loads, and one line on stderr with what fits."""
 
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
-    """The model, ready to be asked; closed at the end."""
+    """The loaded model; closed at the end."""
     from quire.checkpoints import resolve
     from quire.checkpoints.progress import show_progress
     from quire.cli.shared.background import in_background
@@ -25,7 +25,7 @@ def opened(model: str, settings: "Settings") -> "Iterator[LLM]":
     for warning in beyond_the_machine(settings.model.memory_bytes, settings.model.num_threads):
         typer.echo(warning, err=True)
     with show_progress() as progress:
-        checkpoint = in_background(lambda tell: resolve(model, progress=tell), progress).result()
+        checkpoint = in_background(lambda report: resolve(model, progress=report), progress).result()
         loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
     for line in (loaded.text.info.line, *loaded.text.notes):
         typer.echo(line, err=True)

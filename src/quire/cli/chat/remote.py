@@ -1,4 +1,4 @@
-"""A model on a server, for `quire chat --url` and `quire explain`: asks over HTTP, streams, counts as the server does.
+"""A model on a server, for `quire chat --url` and `quire explain`: HTTP requests, streaming, the server's token counts.
 
 Standard library only: it must work where nothing of the engine is installed.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 MAX_LINE_BYTES = 8_388_608
 MAX_BODY_BYTES = 67_108_864
-"""A server that is not what it seems sends no more than this; what is cut here is no JSON."""
+"""Bounds what an untrusted server can send; a truncated body fails to parse."""
 LOOK_S = 0.05
-"""How often it is asked whether somebody wants to stop."""
+"""How often the stop condition is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +44,27 @@ class Remote:
         if not known:
             raise ConfigError(f"the server at {base} has no model")
         if model is not None and model not in known:
-            raise ConfigError(f"the server at {base} has the models {', '.join(known)}, {model!r} given")
+            raise ConfigError(f"expected a model of the server at {base} ({', '.join(known)}), got {model!r}")
         return cls(base, model or known[0], key)
 
     @classmethod
     def unlisted(cls, url: str, key: str | None) -> "Remote":
-        """The server at this address, for questions whose body names its model."""
+        """The server at this address, for requests whose body names the model."""
         return cls(server_base(url), "", key)
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """How much of a body's prompt is cached there, and why the next token is not."""
-        return dict(self._told("POST", "/v1/cache/explain", body))
+        return dict(self._fetch_json("POST", "/v1/cache/explain", body))
 
     def reuse(self, request_id: str) -> dict[str, Any]:
-        """What a request that ran there found in the cache, and why no more."""
-        return dict(self._told("GET", f"/v1/requests/{quote(request_id, safe='')}/cache", None))
+        """The cached tokens of a request that ran there, and the reason for its miss."""
+        return dict(self._fetch_json("GET", f"/v1/requests/{quote(request_id, safe='')}/cache", None))
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
     ) -> "Iterator[Piece | Completion]":
-        """The answer piece by piece, then all of it. Closing the connection ends the request on the server."""
-        asked = {
+        """The response piece by piece, then all of it. Closing the connection cancels the request on the server."""
+        body = {
             "model": self.model,
             "messages": list(messages),
             "max_tokens": params.max_tokens,
@@ -74,37 +74,37 @@ class Remote:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        heard = _Heard()
+        state = _StreamState()
         connection = self._connection()
         try:
             connection.connect()
             with _cut_when(is_stopped, connection.sock):
-                response = self._ask(connection, "POST", "/v1/chat/completions", asked)
+                response = self._request(connection, "POST", "/v1/chat/completions", body)
                 for event in _events(response):
-                    yield from heard.take(event)
+                    yield from state.take(event)
                     if is_stopped():
                         break
         except (OSError, HTTPException, ValueError) as error:
-            # Whoever pressed Ctrl-C gets what there is; the connection was cut for that.
+            # After Ctrl-C the user gets the output so far; the connection was cut for that.
             if not is_stopped():
-                raise QuireError(f"the server at {self.url} is gone: {error}; is it still running?") from error
+                raise QuireError(f"connection to {self.url} lost: {error}; is the server still running?") from error
         finally:
             connection.close()
         if is_stopped():
-            heard.reason = heard.reason or "cancelled"
-        yield heard.completion()
+            state.reason = state.reason or "cancelled"
+        yield state.completion()
 
     def _listed(self) -> list[dict[str, Any]]:
-        return list(self._told("GET", "/v1/models", None)["data"])
+        return list(self._fetch_json("GET", "/v1/models", None)["data"])
 
-    def _told(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        """One whole answer."""
+    def _fetch_json(self, method: str, path: str, body: Any) -> dict[str, Any]:
+        """The JSON body of one response."""
         connection = self._connection()
         try:
-            return dict(json.loads(self._ask(connection, method, path, body).read(MAX_BODY_BYTES)))
+            return dict(json.loads(self._request(connection, method, path, body).read(MAX_BODY_BYTES)))
         except (OSError, HTTPException, ValueError) as error:
             raise ConfigError(
-                f"there is no server at {self.url}: {error}; start one with: quire serve MODEL"
+                f"no server reachable at {self.url}: {error}; start one with: quire serve MODEL"
             ) from error
         finally:
             connection.close()
@@ -114,7 +114,7 @@ class Remote:
         kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
 
-    def _ask(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
+    def _request(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
         headers = {"content-type": "application/json"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
@@ -129,24 +129,24 @@ def _complaint(response: HTTPResponse) -> str:
     try:
         return str(json.loads(response.read(65536))["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status}"
+        return f"the server responded with {response.status}"
 
 
 def server_base(url: str) -> str:
-    """The server's part of an address, or what is wrong with it."""
+    """Scheme and host of a URL. Raises ConfigError for an invalid one."""
     try:
         parts = urlsplit(url)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is none, half an IPv6 address
         is_good = False
     if not is_good:
-        raise ConfigError(f"a server's address must look like http://127.0.0.1:8000, {url!r} given; correct it")
+        raise ConfigError(f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it")
     return f"{parts.scheme}://{parts.netloc}"
 
 
 @contextmanager
 def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[None]:
-    """Cut the connection as soon as somebody wants to stop: in a queue nothing comes that would wake a reader."""
+    """Shut the connection down when the user stops: a queued request sends nothing that would wake the reader."""
     is_over = threading.Event()
 
     def watch() -> None:
@@ -166,26 +166,26 @@ def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[N
 
 
 def bounded_lines(response: HTTPResponse) -> Iterator[bytes]:
-    """Of a stream; one without an end is not read to its end."""
+    """Lines of a stream, each of bounded length."""
     while line := response.readline(MAX_LINE_BYTES):
         if len(line) == MAX_LINE_BYTES:
-            raise HTTPException(f"a line of the stream may have {MAX_LINE_BYTES:,} bytes, this one has more")
+            raise HTTPException(f"expected a stream line of at most {MAX_LINE_BYTES:,} bytes, got more")
         yield line
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Those of a stream. One that ends without its last word was cut, and what came of it is no answer."""
+    """Events of a stream. Raises HTTPException for a stream that ends without [DONE]: it was cut."""
     for line in bounded_lines(response):
         if line.strip() == b"data: [DONE]":
             return
         if line.startswith(b"data: "):
             yield json.loads(line[6:])
-    raise HTTPException("the stream ended before its end")
+    raise HTTPException("the stream ended without [DONE]")
 
 
 @dataclass
-class _Heard:
-    """What came of a stream so far."""
+class _StreamState:
+    """A stream so far."""
 
     started_s: float = field(default_factory=monotonic)
     first_s: float | None = None
@@ -198,7 +198,7 @@ class _Heard:
         from quire.client.reply.outputs import REASONING, Piece
 
         if "error" in event:
-            raise RequestError(str(event["error"].get("message", "the stream broke")))
+            raise RequestError(str(event["error"].get("message", "the stream failed")))
         self.usage = event.get("usage") or self.usage
         for choice in event.get("choices", ()):
             self.reason = choice.get("finish_reason") or self.reason

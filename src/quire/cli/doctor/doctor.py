@@ -1,4 +1,4 @@
-"""`quire doctor`: what this machine is, what does not work, what would make it faster, and a block for a report."""
+"""`quire doctor`: facts about this machine, faults, possible speed-ups, and a block for a bug report."""
 
 from typing import Annotated
 
@@ -20,9 +20,9 @@ Examples:
 @with_chosen_settings("host", "port", "keys_file")
 def doctor(
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Look at this machine: what does not work, and what would make it faster."""
+    """Check this machine: what does not work, and what would make it faster."""
     import json
     from dataclasses import asdict
 
@@ -32,8 +32,8 @@ def doctor(
     facts = read_facts(settings)
     advice = advice_for(facts)
     if as_json:
-        told = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(one) for one in advice]}
-        typer.echo(json.dumps(told))
+        report = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(one) for one in advice]}
+        typer.echo(json.dumps(report))
     else:
         rows = shown(facts)
         width = max(len(name) for name, _ in rows)
@@ -43,7 +43,7 @@ def doctor(
         for one in advice:
             typer.echo(f"{'does not work' if one.is_fault else 'could be better'}: {one.what}\n  hint: {one.hint}")
         if not advice:
-            typer.echo("everything is as it should be")
+            typer.echo("no problems found")
         typer.echo("\nfor a report:\n")
         for line in report_block(facts, advice):
             typer.echo(f"    {line}")

@@ -1,6 +1,6 @@
-"""What `quire doctor` looks at: plain facts about this machine, read once. What cannot be read is None.
+"""Facts about this machine for `quire doctor`, read once; None if a fact cannot be read.
 
-Judges nothing: `machine_rules` does.
+`machine_rules` judges them.
 """
 
 import contextlib
@@ -24,55 +24,55 @@ from quire.errors import QuireError
 T = TypeVar("T")
 ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimddp")
 SOCKET_PATH_BYTES = 70
-"""A worker's socket lies in the folder for temporary files, under a name of its own, and paths of sockets are short."""
+"""A worker's socket is in the folder for temporary files, and the system limits the length of socket paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Of one moment."""
+    """Facts read at one moment."""
 
     version: str
     python: str
     system: str
     processor: str
     abilities: frozenset[str]
-    """What its instructions can do, as far as it matters here."""
+    """Instruction sets among `ABILITIES`."""
     num_cpus: int
     num_usable_cpus: int
-    """That this process may run on."""
+    """CPUs in this process's affinity mask."""
     cpu_quota: float | None
-    """How many a container or a service may keep busy; None: all."""
+    """CPU quota of the container or service; None: no quota."""
     governor: str | None
     load: float
-    """Programs that wanted to run, over the last minute."""
+    """Load average over one minute."""
     memory_bytes: int
     free_bytes: int
     container_bytes: int | None
-    """How much a container or a service may hold; None: all there is."""
+    """Memory limit of the container or service; None: no limit."""
     swapped_bytes: int
     huge_pages: str | None
     """always, madvise or never."""
     max_open_files: int | None
-    """That the system would let us have; None: as many as we like."""
+    """The hard limit; None: unlimited."""
     cache_free_bytes: int | None
-    """Where models are kept; None: that folder cannot be written to."""
+    """Free space in the cache folder; None: it is not writable."""
     is_temp_usable: bool
-    """A worker's socket can lie in the folder for temporary files."""
+    """A worker's socket can be created in the folder for temporary files."""
     port: int
     is_port_free: bool
     is_keys_file_private: bool
     isa: str | None
-    """Which kernels were chosen; None: none can be used."""
+    """Instruction set of the loaded kernels; None: no kernels."""
     num_openmp_runtimes: int
     has_torch: bool
     has_mlx: bool
     threads_variable: str | None
-    """What OMP_NUM_THREADS says."""
+    """The value of OMP_NUM_THREADS."""
     memory_bytes_per_s: float | None
 
 
 def read_facts(settings: Settings) -> MachineFacts:
-    """Look at this machine; a second goes into measuring its memory."""
+    """Read all facts; measuring the memory bandwidth takes about a second."""
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
     from quire.backends.kernels.extension import available, openmp_runtimes
 
@@ -110,7 +110,7 @@ def read_facts(settings: Settings) -> MachineFacts:
 
 
 def _system() -> str:
-    """Its name and its version's numbers: what else a release is called may be a name of somebody's."""
+    """The system's name and version numbers only: the rest of a release string may contain a user's name."""
     found = re.match(r"\d+(\.\d+)*", platform.release())
     return f"{platform.system()} {found[0] if found else ''} {platform.machine()}".replace("  ", " ")
 
@@ -139,7 +139,7 @@ def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
 
 
 def _chosen(path: str) -> str | None:
-    """Of `always [madvise] never` the word in brackets."""
+    """The word in brackets, as in `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", _text(path) or "")
     return found[1] if found else None
 
@@ -178,7 +178,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _is_private(settings: Settings) -> bool:
-    """Nobody else may read it; or there is none."""
+    """Whether no other user can read the keys file, or there is none."""
     mode = _or_none(lambda: settings.server.keys_path().stat().st_mode, OSError, QuireError)
     return mode is None or not mode & (stat.S_IRWXG | stat.S_IRWXO)
 

@@ -1,6 +1,6 @@
 """`quire fleet ray`: a fleet that Ray places, restarts, scales and updates. Needs quire[ray], as nothing else does.
 
-What is deployed is a Serve config: made from flags for a model, or read from a file. Ray's token is always demanded.
+A Serve config is deployed: made from flags for a model, or read from a file. Ray's token is always required.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ray_app = typer.Typer(
     name="ray",
-    help="A fleet on Ray: where members run, their restarts, scaling and rolling updates. Needs quire[ray].",
+    help="A fleet on Ray: placement, restarts, scaling and rolling updates of members. Needs quire[ray].",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -33,9 +33,9 @@ RAY_SETTINGS = [
 ]
 LOOK_S = 1.0
 ClusterAddress = Annotated[
-    str, typer.Option("--address", metavar="URL", help="The cluster's dashboard. On this machine one is started.")
+    str, typer.Option("--address", metavar="URL", help="The cluster's dashboard. On this machine `up` starts one.")
 ]
-AppName = Annotated[str, typer.Option("--app", metavar="NAME", help="The application, as its config names it.")]
+AppName = Annotated[str, typer.Option("--app", metavar="NAME", help="Name of the application in its config.")]
 DEFAULT = "http://127.0.0.1:8265"
 
 
@@ -45,19 +45,19 @@ def up(
     settings: Settings,
     target: Annotated[str, typer.Argument(metavar="FILE|MODEL", help="A Serve config (.yaml, .json), or a model.")],
     members: Annotated[
-        str, typer.Option(metavar="N|MIN-MAX", help="How many members; a range follows the load.")
+        str, typer.Option(metavar="N|MIN-MAX", help="Number of members; a range follows the load.")
     ] = "1",
-    gateways: Annotated[int, typer.Option(help="How many gateways.")] = 1,
-    name: Annotated[str, typer.Option(help="What clients call the model; the last part of MODEL if not given.")] = "",
+    gateways: Annotated[int, typer.Option(help="Number of gateways.")] = 1,
+    name: Annotated[str, typer.Option(help="Model name for clients; default: the last part of MODEL.")] = "",
     fleet_keys: Annotated[
         Path | None,
-        typer.Option("--fleet-keys", metavar="FOLDER", help="Keys of `quire fleet keys`; made here if not given."),
+        typer.Option("--fleet-keys", metavar="FOLDER", help="Folder from `quire fleet keys`; default: a new one."),
     ] = None,
     address: ClusterAddress = DEFAULT,
-    haproxy: Annotated[bool, typer.Option("--haproxy", help="Ray's faster proxy, where Ray is started here.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Print the Serve config, and start nothing.")] = False,
+    haproxy: Annotated[bool, typer.Option("--haproxy", help="Use Ray's faster proxy if Ray is started here.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the Serve config and start nothing.")] = False,
 ) -> None:
-    """Deploy a fleet. Where no cluster answers, one is started on this machine, on loopback and with a token."""
+    """Deploy a fleet. If no cluster responds, start one on this machine, on loopback and with a token."""
     from quire.fleet.ray.local_ray import check_installed, state_folder
 
     folder = fleet_keys or state_folder() / "keys"
@@ -85,18 +85,18 @@ def status(
     app: AppName = "quire",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show members and gateways: where they are, how they are, and what members have to do."""
+    """Show members and gateways: their location and state, and the load of members."""
     from quire.fleet.ray.local_ray import check_installed
 
     check_installed()
-    told = _status(_rest(address), app)
+    report = _status(_rest(address), app)
     if as_json:
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(report, indent=2))
         return
-    typer.echo(f"{app}: {told['status']}{': ' + told['message'] if told['message'] else ''}")
+    typer.echo(f"{app}: {report['status']}{': ' + report['message'] if report['message'] else ''}")
     header = ("deployment", "replica", "state", "pid", "address", "running", "waiting", "uncomputed tokens")
     rows: list[tuple[str, ...]] = []
-    for one in told["replicas"]:
+    for one in report["replicas"]:
         member = one.get("member") or {}
         load = [str(member.get(field, "")) for field in ("num_running", "num_waiting", "num_uncomputed_tokens")]
         rows.append(
@@ -107,18 +107,18 @@ def status(
 
 @ray_app.command()
 def scale(
-    members: Annotated[str, typer.Argument(metavar="N|MIN-MAX", help="How many members; a range follows the load.")],
+    members: Annotated[str, typer.Argument(metavar="N|MIN-MAX", help="Number of members; a range follows the load.")],
     address: ClusterAddress = DEFAULT,
     app: AppName = "quire",
 ) -> None:
-    """Have another number of members. Those that go finish what they have; nobody is replaced."""
+    """Change the number of members. Members that stop finish their requests first; no member is replaced."""
     from quire.fleet.ray.config import MemberCount, listening, scaled, with_applications
 
     count, rest = MemberCount.parse(members), _rest(address)
     details = rest.details()
     deployed = _application(details, app).get("deployed_app_config")
     if deployed is None:
-        raise ConfigError(f"only what a config has deployed can be scaled, {app} was not; scale it by its own means")
+        raise ConfigError(f"expected an application deployed from a config, got {app}; scale it with its own tools")
     rest.deploy(with_applications(details, {**listening(details), "applications": [scaled(deployed, count)]}))
     _wait_until_running(rest, app)
 
@@ -127,9 +127,9 @@ def scale(
 def down(
     address: ClusterAddress = DEFAULT,
     app: AppName = "quire",
-    keep_ray: Annotated[bool, typer.Option("--keep-ray", help="Leave Ray running, if it was started here.")] = False,
+    keep_ray: Annotated[bool, typer.Option("--keep-ray", help="Keep Ray running if it was started here.")] = False,
 ) -> None:
-    """End the application. Requests may finish; a Ray that was started here is ended too."""
+    """Stop the application. Requests may finish; Ray is stopped too if it was started here."""
     from quire.fleet.ray.config import without_application
     from quire.fleet.ray.local_ray import end_ray, remembered, state_folder
 
@@ -153,7 +153,7 @@ def _config(settings: Settings, target: str, members: str, gateways: int, name: 
 
     count = MemberCount.parse(members)
     own = settings_of_replica(settings.model, count.at_most)
-    given = {one: to_builtins(settings.values[one].value) for one in RAY_SETTINGS if _is_given(settings, one)}
+    explicit = {one: to_builtins(settings.values[one].value) for one in RAY_SETTINGS if _is_set(settings, one)}
     parts = {"memory": own.memory_bytes, "threads": own.num_threads}
     model = str(Path(target).resolve()) if Path(target).exists() else target
     args = RayFleetArgs(
@@ -161,7 +161,7 @@ def _config(settings: Settings, target: str, members: str, gateways: int, name: 
         name or Path(target).name,
         str((keys / MEMBER_FILE).resolve()),
         str((keys / GATEWAY_FILE).resolve()),
-        settings={**given, **{one: value for one, value in parts.items() if value is not None}},
+        settings={**explicit, **{one: value for one, value in parts.items() if value is not None}},
     )
     return serve_config(args, count, gateways)
 
@@ -170,8 +170,8 @@ def _is_file(target: str) -> bool:
     return Path(target).suffix in (".yaml", ".yml", ".json")
 
 
-def _is_given(settings: Settings, name: str) -> bool:
-    """By a flag, a variable or a file: replicas may run where neither is."""
+def _is_set(settings: Settings, name: str) -> bool:
+    """Whether a flag, a variable or a file sets it: replicas may run where the variable or file is missing."""
     return settings.values[name].source != "default" and settings.values[name].value is not None
 
 
@@ -181,18 +181,18 @@ def _read_config(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the Serve config {file} cannot be read: {error}") from error
+        raise ConfigError(f"cannot read the Serve config {file}: {error}") from error
     if file.suffix == ".json":
         try:
             return check_config(json.loads(text))
         except ValueError as error:
-            raise ConfigError(f"the Serve config {file} is no JSON: {error}") from error
+            raise ConfigError(f"expected JSON in the Serve config {file}: {error}") from error
     import yaml  # type: ignore[import-untyped]
 
     try:
         return check_config(yaml.safe_load(text))
     except yaml.YAMLError as error:
-        raise ConfigError(f"the Serve config {file} is no YAML: {error}") from error
+        raise ConfigError(f"expected YAML in the Serve config {file}: {error}") from error
 
 
 def _rest(address: str) -> "ServeRest":
@@ -202,7 +202,7 @@ def _rest(address: str) -> "ServeRest":
 
 
 def _cluster(address: str, *, haproxy: bool) -> "ServeRest":
-    """The one that answers there, or a new one on this machine."""
+    """The cluster at this address, or a new one on this machine."""
     from quire.fleet.ray.local_ray import HAPROXY, start_ray, state_folder
     from quire.fleet.ray.serve_rest import RayUnreachableError
 
@@ -221,24 +221,24 @@ def _application(details: dict[str, Any], app: str) -> dict[str, Any]:
     known = details.get("applications", {})
     if app not in known:
         raise ConfigError(
-            f"the cluster has the applications {', '.join(known) or 'none'}, {app} given; name it by --app"
+            f"expected an application of the cluster ({', '.join(known) or 'none'}), got {app}; choose one with --app"
         )
     return dict(known[app])
 
 
 def _wait_until_running(rest: "ServeRest", app: str) -> None:
-    """Models may take minutes to load; whoever does not want to wait may leave."""
-    said, began_s = "", monotonic()
+    """Models may take minutes to load; Ctrl-C stops only the wait."""
+    reported, began_s = "", monotonic()
     while True:
         found = rest.details().get("applications", {}).get(app, {})
         state, message = str(found.get("status", "")), str(found.get("message", ""))
-        if state != said:
-            said = state
-            typer.echo(f"{app}: {state or 'not there yet'} after {monotonic() - began_s:.0f} s", err=True)
+        if state != reported:
+            reported = state
+            typer.echo(f"{app}: {state or 'not deployed yet'} after {monotonic() - began_s:.0f} s", err=True)
         if state == "RUNNING":
             return
         if state == "DEPLOY_FAILED":  # one that is unhealthy has lost a replica, and gets another
-            raise ConfigError(f"{app} could not be deployed: {message}")
+            raise ConfigError(f"deployment of {app} failed: {message}")
         sleep(LOOK_S)
 
 

@@ -1,4 +1,4 @@
-"""`quire models`: what is on this machine already. Looks at folders, opens no weights, asks no network."""
+"""`quire models`: models on this machine. Reads folders only: no weights, no network."""
 
 import os
 import time
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from quire.cli.models.model_moves import ask_to_load, ask_to_unload
+from quire.cli.models.model_moves import request_load, request_unload
 from quire.config.home import expanded
 
 EPILOG = """\
@@ -28,7 +28,7 @@ HUB_PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model, or what is left of one, on disk."""
+    """A model on disk, possibly incomplete."""
 
     name: str
     kind: str
@@ -47,8 +47,8 @@ models_app = typer.Typer(
     epilog=EPILOG,
     rich_markup_mode=None,
 )
-models_app.command("load")(ask_to_load)
-models_app.command("unload")(ask_to_unload)
+models_app.command("load")(request_load)
+models_app.command("unload")(request_unload)
 
 
 @models_app.callback(invoke_without_command=True)
@@ -58,14 +58,14 @@ def models(
 ) -> None:
     """List the models on this machine, or have a server load or unload one.
 
-    The list is of quire's cache folder and that of the Hugging Face hub; no network is asked.
+    The list covers quire's cache folder and that of the Hugging Face hub; no network is used.
     """
     if context.invoked_subcommand is None:
         list_models(as_json)
 
 
 def list_models(as_json: bool) -> None:
-    """What is here, for people or for programs."""
+    """Print the models on this machine, as a table or JSON."""
     import json
 
     found = all_found()
@@ -89,13 +89,13 @@ def list_models(as_json: bool) -> None:
         typer.echo(f"There are no models in {cache_folder()} and none in {hub_folder(os.environ)}.")
         typer.echo(
             "\nhint: quire pull org/name fetches a model from the Hugging Face hub; a .gguf file or a directory is "
-            "named by its path and need not be here",
+            "used by its path and need not be in these folders",
             err=True,
         )
 
 
 def all_found() -> list[Found]:
-    """Whatever is here."""
+    """All models on this machine."""
     from quire.checkpoints.cache import cache_folder
 
     return [*in_cache(cache_folder()), *in_hub(hub_folder(os.environ))]
@@ -142,7 +142,7 @@ def _hub_kind(folder: Path) -> str:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes of the files here and below. A link counts nothing: what it leads to is counted where it lies."""
+    """Bytes of the files here and below. Links count 0: their targets are counted where they are."""
     if path.is_symlink():
         return 0
     if path.is_dir():

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 \b
-A hub id that is not on this machine is fetched first; quire models shows
-what is here.
+A hub id that is not on this machine is fetched first; quire models lists
+the models on this machine.
 \b
 Examples:
   quire info org/name
@@ -32,20 +32,20 @@ Examples:
 GIB = 1 << 30
 BUDGETS_GIB = (2, 4, 8, 16, 32)
 OVERHEAD_BYTES = GIB // 2
-"""What libraries and steps are guessed to take; loading measures it."""
+"""Estimate for libraries and steps; loading measures it."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_BYTES = {"int8": 4}
-"""Beside each key of a head and each value of a head."""
+"""Per key and per value of a head."""
 SHOWN_KV_DTYPES = ("float32", "bfloat16")
 REACHED = 0.75
-"""Of the memory's speed, by steps of one answer; docs/concepts/speed.md has what was measured."""
+"""Share of the memory bandwidth that a single request reaches; measured in docs/concepts/speed.md."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What one memory budget is guessed to hold."""
+    """Estimated capacity of one memory budget."""
 
     memory_gib: int
     kv_tokens: int
@@ -54,7 +54,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model before it is loaded; None where config.json does not say or quire cannot tell."""
+    """Facts of a model before it is loaded; None where config.json has no value or quire cannot derive it."""
 
     name: str
     path: str
@@ -70,28 +70,28 @@ class Facts:
     weight_bytes: int
     weight_types: tuple[str, ...]
     read_bytes_per_token: int | None
-    """Of weights, by a step of one answer: what its speed hangs on."""
+    """Weight bytes read per step of a single request; they bound its speed."""
     kv_bytes_per_token: Mapping[str, int] | None
     state_bytes_per_sequence: int | None
-    """Of layers that keep a state instead; 0: it has none."""
+    """State of recurrent layers; 0: there are none."""
     has_chat_template: bool
     end_tokens: Mapping[int, str]
     """Texts by id; an empty text where there is no tokenizer."""
     dtype: str
-    """How weights are held in what fits; `kv_dtype` says it of keys and values."""
+    """Type of the weights assumed in `fits`; `kv_dtype` is that of keys and values."""
     kv_dtype: str
     fits: tuple[Fit, ...] | None
     parts: tuple[str, ...]
-    """What it has that the plainest decoder has not."""
+    """Features beyond a plain decoder."""
     not_supported: str | None
-    """What of it the CPU backend has not, by name; transformers may have it."""
+    """The feature that the CPU backend lacks; transformers may support it."""
     is_for_mlx: bool
-    """Its weights are as mlx-lm writes them, and run on that backend alone."""
+    """Its weights are in mlx-lm's format and run on the MLX backend only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast one answer is guessed to come here; None where that is not known."""
+    """Estimated speed of a single request here; None where unknown."""
 
     memory_bytes_per_s: float | None
     """Measured just now."""
@@ -102,12 +102,12 @@ class Speed:
 def info(
     settings: Settings,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A directory, a .gguf file, or a hub id (org/name).")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; null is what is not known.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; unknown values are null.")] = False,
 ) -> None:
-    """Show what a model is and what fits.
+    """Show the facts of a model and how much of it fits into memory.
 
-    How many tokens of KV fit into how much memory is an estimate for the types that serving would use; loading the
-    model measures it.
+    The number of KV tokens per memory size is an estimate for the types that serving would use; loading the model
+    measures it.
     """
     import json
 
@@ -126,17 +126,17 @@ def _resolved(model: str) -> "Checkpoint":
     from quire.checkpoints.progress import show_progress
     from quire.cli.shared.background import in_background
 
-    _tell_if_fetched(model)
+    _report_fetch(model)
     try:
         with show_progress() as progress:
-            return in_background(lambda tell: resolve(model, progress=tell), progress).result()
+            return in_background(lambda report: resolve(model, progress=report), progress).result()
     except ModuleNotFoundError as error:
         raise CheckpointError(
-            f"reading a model needs the package {error.name}, which is not installed; install quire again"
+            f"reading a model needs the package {error.name}, which is not installed; reinstall quire"
         ) from error
 
 
-def _tell_if_fetched(model: str) -> None:
+def _report_fetch(model: str) -> None:
     from quire.checkpoints.hub.files import HubName
 
     if (wanted := HubName.parsed(model)) is not None and not Path(model).exists() and not wanted.folder.is_dir():
@@ -187,7 +187,7 @@ def _part_of(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
-    """Of a known family its shape and the tensors it uses; of another only all its tensors."""
+    """For a known family, its shape and the tensors it uses; otherwise None and all tensors."""
     from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
 
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -198,8 +198,8 @@ def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
 
 
 def _read_bytes(shape: "DecoderShape", used: "Tensors", dtype: str) -> int:
-    """What one answer's step reads: every matrix, of experts those it uses. Not an embedding that is not the head too,
-    of which a step reads a few rows."""
+    """Bytes that a step of a single request reads: every matrix, and the share of the experts in use. An embedding
+    that is not also the head is excluded: a step reads a few rows of it."""
     skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in used else ""}
     experts = _expert_names(shape)
     every = sum(
@@ -240,7 +240,7 @@ def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
 def _fits(
     shape: "DecoderShape", used: "Tensors", settings: ModelSettings, context_tokens: int | None
 ) -> tuple[Fit, ...]:
-    """As loading shares memory out: weights, state slots where there are any, and blocks."""
+    """Divide memory as loading does: weights, state slots if any, and blocks."""
     from quire.backends.memory_plan import PoolBytes, slots_within
 
     held_bytes, size = sum(_held_bytes(one, settings.dtype) for one in used.values()), settings.block_size
@@ -280,10 +280,10 @@ def _print_tables(facts: Facts, speed: Speed) -> None:
     for what, how_much in rows:
         typer.echo(f"{what:{width}}  {plain(how_much)}")
     if facts.fits is None:
-        typer.echo(f"\nWhat fits is not estimated for the family {plain(facts.family)}: loading it will say.", err=True)
+        typer.echo(f"\nno estimate for the family {plain(facts.family)}: loading the model measures it", err=True)
         return
-    weights = "weights as the file has them" if facts.dtype == "auto" else f"{facts.dtype} weights"
-    states = " and slots for states beside it" if facts.state_bytes_per_sequence else ""
+    weights = "weights as in the file" if facts.dtype == "auto" else f"{facts.dtype} weights"
+    states = " and slots for states" if facts.state_bytes_per_sequence else ""
     assumed = f"{weights}, {facts.kv_dtype} KV{states}, and 0.5 GiB for libraries and steps"
     typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
@@ -298,7 +298,7 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
         ("path", facts.path),
         ("family", facts.family),
         ("architecture", facts.architecture),
-        ("made of", "; ".join(facts.parts) or None),
+        ("parts", "; ".join(facts.parts) or None),
         ("runs", _run_words(facts)),
         ("layers", _number(facts.layers)),
         ("heads", _number(facts.heads)),
@@ -310,7 +310,7 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
         ("weights", f"{facts.weight_bytes:,} bytes as {', '.join(facts.weight_types)}"),
         *((f"KV in {dtype}", f"{num_bytes:,} bytes per token") for dtype, num_bytes in kv.items()),
         ("state", f"{states:,} bytes per sequence" if (states := facts.state_bytes_per_sequence) else None),
-        ("one answer", _speed_words(facts, speed)),
+        ("one request", _speed_words(facts, speed)),
         ("chat template", "yes" if facts.has_chat_template else "no"),
         ("end tokens", ", ".join(f"{token} {text}".strip() for token, text in facts.end_tokens.items()) or "none"),
     ]
@@ -318,9 +318,9 @@ def _rows(facts: Facts, speed: Speed) -> list[tuple[str, str | None]]:
 
 def _run_words(facts: Facts) -> str:
     if facts.is_for_mlx:
-        return "on the MLX backend (quire[mlx]), which alone reads weights as mlx-lm writes them"
+        return "on the MLX backend (quire[mlx]), the only one that reads weights of mlx-lm"
     if facts.not_supported is None:
-        return "on the CPU backend, in quire's own kernels"
+        return "on the CPU backend, with quire's own kernels"
     return f"through transformers, if at all (quire[torch]): {facts.not_supported}"
 
 
@@ -328,7 +328,7 @@ def _speed_words(facts: Facts, speed: Speed) -> str | None:
     if speed.tokens_per_s is None or speed.memory_bytes_per_s is None or facts.read_bytes_per_token is None:
         return None
     read, memory = facts.read_bytes_per_token / 1e9, speed.memory_bytes_per_s / 1e9
-    return f"about {speed.tokens_per_s:.3g} tokens/s: each reads {read:.2g} GB, this memory gives {memory:.3g} GB/s"
+    return f"about {speed.tokens_per_s:.3g} tokens/s: each reads {read:.2g} GB, memory bandwidth is {memory:.3g} GB/s"
 
 
 def _number(value: int | None, unit: str = "") -> str | None:

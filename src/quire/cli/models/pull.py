@@ -1,4 +1,4 @@
-"""`quire pull` and `quire rm`: models of the hub come to this machine, and leave it."""
+"""`quire pull` and `quire rm`: download hub models and remove models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 \b
-Without a quantisation the best file that fits the memory is taken; a table says why.
+Without a quantisation the best file that fits the memory is chosen; a table shows why.
 \b
 Examples:
   quire pull org/name
@@ -24,13 +24,13 @@ def pull(
     model: Annotated[str, typer.Argument(help="A hub id: org/name, or org/name:Q4_K_M.", metavar="MODEL")],
     memory: Annotated[
         str | None,
-        typer.Option(help="What the model must fit in, such as 8GiB; default: half of this machine's memory."),
+        typer.Option(help="Memory that the model must fit in, such as 8GiB; default: half of this machine's."),
     ] = None,
 ) -> None:
-    """Fetch a model from the Hugging Face hub, or what is newer there of one that is here.
+    """Fetch a model from the Hugging Face hub, or update one that is on this machine.
 
-    A download that broke off goes on where it was. Size and hash of every file are checked against what the hub tells;
-    nothing is kept that differs.
+    An interrupted download resumes. Size and hash of every file are checked against those of the hub; a file that
+    differs is discarded.
     """
     from quire.checkpoints.hub.files import HubName
     from quire.checkpoints.hub.files import pull as fetch
@@ -40,25 +40,25 @@ def pull(
 
     wanted = HubName.parsed(model)
     if wanted is None:
-        raise CheckpointError(f"a hub id is org/name or org/name:Q4_K_M, {model[:200]!r} given; check the spelling")
+        raise CheckpointError(f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling")
     limit = _memory_bytes(memory) or memory_for_models_bytes()
     with show_progress() as progress:
-        path = in_background(lambda tell: fetch(wanted, limit, tell, show_choice), progress).result()
+        path = in_background(lambda report: fetch(wanted, limit, report, show_choice), progress).result()
     typer.echo(str(path))
 
 
 def pulled(model: str, *, memory_bytes: int | None = None) -> Path:
-    """The model's file or folder; fetched if it is not here, and shown on the way."""
+    """The model's file or folder; downloaded with progress if it is not here."""
     from quire.checkpoints.names import local_path
     from quire.checkpoints.progress import show_progress
     from quire.cli.shared.background import in_background
 
     with show_progress() as progress:
-        return in_background(lambda tell: local_path(model, tell, show_choice, memory_bytes), progress).result()
+        return in_background(lambda report: local_path(model, report, show_choice, memory_bytes), progress).result()
 
 
 def show_choice(judged: "list[Judged]") -> None:
-    """A table of what there is, what fits, and what was taken."""
+    """Print a table of the variants, which of them fit, and which was chosen."""
     from quire.cli.shared.columns import columns
 
     rows = [
@@ -69,8 +69,8 @@ def show_choice(judged: "list[Judged]") -> None:
 
 
 def rm(
-    model: Annotated[str, typer.Argument(help="A name that quire models prints.", metavar="MODEL")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    model: Annotated[str, typer.Argument(help="A name that quire models lists.", metavar="MODEL")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Remove a model from this machine."""
     import shutil
@@ -79,7 +79,7 @@ def rm(
 
     found = [one for one in all_found() if one.name == model]
     if not found:
-        raise CheckpointError(f"{model[:200]!r} is not among the models that quire keeps; name one that it prints")
+        raise CheckpointError(f"expected a name that quire models lists, got {model[:200]!r}; choose one of those")
     size_bytes = sum(one.size_bytes for one in found)
     for one in found:
         typer.echo(f"{one.path}", err=True)
@@ -93,13 +93,13 @@ def rm(
     typer.echo(f"removed {model}, {size_bytes / 1e9:,.2f} GB", err=True)
 
 
-def _memory_bytes(given: str | None) -> int | None:
-    if given is None:
+def _memory_bytes(text: str | None) -> int | None:
+    if text is None:
         return None
     from quire.config.kinds import SIZE
 
     try:
-        size = SIZE.parse(given)
+        size = SIZE.parse(text)
     except ValueError as error:
-        raise ConfigError(f"memory must be {SIZE.rule}; {given[:60]!r} given") from error
+        raise ConfigError(f"expected memory to be {SIZE.rule}, got {text[:60]!r}") from error
     return size if isinstance(size, int) else None

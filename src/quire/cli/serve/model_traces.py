@@ -1,4 +1,4 @@
-"""Which file each model of a server writes its trace into: made when it is first opened, or at once if it stays."""
+"""The trace file of each model of a server: created when the model is first opened, or at once if it is kept."""
 
 import os
 from collections.abc import Sequence
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from quire.config import ParkedModel, ServerSettings
+    from quire.config import OnDemandModel, ServerSettings
     from quire.engine.trace_recorder import TraceSettings
 
 KEY_BYTES = 32
 
 
 class ModelTraces:
-    """The traces of one server, if it writes any."""
+    """Trace settings of one server's models, if tracing is on."""
 
-    def __init__(self, settings: "ServerSettings", models: "Sequence[ParkedModel]") -> None:
-        """Raises ConfigError if a file that is needed at once cannot be made."""
+    def __init__(self, settings: "ServerSettings", models: "Sequence[OnDemandModel]") -> None:
+        """Raises ConfigError if a file that is needed at once cannot be created."""
         self._settings = settings
         self._path = settings.trace_path()
         self._names = [model.name for model in models]
@@ -27,7 +27,7 @@ class ModelTraces:
                 self.of(model.name)
 
     def of(self, name: str) -> "TraceSettings | None":
-        """Where this model's workers write, one after the other. Raises ConfigError if the file cannot be made."""
+        """Where this model's consecutive workers write. Raises ConfigError if the file cannot be created."""
         if self._path is None:
             return None
         if name not in self._made:
@@ -46,5 +46,5 @@ class ModelTraces:
 
 
 def trace_path_of(path: "Path", number: int) -> "Path":
-    """That of the model with this number, counted from zero: trace.jsonl, trace-2.jsonl."""
+    """Trace path of the model with this number, from zero: trace.jsonl, trace-2.jsonl."""
     return path.with_stem(f"{path.stem}-{number + 1}") if number else path

@@ -10,14 +10,14 @@ import typer
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from quire.config import ParkedModel, Settings
+    from quire.config import OnDemandModel, Settings
     from quire.fleet.gateway.client import FleetModel
 
 
 def serve_replicas(
-    models: "Sequence[ParkedModel]", settings: "Settings", num_replicas: int, *, allow_no_keys: bool
+    models: "Sequence[OnDemandModel]", settings: "Settings", num_replicas: int, *, allow_no_keys: bool
 ) -> None:
-    """Until told to end."""
+    """Serve until the shutdown."""
     import uvloop
 
     from quire.api.http.descriptors import allow_many_connections
@@ -26,18 +26,16 @@ def serve_replicas(
 
     if len(models) != 1:
         raise ConfigError(
-            f"replicas are of one model, {len(models)} would be served; name one MODEL alone, or leave --replicas out"
+            f"expected one model with --replicas, got {len(models)}; name only one MODEL, or omit --replicas"
         )
     if settings.server.trace is not None:
-        raise ConfigError(
-            f"a trace is of one worker, {num_replicas} replicas would write it; leave --trace or --replicas out"
-        )
+        raise ConfigError(f"expected one worker with --trace, got {num_replicas} replicas; omit --trace or --replicas")
     set_up("json" if settings.server.log_format == "json" else "plain")
     if (warning := allow_many_connections()) is not None:
-        _say(warning)
+        _print_line(warning)
 
     @asynccontextmanager
-    async def opened(model: "ParkedModel", _tell: object) -> "AsyncIterator[FleetModel]":
+    async def opened(model: "OnDemandModel", _progress: object) -> "AsyncIterator[FleetModel]":
         from quire.fleet.member.replicas import order_replicas, replicated_model
 
         order = await asyncio.to_thread(
@@ -48,10 +46,10 @@ def serve_replicas(
 
     plan = Plan(models, settings, allow_no_keys)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(run(plan, _say, opened))
+        num_ended = runner.run(run(plan, _print_line, opened))
     if num_ended:
-        _say(f"{num_ended} requests were not done in time and were ended")
+        _print_line(f"{num_ended} requests did not finish in time and were cancelled")
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     typer.echo(line, err=True)

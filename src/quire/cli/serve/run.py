@@ -1,4 +1,4 @@
-"""`quire run`: from a model's name to a conversation with it, in one command."""
+"""`quire run`: download, serve and chat with a model in one command."""
 
 import os
 import sys
@@ -12,8 +12,8 @@ from quire.errors import ConfigError
 
 EPILOG = """\
 \b
-Of a repository without a quantisation the best file that fits the memory is taken; a table says why.
-What is served on that port already is not served twice: its page is opened.
+Without a quantisation the best file of a repository that fits the memory is chosen; a table shows why.
+A model that is already served on that port is not served twice: its page is opened.
 \b
 Examples:
   quire run org/name
@@ -27,10 +27,10 @@ ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
 def run(
     settings: Settings,
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file or a hub id.", metavar="MODEL")],
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page once it is there.")] = True,
-    chat: Annotated[bool, typer.Option("--chat", help="Talk in this terminal instead of serving.")] = False,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page when it is ready.")] = True,
+    chat: Annotated[bool, typer.Option("--chat", help="Chat in this terminal instead of serving.")] = False,
 ) -> None:
-    """Fetch a model if it is not here, serve it and open the page to talk to it."""
+    """Fetch a model if it is not on this machine, serve it and open its chat page."""
     from quire.cli.models.pull import pulled
 
     path = str(pulled(model, memory_bytes=settings.model.memory_bytes))
@@ -41,7 +41,7 @@ def run(
     from quire.cli.shared.found_servers import serving_at
 
     if (there := serving_at(settings.server.port, path)) is not None:
-        typer.echo(f"{name_for(model)} is served already, at {there.url}; --port serves it once more", err=True)
+        typer.echo(f"{name_for(model)} is already served at {there.url}; use --port to serve it again", err=True)
         if browser:
             show_page(there.url)
         return
@@ -50,25 +50,25 @@ def run(
 
 
 def name_for(model: str) -> str:
-    """What clients call it: a repository's name without its owner, a file's without its ending."""
+    """Model name for clients: a repository's name without its owner, a file's without its suffix."""
     name = os.path.basename(os.path.normpath(model))
     return name.removesuffix(".gguf") or model
 
 
 def talk(path: str, settings: Settings) -> None:
-    """In the terminal."""
-    from quire.cli.chat.chat import Talk, talk_in_terminal
+    """Chat in the terminal."""
+    from quire.cli.chat.chat import ChatSession, talk_in_terminal
     from quire.cli.chat.open_model import opened
     from quire.client.request.params import SamplingParams
 
     with opened(path, settings) as llm:
         if llm.text.template is None:
-            raise ConfigError("this model has no chat template; use quire generate, or a model made for chatting")
-        talk_in_terminal(Talk(llm, SamplingParams(max_tokens=None), None))
+            raise ConfigError("this model has no chat template; use quire generate, or a chat model")
+        talk_in_terminal(ChatSession(llm, SamplingParams(max_tokens=None), None))
 
 
 def show_page(url: str) -> None:
-    """In a browser, where there is a screen for one: elsewhere a text browser would take the terminal."""
+    """Open the page in a browser if there is a display: otherwise a text browser might take over the terminal."""
     if not has_screen():
         return
     import webbrowser
@@ -79,5 +79,5 @@ def show_page(url: str) -> None:
 
 
 def has_screen() -> bool:
-    """Whether a browser would have somewhere to show a page."""
+    """Whether there is a display for a browser."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,4 +1,4 @@
-"""`quire serve`: models behind an OpenAI-compatible API. Talk goes to stderr; Ctrl-C lets requests finish."""
+"""`quire serve`: models behind an OpenAI-compatible API. Messages go to stderr; Ctrl-C lets requests finish."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Task
     from socket import socket
 
-    from quire.config import ParkedModel
+    from quire.config import OnDemandModel
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
 EPILOG = """\
@@ -36,13 +36,13 @@ def serve(
         list[str] | None, typer.Argument(help="Directories, .gguf files or hub ids.", metavar="[MODEL...]")
     ] = None,
     served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What clients call a model; once for each MODEL, in their order.")
+        list[str] | None, typer.Option(help="Model name for clients; once for each MODEL, in the same order.")
     ] = None,
     insecure_no_keys: Annotated[
         bool,
         typer.Option(
             "--insecure-no-keys",
-            help="Let other machines in without keys. Anybody can use the server.",
+            help="Accept any client on other machines, without keys.",
             rich_help_panel=Group.SERVER.value,
         ),
     ] = False,
@@ -51,15 +51,15 @@ def serve(
         typer.Option(
             min=1,
             max=64,
-            help="Members that compute the one MODEL on this machine, each with a part of its memory and cores.",
+            help="Members that run the one MODEL on this machine, each with a part of its memory and cores.",
             rich_help_panel=Group.SERVER.value,
         ),
     ] = 1,
 ) -> None:
-    """Serve models over HTTP, with the API that OpenAI clients speak.
+    """Serve models over HTTP, with the API that OpenAI clients use.
 
-    Models that are named here are loaded at once and stay. Those of the settings file ([models.NAME]) and of
-    --models-folder are loaded when they are asked for, and leave when memory is needed.
+    Models that are named here are loaded at start and stay loaded. Those of the settings file ([models.NAME]) and of
+    --models-folder are loaded on the first request and unloaded when memory is needed.
     """
     settings.server.check_keys_file()
     served = all_served(models or [], served_model_name or [], settings)
@@ -71,35 +71,35 @@ def serve(
     serve_models(served, settings, allow_no_keys=insecure_no_keys)
 
 
-def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[ParkedModel, ...]":
-    """Those of the command line, of the settings file and of the folder. What the file says of a file of the folder
-    holds for that."""
-    from quire.config.parked_models import ParkedModel, all_models
+def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[OnDemandModel, ...]":
+    """Models of the command line, the settings file and the models folder. An entry of the settings file replaces the
+    folder's model of the same name."""
+    from quire.config.parked_models import OnDemandModel, all_models
 
-    named = [ParkedModel(name, model, is_kept=True) for name, model in public_names(models, names).items()]
-    in_folder: list[ParkedModel] = []
+    named = [OnDemandModel(name, model, is_kept=True) for name, model in public_names(models, names).items()]
+    in_folder: list[OnDemandModel] = []
     if settings.server.models_folder is not None:
         from quire.client.engines.park_plan import models_in
 
-        told = {one.name for one in settings.parked}
-        in_folder = [one for one in models_in(settings.server.models_folder) if one.name not in told]
+        configured = {one.name for one in settings.parked}
+        in_folder = [one for one in models_in(settings.server.models_folder) if one.name not in configured]
     served = all_models(named, settings.parked, in_folder)
     if not served:
         raise ConfigError(
-            "a server needs at least one model, 0 given; name one, give --models-folder a folder that has some, or "
-            "write a [models.NAME] into the settings file"
+            "expected at least one model, got 0; name one, set --models-folder to a folder with models, or add a "
+            "[models.NAME] to the settings file"
         )
     return served
 
 
 def serve_models(
-    models: "Sequence[ParkedModel]",
+    models: "Sequence[OnDemandModel]",
     settings: Settings,
     *,
     allow_no_keys: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Until told to end; `on_ready` hears the address."""
+    """Serve until a shutdown signal; `on_ready` is called with the address."""
     import gc
     from contextlib import closing
 
@@ -107,7 +107,7 @@ def serve_models(
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
     gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
-    # The address is ours before anything is begun. Then a worker: it imports on one core what it needs, while we do on
+    # Bind the address before anything else. Then spawn a worker: it imports on one core while this process imports on
     # another.
     with (
         public_socket(settings.server, allow_no_keys=allow_no_keys) as listener,
@@ -115,18 +115,18 @@ def serve_models(
     ):
         num_ended = _serve(models, settings, first, listener, allow_no_keys, on_ready)
     if num_ended:
-        typer.echo(f"{num_ended} requests were not done in time and were ended", err=True)
+        typer.echo(f"{num_ended} requests did not finish in time and were cancelled", err=True)
 
 
 def _serve(
-    models: "Sequence[ParkedModel]",
+    models: "Sequence[OnDemandModel]",
     settings: Settings,
     first: "SpawnedWorker",
     listener: "socket",
     allow_no_keys: bool,
     on_ready: Callable[[str], None] | None,
 ) -> int:
-    """How many requests had to be ended."""
+    """Returns the number of requests that were cancelled."""
     import asyncio
 
     import uvloop
@@ -140,26 +140,26 @@ def _serve(
     many = allow_many_connections()
     beyond = beyond_the_machine(settings.model.memory_bytes, settings.model.num_threads)
     for warning in (*([] if many is None else [many]), *beyond):
-        _say(warning)
+        _print_line(warning)
 
     async def serve_until_ended() -> int:
-        _end_when_told(asyncio.get_running_loop(), asyncio.current_task())
+        _end_on_signal(asyncio.get_running_loop(), asyncio.current_task())
         async with supervised(models, settings, first) as wiring:
-            # Beside the worker, which loads by now: it takes most of a second.
+            # In parallel with the worker, which is loading: this import takes most of a second.
             serving = await asyncio.to_thread(import_module, "quire.api.serving")
             plan = serving.Plan(models, settings, allow_no_keys, on_ready, wiring.weigh, listener)
-            num_ended: int = await serving.run(plan, _say, wiring.opening)
+            num_ended: int = await serving.run(plan, _print_line, wiring.opening)
             return num_ended
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             return runner.run(serve_until_ended())
-        except asyncio.CancelledError:  # told to end before there was anything to serve
+        except asyncio.CancelledError:  # shut down before serving began
             return 0
 
 
-def _end_when_told(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
-    """Until the server listens to signals itself: nothing runs yet that could not be broken off."""
+def _end_on_signal(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
+    """Signal handlers until the server installs its own: everything that runs before then can be cancelled."""
     from quire.observe.access_log import end_typed_line
 
     def end(task: "Task[int]", number: int) -> None:
@@ -172,19 +172,19 @@ def _end_when_told(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
             loop.add_signal_handler(number, end, task, number)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def public_names(models: list[str], given: list[str]) -> dict[str, str]:
-    """What is loaded by the name clients use: the given one, else the path's last part, else the hub id."""
-    if given and len(given) != len(models):
+def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
+    """Models by the name for clients: the served name, else the path's last part, else the hub id."""
+    if served_names and len(served_names) != len(models):
         raise ConfigError(
-            f"served_model_name must be said once for each of {len(models)} models, {len(given)} given; or not at all"
+            f"expected served_model_name once for each of {len(models)} models, got {len(served_names)}; or omit it"
         )
-    names = given or [_name_of(model) for model in models]
+    names = served_names or [_name_of(model) for model in models]
     if len(set(names)) != len(names):
-        raise ConfigError(f"names of models must differ, {', '.join(names)} given; say --served-model-name for each")
+        raise ConfigError(f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each")
     return dict(zip(names, models, strict=True))
 
 

@@ -1,7 +1,7 @@
 """Where `quire serve` runs its models: each in a worker of its own, all within one memory budget.
 
-Who starts a server waits for it, so the first worker is spawned before anything else and imports on one core while this
-process does on another; and it knows what to load before the API is imported:
+To start quickly, the first worker is spawned before anything else and imports on one core while this process imports on
+another; and it is sent the model to load before the API is imported:
 
     parent   spawn ─ import ─ plan ─ open ─► import the API, listen, read a tokenizer ─► ready
     worker     └──── import ───────────└───► load, measure ───────────────────────────────┘
@@ -20,21 +20,21 @@ from quire.cli.serve.model_traces import ModelTraces
 from quire.cli.shared.background import in_background
 
 if TYPE_CHECKING:
-    from quire.api.models.model_park import OpenClient, Sizes, TellProgress, Weigh
+    from quire.api.models.model_park import OpenClient, ReportProgress, Sizes, Weigh
     from quire.checkpoints import Progress
     from quire.client.engines.park_plan import ParkPlan
     from quire.client.engines.served import PrepareModel, ServedModel, Serving
-    from quire.config import ParkedModel, Settings
+    from quire.config import OnDemandModel, Settings
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
 FileStamps = frozenset[tuple[str, int, int]]
 HEAD_START_S = 2.0
-"""How long it may take until a worker knows what to load. A model that is downloaded takes longer, and who asks
-meanwhile gets an answer."""
+"""How long to wait until a worker has been sent the model to load. A download takes longer; the server then starts to
+respond before it is done."""
 
 
 def file_stamps(path: Path | None) -> FileStamps:
-    """Whatever changes when a model's files do."""
+    """Names, sizes and times of a model's files: different after any change."""
     if path is None or not path.exists():
         return frozenset()
     files = [*path.iterdir()] if path.is_dir() else [path]
@@ -43,7 +43,7 @@ def file_stamps(path: Path | None) -> FileStamps:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a server is handed: how to open a model, and how much each takes."""
+    """Passed to a server: how to open a model, and the sizes of all models."""
 
     opening: "OpenClient"
     weigh: "Weigh"
@@ -51,10 +51,10 @@ class Wiring:
 
 @asynccontextmanager
 async def supervised(
-    models: "Sequence[ParkedModel]", settings: "Settings", first: "SpawnedWorker"
+    models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker"
 ) -> AsyncIterator[Wiring]:
-    """These models, planned together. The first that is kept is loaded from now on, by `first`, a worker that is on its
-    way; whatever is open in the end is closed."""
+    """These models, planned together. The first kept model starts loading now, in `first`, a worker that is starting;
+    open models are closed at the end."""
     opener = _Opener(models, settings, first)
     try:
         with suppress(TimeoutError):
@@ -65,17 +65,17 @@ async def supervised(
 
 
 class _Opener:
-    """Opens models. Workers belong to the thread that does so."""
+    """Opens models. Workers belong to the thread that opens them."""
 
-    def __init__(self, models: "Sequence[ParkedModel]", settings: "Settings", first: "SpawnedWorker") -> None:
+    def __init__(self, models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker") -> None:
         self._models, self._settings = models, settings
         self._worker: SpawnedWorker | None = first
         self._traces = ModelTraces(settings.server, models)
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
-        """Models that were here, as their files were then."""
+        """Prepared models, with the stamps of their files."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
         self.is_begun = asyncio.Event()
-        """The first worker knows what to load, or there will be none."""
+        """The first worker has been sent its model, or there is none."""
         kept = [one for one in models if one.is_kept][:1]
         self._early = {one.name: _Opening(self, one, quiet) for one in kept}
         if not kept:
@@ -85,11 +85,11 @@ class _Opener:
         from quire.client.engines.park_plan import plan_park
 
         with show_progress() as progress:
-            planning = in_background(lambda tell: plan_park(self._models, self._settings.model, tell), progress)
+            planning = in_background(lambda report: plan_park(self._models, self._settings.model, report), progress)
             return await asyncio.wrap_future(planning)
 
     async def weigh(self) -> "Sizes":
-        """What each model takes. Raises what stands in the way of a model that is kept."""
+        """The sizes of all models. Raises the problem of a kept model."""
         from quire.api.models.model_park import Sizes
 
         plan = await asyncio.shield(self._planning)
@@ -98,31 +98,31 @@ class _Opener:
         return Sizes(plan.memory_bytes, needed, problems)
 
     @asynccontextmanager
-    async def opened(self, model: "ParkedModel", tell: "TellProgress") -> "AsyncIterator[ServedModel]":
-        """One model, for as long as it is needed."""
-        opening = self._early.pop(model.name, None) or _Opening(self, model, tell)
+    async def opened(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
+        """One open model."""
+        opening = self._early.pop(model.name, None) or _Opening(self, model, on_progress)
         try:
             yield await asyncio.shield(opening.client)
         finally:
             await opening.close()
 
     @asynccontextmanager
-    async def loaded(self, model: "ParkedModel", tell: "TellProgress") -> "AsyncIterator[ServedModel]":
-        """A model that is there; its bar is gone by then."""
+    async def loaded(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
+        """A loaded model; its progress bar is closed before it is yielded."""
         with ExitStack() as shown:
             progress = shown.enter_context(show_progress())
             whose = f" of {model.name}" if len(self._models) > 1 else ""
 
             def both(label: str, done_bytes: int, total_bytes: int) -> None:
-                tell(label, done_bytes, total_bytes)
+                on_progress(label, done_bytes, total_bytes)
                 progress(f"{label}{whose}", done_bytes, total_bytes)
 
             async with await self.model(model, both) as client:
                 shown.close()
                 yield client
 
-    async def model(self, model: "ParkedModel", progress: "Progress") -> "ServedModel":
-        """One that is not entered yet."""
+    async def model(self, model: "OnDemandModel", progress: "Progress") -> "ServedModel":
+        """A model whose context is not entered yet."""
         from quire.client.engines.park_plan import settings_of
         from quire.client.engines.served import OwnSettings, ServedModel, plan_worker
 
@@ -143,14 +143,14 @@ class _Opener:
         return ServedModel(partial(self._as_before, model.name, weighed.path, prepare), self.is_begun.set, worker)
 
     def _as_before(self, name: str, path: Path | None, prepare: "PrepareModel") -> "Serving":
-        """A model that comes back need not be read again, unless its files are others."""
+        """A reloaded model is not read again unless its files changed."""
         stamps = file_stamps(path)
         if name not in self._prepared or self._prepared[name][0] != stamps:
             self._prepared[name] = (stamps, prepare())
         return self._prepared[name][1]
 
     async def close(self) -> None:
-        """End what nobody has asked for."""
+        """Close models that were never opened, and the planning."""
         openings = [*self._early.values()]
         await asyncio.gather(*(opening.close() for opening in openings))
         self._planning.cancel()
@@ -158,30 +158,30 @@ class _Opener:
 
 
 class _Opening:
-    """One model from now on until it is closed, whoever waits for it meanwhile."""
+    """One model being opened in its own task, independent of its waiting callers."""
 
-    def __init__(self, opener: _Opener, model: "ParkedModel", tell: "TellProgress") -> None:
+    def __init__(self, opener: _Opener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         self.client: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
-        self._task = asyncio.create_task(self._run(opener, model, tell), name=f"quire-open-{model.name}")
+        self._task = asyncio.create_task(self._run(opener, model, on_progress), name=f"quire-open-{model.name}")
 
-    async def _run(self, opener: _Opener, model: "ParkedModel", tell: "TellProgress") -> None:
+    async def _run(self, opener: _Opener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         try:
-            async with opener.loaded(model, tell) as client:
+            async with opener.loaded(model, on_progress) as client:
                 self.client.set_result(client)
                 await self._closing.wait()
         except BaseException as error:
             if self.client.done():
                 raise
             self.client.set_exception(error)
-            self.client.exception()  # nobody may ask for it any more
+            self.client.exception()  # marks it as retrieved
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
             opener.is_begun.set()
 
     async def close(self) -> None:
-        """End it: whoever ends the server while it loads does not wait for the model, nor hear of it."""
+        """Close it. A model that is still loading is cancelled, without an error."""
         self._closing.set()
         if not self.client.done():
             self._task.cancel()

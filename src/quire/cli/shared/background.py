@@ -1,8 +1,8 @@
-"""Work that waits for a network or a disk, in a thread that nobody waits for.
+"""Work on a network or a disk, in a thread that does not delay the exit.
 
-A download hangs in a socket where no signal reaches it, and the library that makes it keeps threads that Python would
-wait for at the end. So whoever is told to end leaves all of them behind. Nothing half done is ever taken for whole:
-downloads and conversions get their names when they are complete, and what was begun is resumed or thrown away.
+A download blocks in a socket where no signal reaches it, and the download library keeps threads that Python joins at
+exit. So the process exits without joining them. Incomplete files are never used: downloads and conversions get their
+names when they are complete, and partial ones are resumed or discarded.
 """
 
 import os
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NAME = "quire-background"
 EXIT_GRACE_S = 0.5
-"""How long work that can be stopped may take to clean up."""
+"""Time for stoppable work to clean up."""
 
 _is_over = threading.Event()
 
 
 class _StoppedError(BaseException):
-    """Nobody needs the result any more. Not an Exception: no one on the way up may take it for a failure."""
+    """The result is no longer needed. Not an Exception, so that no handler treats it as a failure."""
 
 
 def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Future[T]":
-    """Start it. The work is handed a progress, where it can be stopped; the result can be waited for on any thread."""
+    """Start the work. It can be stopped whenever it reports progress; any thread can wait for the result."""
     future: Future[T] = Future()
 
-    def tell(label: str, done_bytes: int, total_bytes: int) -> None:
+    def report(label: str, done_bytes: int, total_bytes: int) -> None:
         if _is_over.is_set():
             raise _StoppedError
         progress(label, done_bytes, total_bytes)
@@ -39,7 +39,7 @@ def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Fut
     def run() -> None:
         future.set_running_or_notify_cancel()
         try:
-            future.set_result(work(tell))
+            future.set_result(work(report))
         except BaseException as error:
             future.set_exception(error)
 
@@ -48,7 +48,7 @@ def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Fut
 
 
 def leave_background(code: int) -> None:
-    """The process ends: with everything that is still at work in the background, if anything is."""
+    """Exit the process at once if background work is still running; otherwise return."""
     working = [thread for thread in threading.enumerate() if thread.name == NAME]
     if not working:
         return

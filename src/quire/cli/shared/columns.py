@@ -1,4 +1,4 @@
-"""Plain columns: lines that stay whole in a pipe, whatever their length. Standard library only, so that it is quick."""
+"""Plain columns whose lines are never wrapped. Standard library only, so that it imports quickly."""
 
 from collections.abc import Sequence
 
@@ -18,5 +18,5 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
 
 
 def plain(text: str) -> str:
-    """Text that cannot steer a terminal: names of files and of tokens are written by others."""
+    """The text with control characters escaped: names of files and tokens are untrusted."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,4 +1,4 @@
-"""How a command that holds something is told to end: closing the terminal leaves nothing of it behind."""
+"""Orderly exit of a command on SIGTERM and SIGHUP, so that closing the terminal leaves nothing behind."""
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Whoever closes the terminal or ends the process lets what is open be closed first."""
+    """Turn SIGTERM and SIGHUP into SystemExit, so that open contexts are closed."""
 
     def end(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

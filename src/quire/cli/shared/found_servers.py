@@ -1,4 +1,4 @@
-"""Servers of this user that run on this machine, found by their admin sockets: a port that answers may be anybody's.
+"""This user's servers on this machine, found by their admin sockets: an open port may belong to another program.
 
 Standard library only: it must work where nothing of the engine is installed.
 """
@@ -21,11 +21,11 @@ HTTP_OK = 200
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """One that a server has."""
+    """One model of a server."""
 
     name: str
     root: str
-    """What was loaded: a path or a hub id."""
+    """The path or hub id it is loaded from."""
     is_ready: bool
     state: str
     max_tokens: int | None
@@ -33,40 +33,40 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server, as its operator sees it."""
+    """A server, as seen through its admin socket."""
 
     socket_path: Path
     url: str
     is_locked: bool
     models: tuple[FoundModel, ...]
     num_prompt_tokens: int
-    """Of all requests that have ended."""
+    """Of all finished requests."""
     num_cached_tokens: int
 
     def named(self, model: str | None) -> FoundModel | None:
-        """A model by its name or by what was loaded; without a name the first."""
+        """A model by its name, path or hub id; without one, the first."""
         fitting = [one for one in self.models if model in (None, one.name, one.root)]
         return fitting[0] if fitting else None
 
 
 def running_servers() -> list[FoundServer]:
-    """Those whose sockets stand where quire puts them."""
+    """Servers whose admin sockets are in the default folder."""
     folder = ServerSettings().admin_path(ANY_PORT).parent
     found = [server_behind(path) for path in sorted(folder.glob("admin-*.sock"))]
     return [one for one in found if one is not None]
 
 
 def serving_at(port: int, model: str) -> FoundServer | None:
-    """A server of this user's on that port, if this is what it has loaded or loads."""
+    """This user's server on that port, if it has this model."""
     found = server_behind(ServerSettings().admin_path(port))
     return found if found is not None and any(one.root == model for one in found.models) else None
 
 
 @contextmanager
 def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
-    """A socket that lies elsewhere is found here too meanwhile. What was left here by one that was killed makes way."""
+    """Link a socket from another place into the default folder. A stale link of a killed process is replaced."""
     link = ServerSettings().admin_path(urlsplit(server.url).port or ANY_PORT)
-    with suppress(OSError):  # where nothing can be written the server works all the same
+    with suppress(OSError):  # the server also works without the link
         link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if server_behind(link) is None:
             link.unlink(missing_ok=True)
@@ -80,15 +80,15 @@ def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
 
 
 def server_behind(path: Path) -> FoundServer | None:
-    """The server that listens on this socket; None: nobody does any more."""
+    """The server that listens on this socket; None: there is none any more."""
     try:
-        return _found(path, asked(path, "GET", "/stats"))
+        return _found(path, admin_request(path, "GET", "/stats"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def asked(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """What the server behind this socket answers its operator. Raises OSError, or ValueError with what it refused."""
+def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    """Send a request to an admin socket. Raises OSError, or ValueError with the server's error message."""
     from http.client import HTTPConnection, HTTPException  # not before: it takes long to import
 
     connection = HTTPConnection("localhost", timeout=timeout_s)
@@ -98,20 +98,20 @@ def asked(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> 
         connection.sock.connect(str(path))
         connection.request(method, route)
         response = connection.getresponse()
-        told: dict[str, Any] = json.loads(response.read())
+        body: dict[str, Any] = json.loads(response.read())
     except HTTPException as error:
-        raise OSError(f"it does not speak HTTP: {error}") from error
+        raise OSError(f"expected an HTTP response: {error}") from error
     finally:
         connection.close()
     if response.status != HTTP_OK:
-        raise ValueError(told["error"]["message"])
-    return told
+        raise ValueError(body["error"]["message"])
+    return body
 
 
-def _found(path: Path, told: Mapping[str, Any]) -> FoundServer:
+def _found(path: Path, stats: Mapping[str, Any]) -> FoundServer:
     models = tuple(
         FoundModel(one["name"], one["root"], one["is_ready"], one["state"], one["max_model_len"])
-        for one in told["models"]
+        for one in stats["models"]
     )
-    cached = (told["num_prompt_tokens"], told["num_cached_tokens"])
-    return FoundServer(path, told["url"], told["is_locked"], models, *cached)
+    cached = (stats["num_prompt_tokens"], stats["num_cached_tokens"])
+    return FoundServer(path, stats["url"], stats["is_locked"], models, *cached)

@@ -1,6 +1,6 @@
-"""Help in groups: the few options that most people set come first, the others under the heading of what they are about.
+"""Help in groups: common options first, the others under headings by topic.
 
-Plain text, because help is read by pipes and pagers too.
+Plain text, for pipes and pagers.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from typer.core import TyperCommand
 
 COMMON = "Options"
-"""The heading of options that belong to no group, and of those that matter most."""
+"""The heading of common options and of those without a group."""
 
 
 class GroupedCommand(TyperCommand):

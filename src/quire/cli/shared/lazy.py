@@ -8,10 +8,10 @@ from typer.core import TyperGroup
 
 
 def lazy_group(module: str, app_name: str, **settings: Any) -> typer.Typer:
-    """A stand-in for the Typer `app_name` of `module`, with the name and help told here."""
+    """A stand-in for the Typer `app_name` of `module`, with the name and help passed here."""
 
     class Lazy(TyperGroup):
-        """Asks the real group."""
+        """Forwards to the real group, importing it when needed."""
 
         def list_commands(self, ctx: Any) -> list[str]:
             return list(_group(module, app_name).list_commands(ctx))

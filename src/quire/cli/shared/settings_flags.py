@@ -1,4 +1,4 @@
-"""Gives a command a flag for every setting of the table, so that no command spells them out again."""
+"""Adds a flag to a command for every setting of the table."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ import typer
 from quire.cli.shared.grouped_help import COMMON
 from quire.config import RENAMED, SETTINGS, Group, Setting, Settings, load_settings
 
-FILE_HELP = "Read this TOML file and look for no other."
+FILE_HELP = "Read settings from this TOML file and no other."
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with all settings of a model as flags; its first parameter, a `Settings`, gets what is in force.
+    """The command with all settings of a model as flags; its first parameter, a `Settings`, gets the settings in force.
 
     @with_settings
     def generate(settings: Settings, model: Annotated[str, typer.Argument()]) -> None: ...
@@ -38,11 +38,11 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
     renamed = [old for old, new in RENAMED.items() if new in names]
     parameters = [*own, _file_parameter(), *map(_parameter, shown), *map(_renamed_parameter, renamed)]
 
-    def with_flags(**given: Any) -> None:
-        flags = {setting.name: _joined(given.pop(setting.name), setting.kind.between) for setting in shown}
-        flags |= {old: raw for old in renamed if (raw := given.pop(old)) is not None}
-        settings: Settings = load_settings(flags, file=given.pop("config_file"))
-        command(settings, **given)
+    def with_flags(**arguments: Any) -> None:
+        flags = {setting.name: _joined(arguments.pop(setting.name), setting.kind.between) for setting in shown}
+        flags |= {old: raw for old in renamed if (raw := arguments.pop(old)) is not None}
+        settings: Settings = load_settings(flags, file=arguments.pop("config_file"))
+        command(settings, **arguments)
 
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
     with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -51,21 +51,21 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
-    told = f"{setting.help} Default: {setting.default_text}."
+    help_text = f"{setting.help} Default: {setting.default_text}."
     panel = COMMON if setting.is_common else setting.group.value
-    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=told, rich_help_panel=panel)
+    option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=help_text, rich_help_panel=panel)
     kind: Any = list[str] if setting.kind.is_list else bool if setting.kind.is_switch else str
     return _keyword(setting.name, Annotated[kind | None, option])
 
 
 def _renamed_parameter(old: str) -> inspect.Parameter:
-    """Not in the help; it is refused with the name it has now."""
+    """A hidden flag, rejected with a hint to the new name."""
     return _keyword(old, Annotated[str | None, typer.Option("--" + old.replace("_", "-"), hidden=True)])
 
 
-def _joined(given: str | list[str] | None, between: str) -> str | None:
-    """A flag that may be given several times, as one text."""
-    return between.join(given) or None if isinstance(given, list) else given
+def _joined(value: str | list[str] | None, between: str) -> str | None:
+    """The values of a repeatable flag as one text."""
+    return between.join(value) or None if isinstance(value, list) else value
 
 
 def _file_parameter() -> inspect.Parameter:

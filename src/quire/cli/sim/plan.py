@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from quire.sim.planning.planning import Least, PlanSetup
 
 CLEAR_LINE = "\r\x1b[2K"
-POOL_MAX_HELP = "Larger pools to try if no number of members is enough; 0: none."
-REPORT_HELP = "Write a page with curves (HTML); they take some twenty runs more."
+POOL_MAX_HELP = "Largest pool to try, in KV blocks, if no number of members is enough; 0: none."
+REPORT_HELP = "Write a page with curves (HTML); needs about twenty more runs."
 EPILOG = """\
 \b
-The answer goes to stdout, what is being run to stderr. The exit code is 1 if
-nothing that was tried meets the objective.
+The result goes to stdout, progress to stderr. The exit code is 1 if no
+configuration that was tried meets the objective.
 \b
 Examples:
   quire plan conversation_trace.jsonl.gz --slo ttft_p95=2s,tpot_p95=80ms --profile gpu.json
@@ -30,25 +30,25 @@ Examples:
 def plan(
     fleet: FleetFlags,
     trace: Annotated[
-        Path, typer.Argument(metavar="TRACE", help="A trace to plan for, of any format that quire sim reads.")
+        Path, typer.Argument(metavar="TRACE", help="A trace to plan for, in any format that quire sim reads.")
     ],
     slo: Annotated[str, typer.Option(help="The objective, such as ttft_p95=2s,tpot_p95=80ms.")],
-    members_max: Annotated[int, typer.Option(min=1, max=1000, help="The most members to try.")] = 64,
+    members_max: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of members to try.")] = 64,
     pool_max: Annotated[int, typer.Option(min=0, help=POOL_MAX_HELP)] = 0,
     effects: Annotated[bool, typer.Option(help="Also try other values of settings.")] = True,
     report: Annotated[Path | None, typer.Option(help=REPORT_HELP)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    requests: Annotated[int, typer.Option(min=0, help="Only the first so many requests; 0: all.")] = 0,
+    requests: Annotated[int, typer.Option(min=0, help="Number of requests from the start; 0: all.")] = 0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same plan.")] = 1,
 ) -> None:
-    """How many members, and how many KV blocks in each, so that a trace meets an objective.
+    """Find how many members, and how many KV blocks in each, a trace needs to meet an objective.
 
-    Every run is the whole trace through real schedulers and memories, with a clock that goes by a profile of a machine.
+    Every run is the whole trace through real schedulers and memories, with a clock that follows a profile of a machine.
     """
     from quire.errors import ConfigError
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        raise ConfigError(f"--report takes a file in a folder that exists, {report} given; give another place")
+        raise ConfigError(f"expected --report in a folder that exists, got {report}; choose another path")
     setup = _setup(fleet, trace, slo, requests, seed)
     name = trace.name.partition(".")[0]
     result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
@@ -63,7 +63,7 @@ def plan(
 
 
 def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int) -> "PlanSetup":
-    """The trace on members of this size."""
+    """The plan setup from the flags."""
     from quire.cli.sim.trace import opened_trace, parsed_shares
     from quire.engine.step_profile import StepProfile
     from quire.sim.planning.objectives import LatencyObjective
@@ -87,7 +87,7 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
 
 
 def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":
-    """All simulations; each is told on stderr when it is done."""
+    """Run all simulations; each is reported on stderr when it is done."""
     import sys
 
     from quire.checkpoints.progress import quiet, show_progress
@@ -97,11 +97,11 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
     from quire.sim.planning.planning import Planner
 
     members_max, pool_max = most
-    # Elsewhere than on a terminal a line for each run is enough.
+    # Without a terminal, a line for each run is enough.
     with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
-        planner = Planner(setup, lambda done, total: progress("requests", done, total), _say_run)
+        planner = Planner(setup, lambda done, total: progress("requests", done, total), _print_run)
         found = planner.plan(members_max, pool_max or None)
-        # Where nothing is enough, they are told of the largest fleet that was tried.
+        # If no fleet meets the objective, effects and curves are of the largest that was tried.
         fleet = (found.num_members or members_max, found.num_blocks or max(setup.size.num_blocks, pool_max))
         can_run = found.least_blocks <= fleet[1]
         effects = tuple(setting_effects(planner, *fleet)) if has_effects and can_run else ()
@@ -110,20 +110,20 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
     settings = (
         ("policy", setup.policy),
         ("gateways", f"{setup.num_gateways}"),
-        ("tokens of a block", f"{size.block_size:,}"),
-        ("tokens a step may feed", f"{size.max_step_tokens:,}"),
-        ("milliseconds a step may last", f"{size.step_limit_s * 1000:,.0f}" if size.step_limit_s else "any"),
-        ("sequences that may run at once", f"{size.max_running:,}"),
+        ("tokens per block", f"{size.block_size:,}"),
+        ("maximum tokens per step", f"{size.max_step_tokens:,}"),
+        ("maximum milliseconds per step", f"{size.step_limit_s * 1000:,.0f}" if size.step_limit_s else "any"),
+        ("maximum sequences that run at once", f"{size.max_running:,}"),
         ("simulations", f"{planner.num_runs:,}"),
         ("seed", f"{setup.seed}"),
     )
     return PlanResult(name, setup.objective, profile.name, profile.is_by_hand, settings, found, effects, curves)
 
 
-def _say_run(words: str) -> None:
+def _print_run(words: str) -> None:
     import sys
 
-    # On a terminal the bar stands in this line; it is drawn again below.
+    # On a terminal the progress bar occupies this line; it is drawn again below.
     typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{words}", err=True)
 
 
@@ -134,7 +134,7 @@ def _write_page(path: Path, result: "PlanResult") -> None:
     try:
         path.write_text(plan_page(result), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another place to --report") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror}; choose another path for --report") from error
 
 
 def _print_json(result: "PlanResult") -> None:

@@ -1,4 +1,4 @@
-"""`quire replay`: a trace through the real scheduler again, and the first difference, if there is one."""
+"""`quire replay`: run a trace through the real scheduler again and report the first difference."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,12 @@ EPILOG = "Example: quire serve model.gguf --trace trace.jsonl; quire replay trac
 
 
 def replay(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A file that quire serve --trace has written.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A file written by quire serve --trace.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Run a trace through the real scheduler and KV memory again; exits with 1 if anything is planned otherwise now.
+    """Run a trace through the real scheduler and KV memory again; exit with 1 if any plan differs.
 
-    Nothing is computed: what the device answered is in the trace. A trace that was cut off is replayed as far as it
-    goes.
+    Nothing is computed: the results of the device are in the trace. A truncated trace is replayed as far as it goes.
     """
     from quire import __version__
     from quire.checkpoints.progress import show_progress
@@ -32,7 +31,7 @@ def replay(
     others = sorted({session.quire for session in report.sessions} - {__version__})
     if not report.is_same and others:
         typer.echo(
-            f"it was written by quire {', '.join(others)}, this is {__version__}: a rule may have changed", err=True
+            f"the trace is from quire {', '.join(others)}, this is {__version__}: a rule may have changed", err=True
         )
     if not report.is_same:
         raise typer.Exit(1)

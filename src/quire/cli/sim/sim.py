@@ -1,4 +1,4 @@
-"""`quire sim`: the real scheduler and memory with a pretended device, and a summary a person can read."""
+"""`quire sim`: the real scheduler and memory with a simulated device, and a summary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,15 +17,15 @@ TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT, quire or its serve
 def sim(
     flags: TraceFlags,
     trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help=TRACE_HELP)] = None,
-    scenario: Annotated[str, typer.Option(help="Which workload; --list shows them.")] = "chat",
-    seed: Annotated[int, typer.Option(help="Decides everything: the same seed gives the same run.")] = 1,
-    requests: Annotated[int, typer.Option(min=0, help="How many requests; 0 takes the scenario's own number.")] = 0,
+    scenario: Annotated[str, typer.Option(help="Workload to simulate; --list shows all.")] = "chat",
+    seed: Annotated[int, typer.Option(help="Random seed: the same seed gives the same run.")] = 1,
+    requests: Annotated[int, typer.Option(min=0, help="Number of requests; 0: the scenario's own number.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and stop.")] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the scenarios and exit.")] = False,
 ) -> None:
-    """Simulate a server: real scheduler and KV memory, a pretended device, a clock moved by hand.
+    """Simulate a server: real scheduler and KV memory, a simulated device and a simulated clock.
 
-    With a trace, a server or a whole fleet answers its requests, and the clock goes by a profile of a machine.
+    With a trace, a server or a whole fleet serves its requests, and the clock follows a profile of a machine.
     """
     from quire.sim.server.config import configured
     from quire.sim.server.simulation import Simulation
@@ -97,7 +97,7 @@ def _print_tables(report: "Report") -> None:
     ):
         summary.add_row(what, how_much)
     console.print(summary)
-    waits = Table("who", "requests", "median wait", "95%", "longest", title="until they started", title_justify="left")
+    waits = Table("group", "requests", "median wait", "95%", "longest", title="waits", title_justify="left")
     for row in report.waits():
         moments = (f"{moment:.2f} s" for moment in (row.median_s, row.p95_s, row.longest_s))
         waits.add_row(row.who, f"{row.num_requests:,}", *moments)

@@ -1,4 +1,4 @@
-"""The part of `quire sim` that replays a trace: flags to a fleet, and what a person reads of it."""
+"""The part of `quire sim` that runs a trace: from flags to a simulated fleet and a report."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from quire.workload.traces import Trace
     from quire.workload.workload_request import WorkloadRequest
 
-TELL_EVERY = 500
-"""Requests between two signs of life."""
+PROGRESS_EVERY = 500
+"""Requests between two progress updates."""
 FAULTS = ("deaths", "drains", "joins", "clears", "lost")
 MAX_FAULTS = 6000.0
-"""Of one kind, in a minute."""
+"""Of one kind, per minute."""
 
 
 def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int, *, as_json: bool) -> None:
-    """Replay it, and print what came of it."""
+    """Run the trace and print the report."""
     import json
 
     from quire.checkpoints.progress import show_progress
@@ -43,19 +43,19 @@ def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int
         return
     with show_progress() as progress:
 
-        def told(requests: "Iterator[WorkloadRequest]") -> "Iterator[WorkloadRequest]":
-            for number, asked in enumerate(requests):
-                if number % TELL_EVERY == 0:
+        def with_progress(requests: "Iterator[WorkloadRequest]") -> "Iterator[WorkloadRequest]":
+            for number, request in enumerate(requests):
+                if number % PROGRESS_EVERY == 0:
                     progress("requests", number, len(trace.rows))
-                yield asked
+                yield request
 
-        report = FleetSimulation(config, told(trace_requests(trace, rules))).run()
+        report = FleetSimulation(config, with_progress(trace_requests(trace, rules))).run()
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
         _print_report(report, trace, config.profile)
     if report.num_lost:
-        typer.echo(f"{report.num_lost:,} requests never ended: this is a defect of quire", err=True)
+        typer.echo(f"{report.num_lost:,} requests never ended: this is a bug in quire", err=True)
         raise typer.Exit(1)
 
 
@@ -90,34 +90,34 @@ def opened_trace(path: Path, num_requests: int) -> "Trace":
     return trace.head(num_requests) if num_requests else trace
 
 
-def parsed_shares(given: str) -> dict[str, float]:
-    """`high=0.1,low=0.3` as numbers; nothing is nothing."""
+def parsed_shares(text: str) -> dict[str, float]:
+    """`high=0.1,low=0.3` as numbers; empty for an empty text."""
     shares: dict[str, float] = {}
-    for part in filter(None, given.split(",")):
+    for part in filter(None, text.split(",")):
         name, _, share = part.partition("=")
         try:
             shares[name] = float(share)
         except ValueError:
-            raise ConfigError(f"classes must look like high=0.1,low=0.3, {given!r} given") from None
+            raise ConfigError(f"expected classes such as high=0.1,low=0.3, got {text!r}") from None
         if name not in ("high", "normal", "low") or not 0.0 <= shares[name] <= 1.0 or sum(shares.values()) > 1.0:
-            raise ConfigError(f"classes are high, normal and low, with shares of up to 1 in all, {given!r} given")
+            raise ConfigError(f"expected classes high, normal and low with shares of up to 1 in total, got {text!r}")
     return shares
 
 
-def parsed_faults(given: str) -> dict[str, float]:
-    """`deaths=2,lost=0.01` as numbers; nothing is nothing."""
+def parsed_faults(text: str) -> dict[str, float]:
+    """`deaths=2,lost=0.01` as numbers; empty for an empty text."""
     rates: dict[str, float] = {}
-    for part in filter(None, given.split(",")):
+    for part in filter(None, text.split(",")):
         name, _, rate = part.partition("=")
         try:
             rates[name] = float(rate)
         except ValueError:
-            raise ConfigError(f"faults must look like deaths=2,lost=0.01, {given!r} given") from None
+            raise ConfigError(f"expected faults such as deaths=2,lost=0.01, got {text!r}") from None
         most = 1.0 if name == "lost" else MAX_FAULTS
         if name not in FAULTS or not 0.0 <= rates[name] <= most:
             raise ConfigError(
-                f"faults are {', '.join(FAULTS)}: from 0 to {MAX_FAULTS:g} in a minute, and a share of up to 1 for "
-                f"lost; {part!r} given"
+                f"expected faults of {', '.join(FAULTS)}: 0 to {MAX_FAULTS:g} per minute, and a share of up to 1 for "
+                f"lost, got {part!r}"
             )
     return rates
 
@@ -126,7 +126,7 @@ def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile")
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "how much", title=f"{trace.name}, {profile.told}", title_justify="left")
+    table = Table("what", "how much", title=f"{trace.name}, {profile.origin}", title_justify="left")
     ttft, tpot = report.ttft_s, report.tpot_s
     for what, how_much in (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),

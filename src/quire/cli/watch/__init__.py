@@ -1,1 +1,1 @@
-"""`quire top` and `quire dashboard`: what a running server does."""
+"""`quire top` and `quire dashboard`: watch a running server."""

@@ -1,4 +1,4 @@
-"""`quire dashboard`: opens the browser at the dashboard of a server. Its address goes to stdout with `--no-browser`."""
+"""`quire dashboard`: open a server's dashboard in a browser, or print its address with `--no-browser`."""
 
 from contextlib import suppress
 from typing import Annotated
@@ -7,10 +7,10 @@ import typer
 
 EPILOG = """\
 \b
-For a server of yours on this machine the page is served on a loopback port,
-before its admin socket: it needs no key, and is there until Ctrl-C. Of any other
-server its own page is opened, which asks for an admin key if the server has keys
-(quire keys add NAME --admin).
+For a server of yours on this machine the page is served on a loopback port, in
+front of its admin socket: it needs no key, and is served until Ctrl-C. For any
+other server its own page is opened, which requires an admin key if the server has
+keys (quire keys add NAME --admin).
 \b
 Examples:
   quire dashboard
@@ -21,16 +21,14 @@ Examples:
 
 def dashboard(
     server: Annotated[
-        str | None, typer.Option("--server", "--url", help="The server to look at; default: yours on this machine.")
+        str | None, typer.Option("--server", "--url", help="URL of the server; default: yours on this machine.")
     ] = None,
     browser: Annotated[
-        bool, typer.Option("--browser/--no-browser", help="Open it, or print its address on stdout.")
+        bool, typer.Option("--browser/--no-browser", help="Open the page, or print its address on stdout.")
     ] = True,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="The loopback port of the page; 0: any that is free.")
-    ] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Loopback port of the page; 0: any free port.")] = 0,
 ) -> None:
-    """Look at a server in the browser: its memory block by block, its steps, who runs and who waits."""
+    """Show a server in the browser: its memory block by block, its steps, running and waiting requests."""
     from quire.cli.watch.watch_source import chosen_source
 
     source = chosen_source(server, None)
@@ -43,18 +41,18 @@ def dashboard(
 
     with ending(), DashboardServer(source, port) as serving:
         show(serving.url, serving.opening_url, browser=browser)
-        with suppress(KeyboardInterrupt):  # that is how it is ended
+        with suppress(KeyboardInterrupt):  # Ctrl-C ends it
             serving.serve_forever()
 
 
 def show(url: str, opening_url: str, *, browser: bool) -> None:
-    """To a browser, or to whoever asked for the address."""
+    """Open the page in a browser, or print its address."""
     if not browser:
         typer.echo(url)
         return
     from quire.cli.serve.run import has_screen
 
-    typer.echo(f"the dashboard is at {url}\nCtrl-C ends it", err=True)
+    typer.echo(f"the dashboard is at {url}\nCtrl-C stops it", err=True)
     if has_screen():
         import webbrowser
 

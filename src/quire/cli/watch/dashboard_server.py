@@ -1,10 +1,10 @@
-"""The dashboard's page on a loopback port of its own, before the operator's socket of a server.
+"""Serves the dashboard on a loopback port, as a proxy to a server's admin socket.
 
     browser ── token ──► this ── GET, two routes ──► the operator's Unix socket
 
-Whoever may open the socket may do much more than look, and any page and any user of the machine can reach a loopback
-port. So a foreign Host or Origin is refused, everything but the page's files needs the token, and of what the socket
-offers only what the page reads is forwarded. Nothing is logged.
+The admin socket allows much more than reading, and any web page and any user of the machine can reach a loopback port.
+So a foreign Host or Origin is rejected, everything but the page's files needs the token, and only the routes that the
+page reads are forwarded. Nothing is logged.
 """
 
 import hmac
@@ -27,10 +27,10 @@ from quire.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 ROUTES = re.compile(r"/watch|/blocks/[0-9]{1,12}")
-"""What is forwarded, behind the prefix."""
+"""Forwarded routes, after the prefix."""
 MAX_CONNECTIONS = 64
 PATIENCE_S = 30.0
-"""A browser that sends or takes nothing for so long is cut."""
+"""A browser that sends and receives nothing for so long is disconnected."""
 PIECE_BYTES = 65_536
 MAX_MODEL_CHARS = 512
 OPENING = "/open/"
@@ -39,7 +39,7 @@ TOKEN_BYTES = 32
 
 
 class DashboardServer(ThreadingHTTPServer):
-    """Listens from the moment it is made; serves in `serve_forever`."""
+    """Listens once constructed; serves in `serve_forever`."""
 
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
@@ -57,23 +57,23 @@ class DashboardServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         try:
-            super().__init__((LOOPBACK, port), _Desk)
+            super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
-            raise ConfigError(f"port {port} cannot be listened on: {error}; choose another with --port") from error
+            raise ConfigError(f"cannot listen on port {port}: {error}; choose another with --port") from error
         self.base = f"http://{LOOPBACK}:{self.server_address[1]}"
 
     @property
     def url(self) -> str:
-        """Of the page, with the token behind the mark that no browser sends and no log has."""
+        """URL of the page, with the token in the fragment, which browsers never send and servers never log."""
         return f"{self.base}{DASHBOARD.path}#key={self.token}"
 
     @property
     def opening_url(self) -> str:
-        """For a browser's command line, which other users of the machine can read: it leads there once."""
+        """A one-time link for the browser's command line, which other users of the machine can read."""
         return f"{self.base}{OPENING}{self._opening}"
 
     def opens(self, code: str) -> bool:
-        """Whether this is the first use of the link. The second one ends the token: one of the two may be another
+        """Whether this is the first use of the link. A second use invalidates the token: one of the two may be another
         user's."""
         with self._lock:
             if not hmac.compare_digest(code.encode("utf-8", "replace"), self._opening.encode()):
@@ -84,24 +84,24 @@ class DashboardServer(ThreadingHTTPServer):
             return is_first
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own, if there is place for one more."""
+        """Handle the request in its own thread if a connection is free, else close it."""
         if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Until it is answered."""
+        """Handle the request, then free its connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:
             self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that left in the middle is nobody's error."""
+        """A browser that disconnects early is no error."""
 
 
-class _Desk(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
@@ -130,27 +130,27 @@ class _Desk(BaseHTTPRequestHandler):
     def _open(self, code: str) -> None:
         if not self.server.opens(code):
             message = (
-                "this link leads to the dashboard once, and was used before, perhaps by another user of this machine: "
-                "what it opened is closed now; run quire dashboard again"
+                "this link opens the dashboard once, and was used before, possibly by another user of this machine: "
+                "the page that it opened is closed now; run quire dashboard again"
             )
             raise ApiError(410, "used_up", message)
         self._send(303, KINDS["html"], b"", location=self.server.url)
 
     def _check_token(self) -> None:
-        scheme, _, given = (self.headers.get("authorization") or "").partition(" ")
+        scheme, _, sent_token = (self.headers.get("authorization") or "").partition(" ")
         token = self.server.token.encode()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("utf-8", "replace"), token):
-            message = "the token of this dashboard is needed; it stands in the address that quire dashboard printed"
+        if scheme.lower() != "bearer" or not hmac.compare_digest(sent_token.strip().encode("utf-8", "replace"), token):
+            message = "expected the token of this dashboard; it is in the address that quire dashboard printed"
             raise ApiError(401, "invalid_api_key", message)
 
     def _forward(self, path: str, query: str) -> None:
-        """What the page reads, and nothing else, in words of ours."""
+        """Forward a route that the page reads, with a rebuilt query."""
         route = path.removeprefix(ADMIN_PREFIX)
         if not path.startswith(ADMIN_PREFIX) or ROUTES.fullmatch(route) is None:
-            raise ApiError(404, "not_found", "there is nothing here but what the dashboard reads")
+            raise ApiError(404, "not_found", "not found: only the routes that the dashboard reads exist here")
         (model, *_) = parse_qs(query).get("model", [""])
-        asked = f"{route}?model={quote(model[:MAX_MODEL_CHARS], safe='')}" if model else route
-        with self._told(asked) as response:
+        target = f"{route}?model={quote(model[:MAX_MODEL_CHARS], safe='')}" if model else route
+        with self._upstream_response(target) as response:
             kind = response.getheader("content-type") or "application/json"
             self._head(response.status, kind)
             token = self.server.token
@@ -158,19 +158,19 @@ class _Desk(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
 
     @contextmanager
-    def _told(self, asked: str) -> Iterator[Any]:
-        """The server's answer; a server that is gone is a refusal, as long as nothing was said yet."""
+    def _upstream_response(self, target: str) -> Iterator[Any]:
+        """The server's response; if it is unreachable before responding, raises ApiError."""
         source, has_begun = self.server.source, False
         try:
             with closing(source.connection()) as connection:
-                connection.request("GET", source.path(asked), headers=dict(source.headers))
+                connection.request("GET", source.path(target), headers=dict(source.headers))
                 with closing(connection.getresponse()) as response:
                     has_begun = True
                     yield response
         except (OSError, HTTPException) as error:
             if not has_begun:
                 raise ApiError(
-                    503, "engine_dead", "the server is not there; it may come back", retry_after_s=1
+                    503, "engine_dead", "the server is not reachable; it may come back", retry_after_s=1
                 ) from error
 
     def _refuse(self, error: ApiError) -> None:
@@ -193,4 +193,4 @@ class _Desk(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is written: addresses are nobody's business."""
+        """Log nothing: addresses contain secrets."""

@@ -1,7 +1,7 @@
-"""`quire top`: a server's essentials in a terminal, while it works. Figures go to stdout, talk to stderr.
+"""`quire top`: watch a server in a terminal. Figures go to stdout, messages to stderr.
 
 watch stream ─► TopWatcher (a thread) ─► TopFigures ─► picture (lines) ─► the terminal
-                                                    └► a line now and then, where stdout is no terminal
+                                                    └► periodic lines, if stdout is no terminal
 """
 
 from contextlib import suppress
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 \b
 A server of yours on this machine is found by its admin socket and needs no key;
-one elsewhere needs an admin key (quire keys add NAME --admin).
+any other server needs an admin key (quire keys add NAME --admin).
 \b
 Examples:
   quire top
@@ -29,23 +29,23 @@ Examples:
 
 def top(
     server: Annotated[
-        str | None, typer.Option("--server", "--url", help="The server to watch; default: yours on this machine.")
+        str | None, typer.Option("--server", "--url", help="URL of the server; default: yours on this machine.")
     ] = None,
     key: Annotated[
         str | None, typer.Option(envvar="QUIRE_ADMIN_KEY", help="An admin key of that server.", show_envvar=True)
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of its models; default: its first.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --once: one JSON object, for scripts.")] = False,
+    model: Annotated[str | None, typer.Option(help="Model to show; default: the first.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="With --once: print one JSON object, for scripts.")] = False,
     every: Annotated[
-        float, typer.Option(min=0.5, max=3600, help="Seconds between lines, where stdout is no terminal.")
+        float, typer.Option(min=0.5, max=3600, help="Seconds between lines, if stdout is not a terminal.")
     ] = 5.0,
 ) -> None:
-    """Watch a server in the terminal: models, speed, memory, who runs, who waits, why prefixes missed."""
+    """Watch a server in the terminal: models, speed, memory, running and waiting requests, reasons for misses."""
     from quire.cli.watch.watch_source import chosen_source
 
     if as_json and not once:
-        raise ConfigError("--json prints one object and needs --once; say both")
+        raise ConfigError("expected --once with --json; pass both")
     source = chosen_source(server, key)
     if once:
         from quire.cli.watch.top_watcher import seen_once
@@ -59,7 +59,7 @@ def top(
     from quire.cli.watch.top_watcher import TopWatcher
 
     console = Console()
-    with ending(), TopWatcher(source, model) as watcher, suppress(KeyboardInterrupt):  # that is how it is ended
+    with ending(), TopWatcher(source, model) as watcher, suppress(KeyboardInterrupt):  # Ctrl-C ends it
         if console.is_terminal:
             show_in_terminal(watcher, console)
         else:

@@ -1,4 +1,4 @@
-"""What `quire top` shows, in figures: gathered from one snapshot after the other, bounded, without a terminal."""
+"""The figures of `quire top`, collected from successive snapshots, bounded; independent of the terminal."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ import msgspec
 from quire.cli.watch.watched_state import MAX_ROWS, SeenCounts, SeenRates, SeenSnapshot, SeenStep
 
 VERSION = 1
-"""Of what `--json` prints."""
+"""Version of the `--json` output."""
 HOUR_ROWS = 360
 MAX_STEPS = 512
 NOW_S = 5.0
-"""What is called now: steps that ended within so long."""
+"""Window of current rates: steps that ended within it."""
 SETTLED_S = 2.0
-"""Until that much was seen of the steps, the history says how fast it goes."""
+"""Until steps were watched for so long, rates come from the history."""
 FRESH_S = 60.0
-"""Older figures of the history are not called the latest."""
+"""Older figures of the history do not count as current."""
 STATES = SeenCounts.__struct_fields__
 
 
@@ -30,12 +30,12 @@ class TopFigures:
     steps: deque[SeenStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     history: deque[SeenRates] = field(default_factory=lambda: deque(maxlen=HOUR_ROWS))
     _since_s: float = 0.0
-    """When watching began, by the server's clock."""
+    """Start of watching, by the server's clock."""
 
     def take(self, snapshot: SeenSnapshot) -> None:
-        """Hear one more."""
+        """Add one snapshot."""
         if self.seen is None or self.seen.model != snapshot.model or snapshot.at_s < self.seen.at_s:
-            self.forget()  # another model, or another life of the server: what was seen says nothing of it
+            self.forget()  # another model, or the server restarted
             self._since_s = snapshot.at_s
         self.seen = snapshot
         self.steps.extend(snapshot.steps)
@@ -43,29 +43,29 @@ class TopFigures:
         self.history.extend(row for row in snapshot.history if row.at_s > last_s)
 
     def forget(self) -> None:
-        """Begin anew, as after a restart of the server."""
+        """Clear everything, as after a restart of the server."""
         self.seen = None
         self.steps.clear()
         self.history.clear()
 
     @property
     def output_tokens_per_s(self) -> float | None:
-        """Of answers, now; None: nothing is known yet."""
+        """Current rate of output tokens; None: no data yet."""
         return self._rate("output_tokens")
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Of prompts that are computed, now."""
+        """Current rate of computed prompt tokens."""
         return self._rate("prompt_tokens")
 
     @property
     def ttft_p50_s(self) -> float | None:
-        """The middle one of the latest first tokens."""
+        """Latest median time to first token."""
         return self._latest("ttft_p50_s")
 
     @property
     def hit_rate(self) -> float | None:
-        """The share of the latest prompts' tokens that was found in the cache."""
+        """Latest share of prompt tokens found in the cache."""
         return self._latest("hit_rate")
 
     def _rate(self, what: str) -> float | None:
@@ -90,7 +90,7 @@ class TopFigures:
 
 
 def essentials(figures: TopFigures) -> dict[str, Any]:
-    """What `quire top --once --json` prints; the guide lists the fields, which stay."""
+    """The output of `quire top --once --json`; the guide lists its fields, which are stable."""
     seen = figures.seen
     if seen is None:
         return {"v": VERSION, "server": figures.server, "model": None}
@@ -98,7 +98,7 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
     if seen.pool is not None and seen.pool.is_shown:
         counts = msgspec.structs.asdict(seen.pool.counts)
         pool = {"num_blocks": seen.pool.num_blocks, "block_size": seen.pool.block_size, **counts}
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "v": VERSION,
         "server": figures.server,
         "model": seen.model,
@@ -119,7 +119,7 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
         "warnings": seen.warnings[:MAX_ROWS],
         "fleet": seen.fleet,
     }
-    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))
+    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
     return built
 
 
@@ -127,7 +127,7 @@ def plain_line(figures: TopFigures) -> str:
     """One line for a pipe or a log."""
     seen = figures.seen
     if seen is None:
-        return "nothing is known yet"
+        return "no data yet"
     parts = [
         seen.model,
         f"{number(figures.output_tokens_per_s)} tokens/s",
@@ -144,21 +144,21 @@ def plain_line(figures: TopFigures) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count or a rate as a person reads it."""
+    """A count or a rate as text."""
     if value is None:
         return "-"
     return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
 def duration(value: float | None) -> str:
-    """A time as a person reads it."""
+    """A duration as text."""
     if value is None:
         return "-"
     return f"{1000 * value:,.0f} ms" if value < 1 else f"{value:,.1f} s"
 
 
 def percent(share: float | None) -> str:
-    """A share as a person reads it: something is never read as nothing."""
+    """A share as text; above 0 it is never shown as 0%."""
     if share is None:
         return "-"
     rounded = f"{100 * share:.0f}%"

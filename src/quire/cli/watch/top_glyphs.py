@@ -1,6 +1,6 @@
-"""How `quire top` draws with characters: bars and curves in Unicode, or in ASCII where a terminal has no more.
+"""Bars and curves of `quire top`, in Unicode or ASCII.
 
-Each state of a block has a character of its own besides its colour, so that nobody has to see colours.
+Each state of a block has its own character besides its colour, so that it is readable without colours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ STYLES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """What there is to draw with."""
+    """Characters to draw with."""
 
     states: Mapping[str, str]
     levels: str
-    """From nothing to all."""
+    """From empty to full."""
     line: str
     is_ascii: bool
-    """Nothing else can be shown."""
+    """The terminal shows only ASCII."""
 
     @classmethod
     def for_encoding(cls, encoding: str) -> "Glyphs":
-        """Whatever a terminal of this encoding shows."""
+        """The glyphs for a terminal of this encoding."""
         return UNICODE if encoding.lower().replace("-", "").startswith("utf") else ASCII
 
 
@@ -56,7 +56,7 @@ ASCII = Glyphs(
 
 
 def bar(counts: SeenCounts, width: int, glyphs: Glyphs) -> Text:
-    """The pool as one line: what is there at all has at least one character."""
+    """The pool as one line: each state that occurs has at least one character."""
     drawn = Text(no_wrap=True)
     for (state, glyph), cells in zip(glyphs.states.items(), shares(_values(counts), width), strict=True):
         drawn.append(glyph * cells, STYLES[state])
@@ -68,20 +68,20 @@ def _values(counts: SeenCounts) -> list[int]:
 
 
 def shares(values: Sequence[int], width: int) -> list[int]:
-    """So many characters of `width` for each value, in proportion; one at least for what is not nothing."""
+    """Divide `width` characters in proportion to the values, at least one for each value above 0."""
     total = sum(values)
     if total <= 0:
         return [0] * len(values)
-    given = [max(1, width * value // total) if value else 0 for value in values]
-    while sum(given) > width:
-        largest = max(range(len(given)), key=given.__getitem__)
-        if given[largest] <= 1:
+    widths = [max(1, width * value // total) if value else 0 for value in values]
+    while sum(widths) > width:
+        largest = max(range(len(widths)), key=widths.__getitem__)
+        if widths[largest] <= 1:
             break
-        given[largest] -= 1
+        widths[largest] -= 1
     order = sorted(range(len(values)), key=lambda at: width * values[at] % total, reverse=True)
-    for at in order[: max(0, width - sum(given))]:
-        given[at] += 1
-    return given
+    for at in order[: max(0, width - sum(widths))]:
+        widths[at] += 1
+    return widths
 
 
 def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
@@ -104,7 +104,7 @@ def _mean(group: Sequence[float | None]) -> float | None:
 
 
 def _level(value: float | None, top: float, levels: str) -> str:
-    """Something is never drawn as nothing."""
+    """The character of a value; above 0 it is never drawn as empty."""
     if value is None or value <= 0 or top <= 0:
         return levels[0]
     return levels[max(1, min(len(levels) - 1, round(value / top * (len(levels) - 1))))]

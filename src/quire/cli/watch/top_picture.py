@@ -1,6 +1,6 @@
-"""The picture `quire top` draws: lines of text, as many as the terminal has, the running requests in what is left.
+"""The screen of `quire top` as lines of text; running requests fill the rows that are left.
 
-Nothing is said by colour alone, and nothing that came from elsewhere reaches the terminal as anything but text.
+Colour is never the only signal, and control characters from the server are escaped.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ IN_ASCII = str.maketrans({"\u2026": "~"})
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The room there is, and what it can show."""
+    """Size of the terminal, and its glyphs."""
 
     width: int
     height: int
@@ -34,12 +34,10 @@ class Frame:
 
 
 def picture(figures: TopFigures, frame: Frame, trouble: str | None = None, keys: str = "") -> list[Text]:
-    """At most `height` lines. `trouble` says why there is nothing newer; `keys` what may be typed."""
+    """At most `height` lines. `trouble`: why there is no newer snapshot; `keys`: a line of key bindings."""
     head = [_title(figures, frame)]
     if trouble is not None:
-        head.append(
-            _line(f"! {plain(trouble)}; asking again, what follows is the last that was seen", frame, "reverse")
-        )
+        head.append(_line(f"! {plain(trouble)}; retrying, showing the last snapshot", frame, "reverse"))
     foot = [_line(keys, frame, "dim")] if keys else []
     if figures.seen is None:
         waiting = _line("waiting for the first snapshot", frame)
@@ -53,12 +51,12 @@ def picture(figures: TopFigures, frame: Frame, trouble: str | None = None, keys:
 
 
 def _fitted(lines: list[Text], foot: list[Text], frame: Frame) -> list[Text]:
-    told = [*lines[: max(0, frame.height - len(foot))], *foot]
+    shown = [*lines[: max(0, frame.height - len(foot))], *foot]
     if frame.glyphs.is_ascii:
-        for line in told:  # names may have any letters, this terminal has not
+        for line in shown:  # names may contain letters that this terminal cannot show
             line.plain = line.plain.translate(IN_ASCII).encode("ascii", "replace").decode()
             line.truncate(frame.width)
-    return told
+    return shown
 
 
 def _line(text: str, frame: Frame, style: str = "") -> Text:
@@ -68,7 +66,7 @@ def _line(text: str, frame: Frame, style: str = "") -> Text:
 
 
 def _name(text: str, width: int = MAX_NAME_CHARS) -> str:
-    """Of a model, a tenant, a request: others chose it."""
+    """A model's, tenant's or request's name, escaped and shortened: it is untrusted."""
     harmless = plain(text[:MAX_NAME_CHARS])
     return harmless if len(harmless) <= width and len(text) <= MAX_NAME_CHARS else f"{harmless[: max(0, width - 1)]}~"
 
@@ -86,7 +84,7 @@ def _heading(words: str, frame: Frame) -> Text:
 
 
 def _title(figures: TopFigures, frame: Frame) -> Text:
-    """Which server, and its models: the one that is watched stands in brackets."""
+    """The server and its models, the watched one in brackets."""
     line = Text(no_wrap=True).append("quire top", "bold").append(f"  {_name(figures.server)}  ")
     seen = figures.seen
     for model in () if seen is None else seen.models:
@@ -101,7 +99,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
     seen = figures.seen
     if seen is None:
         return []
-    told = (
+    entries = (
         (number(figures.output_tokens_per_s), "tokens/s"),
         (number(figures.prompt_tokens_per_s), "prompt/s"),
         (duration(figures.ttft_p50_s), "first token"),
@@ -111,7 +109,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
         (f"{seen.totals.num_preemptions:,}", "preempted"),
         *_engine(seen.engine),
     )
-    lines = _flowing([Text(value, "bold").append(f" {label}", "not bold dim") for value, label in told], frame)
+    lines = _flowing([Text(value, "bold").append(f" {label}", "not bold dim") for value, label in entries], frame)
     label = "tokens/s, last hour "
     hour = history_curve(
         [row.output_tokens_per_s for row in figures.history], frame.width - len(label) - 12, frame.glyphs
@@ -123,7 +121,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
 
 
 def _engine(engine: SeenEngine | None) -> list[tuple[str, str]]:
-    """How far it is, and for how long it has been in its step, if that is long."""
+    """Computed tokens, and the time in the current step if that is long."""
     if engine is None:
         return []
     step = [(duration(engine.step_s), "in a step")] if engine.step_s > LONG_STEP_S else []
@@ -138,21 +136,21 @@ def _curved(label: str, drawn: str, behind: str, frame: Frame) -> Text:
 
 def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
     if seen.pool is None or not seen.pool.is_shown:
-        return [_heading("pool: nothing is known, the model is not loaded", frame)]
+        return [_heading("pool: no data, the model is not loaded", frame)]
     pool = seen.pool
     words = f"pool: {pool.num_blocks:,} blocks of {pool.block_size} tokens"
     legend = list[Text]()
-    # Members say how many of their blocks are held; of the others a gateway does not know which are cached.
+    # Members report only how many blocks are in use; a gateway cannot distinguish free from cached ones.
     names = {state: state for state in STATES} if seen.fleet is None else {"free": "free or cached", "used": "used"}
     for state, name in names.items():
         count = int(getattr(pool.counts, state))
-        said = f" {name} {count:,} {percent(count / pool.num_blocks)}"
-        legend.append(Text(frame.glyphs.states[state], STYLES[state]).append(said, "default"))
+        label = f" {name} {count:,} {percent(count / pool.num_blocks)}"
+        legend.append(Text(frame.glyphs.states[state], STYLES[state]).append(label, "default"))
     return [_heading(words, frame), bar(pool.counts, frame.width, frame.glyphs), *_flowing(legend, frame)]
 
 
 def _flowing(entries: Sequence[Text], frame: Frame) -> list[Text]:
-    """One behind the other, on as many lines as it takes."""
+    """Entries side by side, on as many lines as needed."""
     lines = [Text(no_wrap=True)]
     for entry in entries:
         if lines[-1] and len(lines[-1]) + len(entry) + 2 > frame.width:
@@ -168,17 +166,17 @@ def _steps(figures: TopFigures, frame: Frame) -> list[Text]:
         return []
     room = max(8, frame.width - 24)
     last = list(figures.steps)[-room:]
-    lines = [_heading(f"last {len(last)} steps, tokens each; the latest took {last[-1].ms:,.1f} ms", frame)]
+    lines = [_heading(f"tokens per step, last {len(last)} steps; the latest took {last[-1].ms:,.1f} ms", frame)]
     for label, values in (
         ("prompt ", [step.prompt_tokens for step in last]),
-        ("answer ", [step.output_tokens for step in last]),
+        ("output ", [step.output_tokens for step in last]),
     ):
         lines.append(_curved(label, history_curve(values, room, frame.glyphs), f" max {max(values):,}", frame))
     return lines
 
 
 def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    """Who waits, beside why prefixes missed."""
+    """Waiting requests beside the reasons for misses."""
     half = frame.width // 2
     waiting = sorted(seen.queue, key=lambda one: -one.num_requests)
     queue = [
@@ -186,9 +184,9 @@ def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
     ]
     worst = sorted(seen.misses, key=lambda one: -one.num_tokens)
     missed = [f"{one.num_tokens:>10,}  {_name(one.reason, 16)}, {_requests(one.num_requests)}" for one in worst]
-    left, right = _few(queue, "nobody waits"), _few(missed, "nothing missed")
+    left, right = _few(queue, "no waiting requests"), _few(missed, "no misses")
     left_frame, right_frame = Frame(half - 1, 0, frame.glyphs), Frame(frame.width - half, 0, frame.glyphs)
-    lines = [_beside(_heading("queue", left_frame), _heading("tokens missed in an hour", right_frame), half)]
+    lines = [_beside(_heading("queue", left_frame), _heading("missed tokens, last hour", right_frame), half)]
     for at in range(max(len(left), len(right))):
         one = Text(left[at] if at < len(left) else "", no_wrap=True)
         other = Text(right[at] if at < len(right) else "", no_wrap=True)
@@ -199,7 +197,7 @@ def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
 
 
 def _few(rows: Sequence[str], nothing: str) -> list[str]:
-    """The first of them, and how many more there are."""
+    """The first rows, and the number of further ones."""
     if not rows:
         return [f"  {nothing}"]
     if len(rows) <= MAX_LIST_ROWS:
@@ -214,7 +212,7 @@ def _beside(left: Text, right: Text, half: int) -> Text:
 
 
 def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    """What somebody should look at, where there is something."""
+    """Lines about the fleet, ended workers and warnings."""
     lines = list[Text]()
     if seen.fleet is not None:
         held = f", {seen.fleet.num_quarantined} quarantined" if seen.fleet.num_quarantined else ""
@@ -226,23 +224,23 @@ def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
         lines.append(_line(f"! {why}", frame, "yellow"))
     if seen.warnings:
         worst = max(seen.warnings, key=lambda one: one.num_lost_tokens)
-        said = f'{_name(worst.tenant)}\'s prompts change at "{_name(worst.line)}"'
+        warning = f'{_name(worst.tenant)}\'s prompts change at "{_name(worst.line)}"'
         cost = f"{worst.num_lost_tokens:,} tokens lost in {_requests(worst.num_requests)}"
-        lines.append(_line(f"! {said}: {cost} ({len(seen.warnings)} such warnings)", frame, "yellow"))
+        lines.append(_line(f"! {warning}: {cost} ({len(seen.warnings)} such warnings)", frame, "yellow"))
     return lines
 
 
 def _running(running: Sequence[SeenRunning], frame: Frame, num_lines: int) -> list[Text]:
-    """A table in so many lines."""
+    """Running requests in at most `num_lines` lines."""
     if num_lines < MIN_RUNNING_ROWS:
         return []
     lines = [_heading(f"running: {len(running)}", frame)]
     if not running:
-        return [*lines, _line("  nothing runs", frame)]
+        return [*lines, _line("  no running requests", frame)]
     named = sum(width + 1 for width, _ in COLUMNS)
     room = min(MAX_REQUEST_CHARS, max(MIN_REQUEST_CHARS, frame.width - named - FIGURES_CHARS - 1))
     header = "".join(f"{title:<{width}} " for width, title in ((room, "request"), *COLUMNS))
-    lines.append(_line(f"{header}{'computed':>16}{'cached':>9}{'answer':>9}", frame, "dim"))
+    lines.append(_line(f"{header}{'computed':>16}{'cached':>9}{'output':>9}", frame, "dim"))
     left = num_lines - len(lines)
     shown = running if len(running) <= left else running[: left - 1]
     lines += [_line(_row(one, room), frame) for one in shown]

@@ -1,4 +1,4 @@
-"""The terminal of `quire top`: a screen drawn again and again, one key at a time; or lines, where it is none."""
+"""Terminal output of `quire top`: a full screen with keys, or plain lines if stdout is no terminal."""
 
 import os
 import select
@@ -21,18 +21,18 @@ from quire.cli.watch.top_watcher import TopWatcher
 
 LOOK_S = 0.25
 SHOWN_ONCE_ROWS = 40
-KEYS = "q ends   m next model"
+KEYS = "q quit   m next model"
 
 
 def print_picture(figures: TopFigures, console: Console) -> None:
-    """As it is now, and no longer than it must be."""
+    """Print the current screen once."""
     frame = Frame(console.width, SHOWN_ONCE_ROWS, Glyphs.for_encoding(console.encoding))
     for line in picture(figures, frame):
         console.print(line, no_wrap=True, overflow="crop")
 
 
 def show_in_terminal(watcher: TopWatcher, console: Console) -> None:
-    """Draw it again and again on a screen of its own, until somebody types q."""
+    """Redraw a full screen until the user types q."""
     glyphs = Glyphs.for_encoding(console.encoding)
 
     def draw(figures: TopFigures, trouble: str | None) -> None:
@@ -42,16 +42,16 @@ def show_in_terminal(watcher: TopWatcher, console: Console) -> None:
     with typed_keys() as typed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             watcher.look(draw)
-            given = typed(LOOK_S)
-            if given in ("q", "Q"):
+            key = typed(LOOK_S)
+            if key in ("q", "Q"):
                 return
-            if given in ("m", "M", "\t"):
+            if key in ("m", "M", "\t"):
                 watcher.next_model()
 
 
 @contextmanager
 def typed_keys() -> "Iterator[Typed]":
-    """A question for the key that is typed within so many seconds; without a keyboard none ever is."""
+    """A callable that waits for a key; without a keyboard there never is one."""
     if not sys.stdin.isatty():
         yield Typed(None)
         return
@@ -71,31 +71,31 @@ class Typed:
         self._keyboard = keyboard
 
     def __call__(self, timeout_s: float) -> str:
-        """The key that is typed within so long; nothing: none was."""
-        given = [] if self._keyboard is None else [self._keyboard]
-        ready, _, _ = select.select(given, [], [], timeout_s)
+        """The key typed before the timeout; empty if none."""
+        inputs = [] if self._keyboard is None else [self._keyboard]
+        ready, _, _ = select.select(inputs, [], [], timeout_s)
         if not ready or self._keyboard is None:
             return ""
         data = os.read(self._keyboard, 1)
         if not data:
-            self._keyboard = None  # it is gone; Ctrl-C and signals still end this
+            self._keyboard = None  # stdin was closed; Ctrl-C and signals still end the program
         return data.decode("ascii", "replace")
 
 
 def write_lines(watcher: TopWatcher, every_s: float) -> None:
-    """A line now and then, whole and plain; of trouble once, on stderr."""
-    due_s, told = 0.0, ""
+    """Write a plain line every `every_s` seconds; connection trouble once, on stderr."""
+    due_s, last_state = 0.0, ""
 
     def write(figures: TopFigures, trouble: str | None) -> None:
-        nonlocal due_s, told
+        nonlocal due_s, last_state
         if trouble is not None:
-            if told != "gone":
-                typer.echo(f"{plain(trouble)}; asking again", err=True)
-            told = "gone"
+            if last_state != "gone":
+                typer.echo(f"{plain(trouble)}; retrying", err=True)
+            last_state = "gone"
         elif figures.seen is not None and monotonic() >= due_s:
-            if told == "gone":
-                typer.echo("the server is there again", err=True)
-            told, due_s = "seen", monotonic() + every_s
+            if last_state == "gone":
+                typer.echo("the server is reachable again", err=True)
+            last_state, due_s = "seen", monotonic() + every_s
             typer.echo(f"{strftime('%H:%M:%S')} {plain(plain_line(figures))}")
 
     while True:

@@ -1,4 +1,4 @@
-"""Watches a server in a thread of its own, again and again, so that a terminal never waits for a network."""
+"""Watches a server in its own thread, reconnecting as needed, so that the terminal never waits for the network."""
 
 import threading
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from quire.cli.watch.watch_source import WatchGoneError, WatchSource
 from quire.cli.watch.watched_state import SeenModel, read_snapshot
 from quire.errors import ConfigError, QuireError
 
-ASK_AGAIN_S = 1.0
+RETRY_S = 1.0
 EVENTS_UNTIL_WHOLE = 6
-"""So many are read at most by who wants one: the first may come before the engine has shown its pool."""
+"""Maximum events read for one snapshot: the first may lack the engine's pool."""
 
 
 class TopWatcher:
-    """A server's figures as they are now, and what stands in the way of newer ones."""
+    """A server's current figures, and the error that prevents newer ones."""
 
     def __init__(self, source: WatchSource, model: str | None = None) -> None:
         self._source = source
@@ -34,24 +34,24 @@ class TopWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody waits for the thread: it holds nothing but a connection, which ends with the process."""
+        """The thread is not joined: it holds only a connection, which ends with the process."""
         self._is_over.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Until there is something new, or so long; whether there is."""
+        """Wait for news or the timeout; returns whether there is news."""
         is_news = self._is_news.wait(timeout_s)
         self._is_news.clear()
         return is_news
 
     def look(self, show: Callable[[TopFigures, str | None], None]) -> None:
-        """Show what is known. Raises what the server refused with."""
+        """Show the current figures. Raises the server's error if it rejected the request."""
         with self._lock:
             if self._refused is not None:
                 raise self._refused
             show(self._figures, self._trouble)
 
     def next_model(self) -> None:
-        """Watch the model behind this one."""
+        """Watch the next model of the list."""
         with self._lock:
             seen = self._figures.seen
             if seen is None or len(seen.models) < 2:
@@ -62,20 +62,20 @@ class TopWatcher:
     def _watch(self) -> None:
         while not self._is_over.is_set():
             try:
-                self._hear()
+                self._read_stream()
             except WatchGoneError as error:
-                self._tell(trouble=str(error))
+                self._report(trouble=str(error))
                 if self._figures.seen is None and not self._is_over.is_set():
-                    self._tell(refused=ConfigError(f"{error}; start a server with: quire serve MODEL"))
+                    self._report(refused=ConfigError(f"{error}; start a server with: quire serve MODEL"))
                     return
             except QuireError as error:
-                self._tell(refused=error)
+                self._report(refused=error)
                 return
             if not self._is_other_wanted:
-                self._is_over.wait(ASK_AGAIN_S)
+                self._is_over.wait(RETRY_S)
 
-    def _hear(self) -> None:
-        """One connection, until it ends or another model is wanted."""
+    def _read_stream(self) -> None:
+        """Read one connection until it ends or another model is selected."""
         with self._lock:
             model, self._is_other_wanted = self._model, False
         with closing(self._source.snapshots(model)) as snapshots:
@@ -88,7 +88,7 @@ class TopWatcher:
                     self._trouble = None
                 self._is_news.set()
 
-    def _tell(self, trouble: str | None = None, refused: QuireError | None = None) -> None:
+    def _report(self, trouble: str | None = None, refused: QuireError | None = None) -> None:
         with self._lock:
             self._trouble, self._refused = trouble, refused
         self._is_news.set()
@@ -100,7 +100,7 @@ def _behind(name: str, models: tuple[SeenModel, ...]) -> str:
 
 
 def seen_once(source: WatchSource, model: str | None) -> TopFigures:
-    """A server as it is now. Raises ConfigError if it cannot be seen, RequestError if it refuses."""
+    """A server's current figures. Raises ConfigError if it is unreachable, RequestError if it rejects the request."""
     figures = TopFigures(source.url)
     try:
         with closing(source.snapshots(model)) as snapshots:

@@ -1,5 +1,5 @@
-"""Where `quire top` and `quire dashboard` see a server from: its operator's Unix socket, or its address with an admin
-key. Reads its watch stream, one connection at a time; what comes is bounded, and read only when it is asked for.
+"""Where `quire top` and `quire dashboard` read from: a server's admin socket, or its URL with an admin key. Reads the
+watch stream, one connection at a time, bounded and on demand.
 """
 
 import json
@@ -19,30 +19,30 @@ from quire.cli.shared.found_servers import HTTP_OK, FoundServer, running_servers
 from quire.errors import ConfigError, RequestError
 
 SILENCE_S = 20.0
-"""A stream that says nothing for so long is dead: it has something to say twice a second."""
+"""A stream that is silent for so long is dead: the server sends twice a second."""
 MAX_REFUSAL_BYTES = 65_536
 MAX_REASON_CHARS = 300
 ADMIN_PREFIX = "/v1/admin"
 REFUSALS = frozenset({400, 401, 403, 404, 405})
-"""Asking again would not help; anything else may pass: a server that starts, drains or is full."""
+"""Permanent errors; others may be temporary: the server is starting, draining or full."""
 
 
 class WatchGoneError(OSError):
-    """The stream broke, or is not to be had now; it may be again."""
+    """The stream broke or is unavailable; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSource:
-    """One server, as an operator reaches it."""
+    """One server, and how to reach its admin routes."""
 
     url: str
-    """Where everybody else reaches it."""
+    """The public URL."""
     socket_path: Path | None = None
-    """The operator's own way in; None: with a key, like everybody else."""
+    """The admin socket; None: use the URL and a key."""
     key: str | None = None
 
     def connection(self) -> HTTPConnection:
-        """One that is open. Raises OSError."""
+        """An open connection. Raises OSError."""
         parts = urlsplit(self.url)
         kind = HTTPSConnection if parts.scheme == "https" and self.socket_path is None else HTTPConnection
         host = "localhost" if self.socket_path is not None else parts.hostname or ""
@@ -60,21 +60,21 @@ class WatchSource:
         return made
 
     def path(self, route: str) -> str:
-        """What is asked for: on the socket routes stand at the top."""
+        """The path of a route: the admin socket has no prefix."""
         return route if self.socket_path is not None else ADMIN_PREFIX + route
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Sent with every question."""
+        """Headers of every request."""
         return MappingProxyType({"authorization": f"Bearer {self.key}"} if self.key else {})
 
     def snapshots(self, model: str | None = None) -> Generator[bytes, None, None]:
-        """Each as JSON, until the caller has enough. Raises RequestError if it is refused, else WatchGoneError."""
+        """Snapshots as JSON. Raises RequestError if the server rejects the request, else WatchGoneError at the end."""
         route = "/watch" if model is None else f"/watch?model={quote(model, safe='')}"
         try:
             connection = self.connection()
         except OSError as error:
-            raise WatchGoneError(f"nobody answers at {self.url}: {error}") from error
+            raise WatchGoneError(f"no server reachable at {self.url}: {error}") from error
         with closing(connection):
             try:
                 connection.request("GET", self.path(route), headers=dict(self.headers))
@@ -84,17 +84,17 @@ class WatchSource:
                     yield from events(bounded_lines(response), "snapshot")
             except (OSError, HTTPException) as error:
                 raise WatchGoneError(str(error) or type(error).__name__) from error
-        raise WatchGoneError("the server ended the stream")
+        raise WatchGoneError("the server closed the stream")
 
 
 def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
-    """The data of a stream's events of this kind. One that is cut is dropped; comments keep the line alive."""
+    """The data of a stream's events of this kind. Truncated events are dropped; comments are keep-alives."""
     name, data, num_bytes = "", list[bytes](), 0
     for raw in lines:
         line = raw.rstrip(b"\r\n")
         num_bytes += len(line)
         if num_bytes > MAX_LINE_BYTES:
-            raise WatchGoneError(f"expected an event of at most {MAX_LINE_BYTES:,} bytes, got more; is this a quire?")
+            raise WatchGoneError(f"expected an event of at most {MAX_LINE_BYTES:,} bytes, got more; is it quire?")
         if not line:
             if name == kind and data:
                 yield b"\n".join(data)
@@ -106,28 +106,28 @@ def events(lines: Iterable[bytes], kind: str) -> Iterator[bytes]:
 
 
 def _refusal(response: HTTPResponse) -> Exception:
-    told = _told(response)
+    reason = _refusal_reason(response)
     if response.status in (401, 403):
-        return RequestError(f"{told}; give an admin key with --key, or look from the server's own machine")
+        return RequestError(f"{reason}; pass an admin key with --key, or run this on the server's own machine")
     if response.status == 404:
-        return RequestError(f"{told}; a server of before cannot be watched: update it, or name another model")
-    return RequestError(told) if response.status in REFUSALS else WatchGoneError(told)
+        return RequestError(f"{reason}; an older server cannot be watched: update it, or choose another model")
+    return RequestError(reason) if response.status in REFUSALS else WatchGoneError(reason)
 
 
-def _told(response: HTTPResponse) -> str:
-    """Why, in the server's own words, which are not trusted to be harmless."""
+def _refusal_reason(response: HTTPResponse) -> str:
+    """The server's error message, escaped."""
     try:
         found: Any = json.loads(response.read(MAX_REFUSAL_BYTES))
         return plain(str(found["error"]["message"]))[:MAX_REASON_CHARS]
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {response.status}"
+        return f"the server responded with {response.status}"
 
 
 # -- choosing one ------------------------------------------------------------------------------------------------------
 
 
 def chosen_source(server: str | None, key: str | None) -> WatchSource:
-    """The server that is meant. Of this user's own, on this machine, no key is needed. Raises ConfigError."""
+    """The selected server. This user's own servers on this machine need no key. Raises ConfigError."""
     if server is None:
         return _only_one(running_servers())
     url = server_base(server)
@@ -138,10 +138,10 @@ def chosen_source(server: str | None, key: str | None) -> WatchSource:
 def _only_one(found: list[FoundServer]) -> WatchSource:
     if not found:
         raise ConfigError(
-            "no server of yours runs on this machine; start one with: quire serve MODEL, or name one elsewhere with "
-            "--server URL --key KEY"
+            "no server of yours is running on this machine; start one with: quire serve MODEL, or name another one "
+            "with --server URL --key KEY"
         )
     if len(found) > 1:
         urls = ", ".join(one.url for one in found)
-        raise ConfigError(f"one server is watched at a time, {len(found)} of yours run ({urls}); choose with --server")
+        raise ConfigError(f"expected one running server, got {len(found)} ({urls}); choose one with --server")
     return WatchSource(found[0].url, found[0].socket_path)

@@ -1,5 +1,5 @@
-"""What `quire top` reads of a snapshot: the essentials, as shapes. What is not named here is not even parsed; what a
-server leaves out reads as nothing, so that a server of another age can be watched too.
+"""The parts of a snapshot that `quire top` reads. Other fields are not parsed and missing ones have defaults, so that
+servers of other versions can be watched too.
 """
 
 import msgspec
@@ -7,11 +7,11 @@ import msgspec
 from quire.cli.watch.watch_source import WatchGoneError
 
 MAX_ROWS = 1024
-"""Of any list that is kept: a server is not trusted to be short."""
+"""Maximum length of each list: the server is not trusted."""
 
 
 class SeenModel(msgspec.Struct, frozen=True):
-    """One that the server has."""
+    """One model of the server."""
 
     name: str
     state: str = ""
@@ -37,7 +37,7 @@ class SeenPool(msgspec.Struct, frozen=True):
 
     @property
     def is_shown(self) -> bool:
-        """Whether anything is known of it: while a model loads, all counts are 0."""
+        """Whether there are counts: while a model loads, all are 0."""
         return self.num_blocks > 0 and any(msgspec.structs.astuple(self.counts))
 
 
@@ -67,7 +67,7 @@ class SeenRunning(msgspec.Struct, frozen=True, rename={"priority": "class"}):
 
 
 class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
-    """Who waits."""
+    """Waiting requests of one tenant and class."""
 
     priority: str = ""
     tenant: str = ""
@@ -75,7 +75,7 @@ class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
 
 
 class SeenMisses(msgspec.Struct, frozen=True):
-    """What was not found in the cache, for one reason."""
+    """Cache misses for one reason."""
 
     reason: str = ""
     num_tokens: int = 0
@@ -83,7 +83,7 @@ class SeenMisses(msgspec.Struct, frozen=True):
 
 
 class SeenTotals(msgspec.Struct, frozen=True):
-    """Since the server began."""
+    """Counters since the server started."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -93,7 +93,7 @@ class SeenTotals(msgspec.Struct, frozen=True):
 
 
 class SeenRates(msgspec.Struct, frozen=True):
-    """A few seconds of the last hour."""
+    """Rates over a few seconds of the last hour."""
 
     at_s: float
     span_s: float = 0.0
@@ -104,7 +104,7 @@ class SeenRates(msgspec.Struct, frozen=True):
 
 
 class SeenWorker(msgspec.Struct, frozen=True):
-    """One life of a worker."""
+    """One worker process."""
 
     number: int = 0
     state: str = ""
@@ -122,12 +122,12 @@ class SeenWarning(msgspec.Struct, frozen=True):
 
 
 class SeenEngine(msgspec.Struct, frozen=True):
-    """How far the engine is."""
+    """Progress of the engine."""
 
     num_steps: int = 0
     num_computed_tokens: int = 0
     step_s: float = 0.0
-    """For how long the step in flight has run."""
+    """Duration of the current step so far."""
 
 
 class SeenFleet(msgspec.Struct, frozen=True):
@@ -159,8 +159,8 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
 
 
 def read_snapshot(data: bytes) -> SeenSnapshot:
-    """Raises WatchGoneError for what is none."""
+    """Raises WatchGoneError for a malformed snapshot."""
     try:
         return msgspec.json.decode(data, type=SeenSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WatchGoneError(f"what the server sends is no snapshot: {error}; is it of this version?") from error
+        raise WatchGoneError(f"malformed snapshot: {error}; does the server have this version of quire?") from error

@@ -16,7 +16,7 @@ from quire.errors import EngineDeadError
 
 
 class AsyncEngine(EngineClient):
-    """A model in this process that any number of tasks on one event loop may ask."""
+    """A model in this process, for any number of tasks on one event loop."""
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         super().__init__()

@@ -3,8 +3,8 @@
     generate · chat · stream ─► request ─► port (a thread that steps, or a supervised worker)
              pieces ◄─ reply ◄─ events ◄─┘
 
-Whatever becomes of a request comes as its events, that it was refused too. A port may tell them on any thread; they are
-heard on the event loop.
+Every outcome of a request comes as its events, a refusal too. A port may emit them on any thread; they are handled on
+the event loop.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
 from quire.client.reply.reply import Reply
 from quire.client.reply.stream import RequestHandle
-from quire.client.request.conversation import ConversationArguments, asked_in_python
+from quire.client.request.conversation import ConversationArguments, chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
 from quire.client.request.text_model import Messages, TextModel
@@ -28,7 +28,7 @@ from quire.client.request.text_pool import TextPool
 from quire.core.divergence import Divergence
 from quire.core.events import Explained, Refused, RequestEvent
 from quire.core.request import Request
-from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.shares import AdmissionHint
 from quire.core.work_budget import WorkSpent
 from quire.engine.port import EnginePort
 from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
@@ -37,16 +37,16 @@ from quire.text.text_work import TextBudget
 
 Prompt = str | Sequence[int]
 MAX_EXPLAINS = 16
-"""Questions about one model's cache under way at once: each holds up the steps of everybody for a moment."""
+"""Explain queries of one model under way at once: each delays its steps for a moment."""
 
 
 class ChatArguments(ConversationArguments, RequestOptions, total=False):
-    """What a conversation may be told, and what may be said of a request."""
+    """Arguments of a conversation, and options of its request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What an engine counts about itself, as far as it can tell from here."""
+    """Counters of an engine, as far as this process receives them."""
 
     num_blocks: int = 0
     block_size: int = 0
@@ -69,7 +69,7 @@ class EngineStats:
     grammar_mask_s: float = 0.0
     """Processor time of what grammars allow, step by step."""
     num_snapshots: int = 0
-    """Made for those who watch."""
+    """Made for watchers."""
     step_s: float = 0.0
     """For how long the step in flight has run."""
     work: WorkSpent = field(default_factory=WorkSpent)
@@ -78,7 +78,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class FleetMemberStats:
-    """A member of a fleet, as its gateway knows it."""
+    """A member of a fleet, as its gateway sees it."""
 
     address: str
     state: str
@@ -91,7 +91,7 @@ class FleetMemberStats:
     kv_usage: float
     """Share of blocks in use, 0 to 1."""
     exactness: str
-    """Members with the same one give the same bits; empty: nobody can tell."""
+    """Members with the same one give the same bits; empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +107,11 @@ class FleetStats:
     num_held: int
     """Requests that no member has at this moment."""
     num_gateways: int
-    """That members hear, this one among them."""
+    """That send heartbeats to the members, this one among them."""
 
 
 class EngineClient:
-    """A model that any number of tasks on one event loop may ask."""
+    """A model, for any number of tasks on one event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,20 +121,20 @@ class EngineClient:
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
         self._view: EngineView | None = None
-        self._verdicts: Sequence[Verdict] = ()
-        self._turned_away: dict[tuple[str, str], Verdict] = {}
+        self._verdicts: Sequence[AdmissionHint] = ()
+        self._refused_lately: dict[tuple[str, str], AdmissionHint] = {}
         """The same by tenant and class, less what was let through since."""
-        self._questions: dict[str, asyncio.Future[Divergence | QuireError]] = {}
-        """About the cache, and not answered yet, whether or not anybody still waits."""
+        self._queries: dict[str, asyncio.Future[Divergence | QuireError]] = {}
+        """Explain queries without a result yet, whether or not their callers still wait."""
 
     @property
     def text(self) -> TextModel:
-        """The model's words: tokenizer, template, ends; and what is known of it."""
+        """The text side of the model: tokenizer, template, end tokens; and its limits."""
         return self._started()[1]
 
     @property
     def is_ready(self) -> bool:
-        """It would answer now."""
+        """It takes requests now."""
         return self.is_alive
 
     @property
@@ -143,29 +143,29 @@ class EngineClient:
         return False
 
     def stats(self) -> EngineStats | None:
-        """What its engine counts; None if it cannot tell."""
+        """Counters of its engine; None if it reports none."""
         return None
 
     @property
     def num_gateways(self) -> int:
-        """Servers that ask the same engines: where one machine computes, this one."""
+        """Servers that send to the same engines; 1 without a fleet."""
         return 1
 
     def fleet_stats(self) -> FleetStats | None:
-        """Of the members that compute it; None: it is computed here."""
+        """Of the members that compute it; None: it is computed by this server."""
         return None
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Forget every cached block that no request uses."""
         self._started()[0].clear_cache()
 
     async def set_aside(self) -> None:
-        """Give the memory back that it computes in. What it answers waits; its words stay."""
-        raise InvariantError(f"an {type(self).__name__} computes in this process and cannot be set aside")
+        """Free the memory that it computes in. Its requests wait; its tokenizer stays."""
+        raise InvariantError(f"{type(self).__name__} runs in this process and cannot be set aside")
 
     async def go_on(self) -> None:
         """Load it again; what was set aside continues."""
-        raise InvariantError(f"an {type(self).__name__} was never set aside")
+        raise InvariantError(f"{type(self).__name__} was never set aside")
 
     @property
     def view(self) -> EngineView:
@@ -176,7 +176,7 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Requests that have not had their last event, and somebody waits for it."""
+        """Requests that have not had their last event and whose callers wait for it."""
         return len(self._live)
 
     @property
@@ -211,29 +211,30 @@ class EngineClient:
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncIterator[Piece]:
         """The answer piece by piece. Leaving the loop early ends the request."""
-        asked = self.ask(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options)
+        ids = await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT))
+        handle = self.submit_ids(ids, params, **options)
         try:
-            async for piece in asked:
+            async for piece in handle:
                 yield piece
         finally:
-            asked.close()
+            handle.close()
 
-    def ask(
+    def submit_ids(
         self, ids: list[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
     ) -> RequestHandle:
-        """Submit a prompt's tokens. Whether it is let in is told like everything that becomes of it."""
+        """Submit a prompt's tokens. A refusal comes as an event, like every other outcome."""
         self._check_alive()
         params = params or SamplingParams()
         return self.submit(make_request(self.text, ids, params, **options), params)
 
     def check_room(self, tenant: str, priority: str) -> None:
-        """Raise what the engine's queue would tell a request of this tenant and class, by what it has said last and
-        what was let through since. Only of those it turned away lately: all others it hears itself.
+        """Raise the error with which the engine's queue would refuse a request of this tenant and class, by its last
+        hints and what was let through since. Only for tenants it refused lately: on all others it decides itself.
         """
-        told = self._started()[0].verdicts
-        if told is not self._verdicts:
-            self._verdicts, self._turned_away = told, {(one.tenant, one.kind): one for one in told}
-        verdict = self._turned_away.get((tenant, priority))
+        hints = self._started()[0].verdicts
+        if hints is not self._verdicts:
+            self._verdicts, self._refused_lately = hints, {(one.tenant, one.kind): one for one in hints}
+        verdict = self._refused_lately.get((tenant, priority))
         if verdict is not None:
             if verdict.num_room < 1:
                 raise verdict.refusal.error
@@ -245,10 +246,10 @@ class EngineClient:
         self._check_alive()
         port, text = self._started()
         reply = Reply(request, params, text.tokenizer, work=budget or self._text_pool.budget)
-        asked = RequestHandle(reply, port.cancel, self._forget)
-        self._live[request.request_id] = asked
+        handle = RequestHandle(reply, port.cancel, self._forget)
+        self._live[request.request_id] = handle
         port.submit(request)
-        return asked
+        return handle
 
     async def explain(
         self, prompt: Prompt, *, tenant: str = DEFAULT_TENANT, cache_group: str | None = None
@@ -263,13 +264,14 @@ class EngineClient:
         port, text = self._started()
         if self._failure is not None:
             raise self._failure
-        if len(self._questions) >= MAX_EXPLAINS:
+        if len(self._queries) >= MAX_EXPLAINS:
             raise CapacityError(
-                f"a model explains {MAX_EXPLAINS} prompts at once, {len(self._questions)} are waiting; try again later"
+                f"expected at most {MAX_EXPLAINS} prompts to explain at once, {len(self._queries)} are waiting; "
+                "try again later"
             )
-        namespace, question_id = text.info.namespace(cache_group), uuid4().hex
-        answer = self._questions[question_id] = asyncio.get_running_loop().create_future()
-        port.explain(question_id, namespace, tuple(ids))
+        namespace, query_id = text.info.namespace(cache_group), uuid4().hex
+        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
+        port.explain(query_id, namespace, tuple(ids))
         found = await asyncio.shield(answer)
         if isinstance(found, QuireError):
             raise found
@@ -288,23 +290,23 @@ class EngineClient:
     async def _whole(
         self, ids: list[int], params: SamplingParams | None, **options: Unpack[RequestOptions]
     ) -> Completion:
-        asked = self.ask(ids, params, **options)
+        handle = self.submit_ids(ids, params, **options)
         try:
-            async for _ in asked:
+            async for _ in handle:
                 pass
         finally:
-            asked.close()
-        return asked.completion()
+            handle.close()
+        return handle.completion()
 
     async def _conversation(
         self, messages: Messages, params: SamplingParams | None, arguments: ChatArguments
     ) -> tuple[list[int], SamplingParams, RequestOptions]:
-        """Its tokens and parameters, and what was said of the request beside. Made in the tenant's turn."""
+        """Its tokens and parameters, and the options of its request. Made in the tenant's turn."""
         options = {name: value for name, value in arguments.items() if name in RequestOptions.__annotations__}
         rest: Any = {name: value for name, value in arguments.items() if name not in options}
         tenant = checked_name("tenant", arguments.get("tenant", DEFAULT_TENANT))
-        asked = await self._text_pool.run(tenant, lambda: asked_in_python(self.text, messages, params, **rest))
-        return *asked, options  # type: ignore[return-value]
+        inputs = await self._text_pool.run(tenant, lambda: chat_inputs(self.text, messages, params, **rest))
+        return *inputs, options  # type: ignore[return-value]
 
     def _check_alive(self) -> None:
         self._started()
@@ -314,10 +316,10 @@ class EngineClient:
     def _started(self) -> tuple[EnginePort, TextModel]:
         if self._port is None or self._text is None:
             name = type(self).__name__
-            raise ConfigError(f"an {name} must be entered first: async with {name}(model) as engine")
+            raise ConfigError(f"expected {name} to be entered first: async with {name}(model) as engine")
         return self._port, self._text
 
-    # -- what a port says, on any thread -------------------------------------------------------------------------------
+    # -- what a port emits, on any thread ------------------------------------------------------------------------------
 
     def _on_events(self, events: Sequence[RequestEvent]) -> None:
         self._on_loop(self._dispatch, events)
@@ -327,7 +329,7 @@ class EngineClient:
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None:
-            # A loop that was closed under a running engine has nobody left to tell.
+            # A loop that was closed under a running engine takes no more calls.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -335,18 +337,18 @@ class EngineClient:
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
         hand_out(events, self._live, self._cancel_answer)
-        if self._questions:
+        if self._queries:
             self._take_answers(events)
 
     def _take_answers(self, events: Sequence[RequestEvent]) -> None:
         for event in events:
-            question = self._questions.get(event.request_id)
-            if question is not None and isinstance(event, Explained | Refused):
-                del self._questions[event.request_id]
-                question.set_result(event.found if isinstance(event, Explained) else event.error)
+            query = self._queries.get(event.request_id)
+            if query is not None and isinstance(event, Explained | Refused):
+                del self._queries[event.request_id]
+                query.set_result(event.found if isinstance(event, Explained) else event.error)
 
     def _forget(self, request_id: str) -> None:
-        """Nobody waits for it any more."""
+        """Its caller does not wait for it any more."""
         self._live.pop(request_id, None)
 
     def _cancel_answer(self, request_id: str, index: int) -> None:
@@ -358,8 +360,8 @@ class EngineClient:
         self._end_all(self._failure)
 
     def _end_all(self, error: QuireError) -> None:
-        for asked in self._live.values():
-            asked.end(error)
-        questions, self._questions = self._questions, {}
-        for question in questions.values():
-            question.set_result(error)
+        for handle in self._live.values():
+            handle.end(error)
+        queries, self._queries = self._queries, {}
+        for query in queries.values():
+            query.set_result(error)

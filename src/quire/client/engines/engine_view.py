@@ -1,4 +1,4 @@
-"""A model as those see it who watch: snapshots and answers, heard on the event loop whatever thread they come on."""
+"""A model as its watchers see it: snapshots and block facts, passed to the event loop from whatever thread."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,20 +9,20 @@ from quire.errors import CapacityError, QuireError
 
 __all__ = ["EngineView", "WorkerRecord"]
 
-MAX_QUESTIONS = 16
-"""About blocks of one model, under way at once: each holds up the steps of everybody for a moment."""
+MAX_QUERIES = 16
+"""Block queries of one model under way at once: each delays its steps for a moment."""
 
 OnLoop = Callable[..., None]
 """Calls the first argument with the others, on the event loop."""
 
 
 class EngineView:
-    """One model's port, looked through from one event loop."""
+    """One model's port, watched from one event loop."""
 
     def __init__(self, port: WatchPort, on_loop: OnLoop) -> None:
         self._port = port
         self._on_loop = on_loop
-        self._questions: set[asyncio.Future[BlockFacts | QuireError | None]] = set()
+        self._queries: set[asyncio.Future[BlockFacts | QuireError | None]] = set()
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
@@ -34,26 +34,26 @@ class EngineView:
         self._port.watch(lambda snapshot: self._on_loop(show, snapshot), period_s)
 
     def unwatch(self) -> None:
-        """Nobody looks any more."""
+        """Stop the snapshots."""
         self._port.unwatch()
 
     async def block(self, block_id: int) -> BlockFacts | None:
-        """What is known of a block; None: there is no such block. Raises what stands in the way."""
-        if len(self._questions) >= MAX_QUESTIONS:
+        """Facts of a block; None: there is no such block. Raises CapacityError, or the engine's error."""
+        if len(self._queries) >= MAX_QUERIES:
             raise CapacityError(
-                f"{MAX_QUESTIONS} blocks of a model are asked about at once, {len(self._questions)} are; ask again"
+                f"expected at most {MAX_QUERIES} block queries of a model, {len(self._queries)} are waiting; try again"
             )
         answer: asyncio.Future[BlockFacts | QuireError | None] = asyncio.get_running_loop().create_future()
-        self._questions.add(answer)
-        answer.add_done_callback(self._questions.discard)
-        self._port.ask_block(block_id, lambda told: self._on_loop(_set, answer, told))
-        told = await asyncio.shield(answer)
-        if isinstance(told, QuireError):
-            raise told
-        return told
+        self._queries.add(answer)
+        answer.add_done_callback(self._queries.discard)
+        self._port.request_block(block_id, lambda facts: self._on_loop(_set, answer, facts))
+        facts = await asyncio.shield(answer)
+        if isinstance(facts, QuireError):
+            raise facts
+        return facts
 
 
-def _set(answer: "asyncio.Future[BlockFacts | QuireError | None]", told: BlockFacts | QuireError | None) -> None:
-    """Whether or not anybody still waits."""
+def _set(answer: "asyncio.Future[BlockFacts | QuireError | None]", facts: BlockFacts | QuireError | None) -> None:
+    """Whether or not the caller still waits."""
     if not answer.done():
-        answer.set_result(told)
+        answer.set_result(facts)

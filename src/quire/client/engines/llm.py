@@ -19,7 +19,7 @@ from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import ConversationArguments, asked_in_python
+from quire.client.request.conversation import ConversationArguments, chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, make_request
 from quire.client.request.text_model import Messages, TextModel
@@ -28,19 +28,19 @@ from quire.core.events import Refused, RequestEvent
 from quire.errors import CapacityError, ConfigError, QuireError
 
 Ticked = Callable[[int, int], None]
-"""Told how many answers are done and how many tokens there are."""
+"""Called with how many answers are done and how many tokens there are."""
 MAX_OPEN = 256
 """Prompts handed to the engine at once; the rest wait here, not in its queue."""
 
 
 class _Unread:
-    """Whoever asked looks at the reply when it is done, or after each step."""
+    """A reply that its caller reads when it is done, or after each step."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
     def show(self, pieces: list[Piece]) -> None:
-        """They are in the reply. One that gave up its place will not be answered."""
+        """They are in the reply already. Raises for a request that was refused or displaced."""
         if self.reply.refusal is not None:
             raise self.reply.refusal
 
@@ -62,7 +62,7 @@ class LLM:
 
     @property
     def text(self) -> TextModel:
-        """The model's words: tokenizer, template, ends."""
+        """The text side of the model: tokenizer, template, end tokens."""
         return self._opened.text
 
     @property
@@ -72,7 +72,7 @@ class LLM:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the person who loaded the model should know."""
+        """Notes about the model for the person that loaded it."""
         return self._opened.text.notes
 
     def generate(
@@ -82,7 +82,7 @@ class LLM:
         *,
         show_progress: bool | None = None,
     ) -> list[Completion]:
-        """Answers to all prompts, in their order; a bar on a terminal unless told otherwise."""
+        """Answers to all prompts, in their order; a bar on a terminal unless `show_progress` is set."""
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         return self._run([self.text.prompt(prompt) for prompt in listed], params, show_progress)
 
@@ -98,8 +98,8 @@ class LLM:
         is_one = bool(messages) and isinstance(messages[0], dict)
         several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
         each = zip(several, _one_for_each(params, len(several)), strict=True)
-        asked = [asked_in_python(self.text, one, own, **arguments) for one, own in each]
-        return self._run([ids for ids, _ in asked], [own for _, own in asked], show_progress)
+        inputs = [chat_inputs(self.text, one, own, **arguments) for one, own in each]
+        return self._run([ids for ids, _ in inputs], [own for _, own in inputs], show_progress)
 
     def stream(
         self,
@@ -109,8 +109,8 @@ class LLM:
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[Piece | Completion]:
         """Pieces of one answer as they come, and the completion last. Leaving early ends the request; `is_stopped` is
-        asked after every step, also while a long prompt brings no piece."""
-        reply = self._ask(self.text.prompt(prompt), params or SamplingParams())
+        called after every step, also while a long prompt brings no piece."""
+        reply = self._new_reply(self.text.prompt(prompt), params or SamplingParams())
         try:
             if (error := self._submit(reply)) is not None:
                 raise error
@@ -152,7 +152,7 @@ class LLM:
     ) -> list[Completion]:
         wanted = _one_for_each(params, len(prompts))
         # All are made and checked before the first is computed: a bad one must not cost the answers to the others.
-        replies = [self._ask(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
+        replies = [self._new_reply(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
         for reply in replies:
             self._opened.engine.check(reply.request)
         waiting = deque(replies)
@@ -167,7 +167,7 @@ class LLM:
                 self._forget(reply)
         return [reply.completion() for reply in replies]
 
-    def _ask(self, ids: list[int], params: SamplingParams) -> Reply:
+    def _new_reply(self, ids: list[int], params: SamplingParams) -> Reply:
         return Reply(make_request(self.text, ids, params), params, self.text.tokenizer, monotonic)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
@@ -181,11 +181,11 @@ class LLM:
 
     def _submit(self, reply: Reply) -> QuireError | None:
         """Why it was refused, if it was."""
-        told = self._opened.engine.submit(reply.request)
-        if isinstance(told, Refused):
-            return told.error
+        event = self._opened.engine.submit(reply.request)
+        if isinstance(event, Refused):
+            return event.error
         self._live[reply.request.request_id] = _Unread(reply)
-        self._hand_out([told])
+        self._hand_out([event])
         return None
 
     def _step(self) -> None:
@@ -203,12 +203,12 @@ class LLM:
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     wanted = [params or SamplingParams()] * count if not isinstance(params, Sequence) else list(params)
     if len(wanted) != count:
-        raise ConfigError(f"params must be one for all or one for each of {count} prompts, {len(wanted)} given")
+        raise ConfigError(f"expected one params for all or one for each of {count} prompts, got {len(wanted)}")
     return wanted
 
 
 def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
-    """With a bar for whoever looks at a terminal, in silence elsewhere."""
+    """With a progress bar on a terminal, in silence elsewhere."""
     if not sys.stderr.isatty():
         return open_model(model, settings)
     with show_progress() as progress:
@@ -217,11 +217,11 @@ def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
 
 @contextmanager
 def _bar(total: int, wanted: bool | None) -> Iterator[Ticked]:
-    """A bar on stderr if it is a terminal, or if it was asked for; else nothing."""
+    """A bar on stderr if it is a terminal, or if it is requested; else nothing."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda _done, _tokens: None
         return
-    from rich.console import Console  # noqa: PLC0415 - only who looks pays
+    from rich.console import Console  # noqa: PLC0415 - only a bar that is shown pays
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeElapsedColumn())

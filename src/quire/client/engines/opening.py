@@ -1,4 +1,4 @@
-"""From a name to a model that can be asked: an engine in this process, and the text beside it."""
+"""From a name to a model that takes requests: an engine in this process, and the text side of it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from quire.engine.loading import kv_key, open_engine, queue_of
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """An engine and the words of its model."""
+    """An engine and the text side of its model."""
 
     engine: Engine
     text: TextModel

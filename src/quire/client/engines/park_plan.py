@@ -18,7 +18,7 @@ from quire.checkpoints.names import local_path
 from quire.config import MEMORY_SHARE, ModelSettings
 from quire.config.home import expanded
 from quire.config.machine import memory_for_models_bytes, share_of_memory_bytes
-from quire.config.parked_models import ParkedModel
+from quire.config.parked_models import OnDemandModel
 from quire.errors import CheckpointError, ConfigError
 
 PROCESS_BYTES = 1 << 29
@@ -49,7 +49,7 @@ class ParkPlan:
     by_name: Mapping[str, Weighed]
 
 
-def plan_park(models: Sequence[ParkedModel], settings: ModelSettings, progress: Progress = quiet) -> ParkPlan:
+def plan_park(models: Sequence[OnDemandModel], settings: ModelSettings, progress: Progress = quiet) -> ParkPlan:
     """Where each model is and what it takes. Raises CheckpointError or ConfigError for models that are kept."""
     total_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     places = [_place(one, settings.memory_bytes, progress) for one in models]
@@ -62,32 +62,31 @@ def plan_park(models: Sequence[ParkedModel], settings: ModelSettings, progress: 
     return ParkPlan(total_bytes, weighed)
 
 
-def divided(total_bytes: int, models: Sequence[ParkedModel], weights: Sequence[int]) -> list[int]:
-    """What each model takes. If all fit together with room for what they are asked, each gets its weights and an equal
+def divided(total_bytes: int, models: Sequence[OnDemandModel], weights: Sequence[int]) -> list[int]:
+    """What each model takes. If all fit together with room for their requests, each gets its weights and an equal
     part of the rest; so do models that are all kept, however little that is. Else each gets what it needs, and alone it
     may have all there is. Raises ConfigError if models that are kept do not fit together."""
-    given = [one.memory_bytes for one in models]
+    limits = [one.memory_bytes for one in models]
     needs = [
-        min(total_bytes, own + max(LEAST_KV_BYTES, int(own * KV_SHARE)) + PROCESS_BYTES) if said is None else said
-        for own, said in zip(weights, given, strict=True)
+        min(total_bytes, own + max(LEAST_KV_BYTES, int(own * KV_SHARE)) + PROCESS_BYTES) if limit is None else limit
+        for own, limit in zip(weights, limits, strict=True)
     ]
-    least = [own if said is None else said for own, said in zip(weights, given, strict=True)]
-    part_bytes = (total_bytes - sum(least)) // max(1, given.count(None))
-    shared = [one + part_bytes if said is None else said for one, said in zip(least, given, strict=True)]
+    least = [own if limit is None else limit for own, limit in zip(weights, limits, strict=True)]
+    part_bytes = (total_bytes - sum(least)) // max(1, limits.count(None))
+    shared = [one + part_bytes if limit is None else limit for one, limit in zip(least, limits, strict=True)]
     is_roomy = part_bytes > 0 and all(have >= need for have, need in zip(shared, needs, strict=True))
     if is_roomy or (part_bytes > 0 and all(one.is_kept for one in models)):
         return shared
     kept = [(one.name, need) for one, need in zip(models, needs, strict=True) if one.is_kept]
     if sum(need for _, need in kept) > total_bytes or (kept and len(kept) == len(models)):
         raise ConfigError(
-            f"models that are kept ({', '.join(name for name, _ in kept)}) must fit into the memory together with room "
-            f"for KV; all weights take {sum(least):,} bytes, {total_bytes:,} bytes given; give more --memory, or keep "
-            "fewer"
+            f"expected the models that are kept ({', '.join(name for name, _ in kept)}) to fit into memory with room "
+            f"for KV; all weights take {sum(least):,} bytes, got {total_bytes:,} bytes; raise --memory, or keep fewer"
         )
     return needs
 
 
-def _place(model: ParkedModel, memory_bytes: int | None, progress: Progress) -> Path | str:
+def _place(model: OnDemandModel, memory_bytes: int | None, progress: Progress) -> Path | str:
     """Its file or directory, or why there is none. Of a repository with several, the best that fits."""
     limit_bytes = model.memory_bytes or memory_bytes or memory_for_models_bytes()
     if model.is_kept:
@@ -95,7 +94,7 @@ def _place(model: ParkedModel, memory_bytes: int | None, progress: Progress) -> 
     try:
         path = expanded(model.model, "name the model by its full path")
         if path.exists():
-            _weight_bytes(path)  # a strange name of one file must not keep others from being served
+            _weight_bytes(path)  # one file with a bad name must not keep others from being served
             return path
         wanted = HubName.parsed(model.model)
         found = None if wanted is None else found_here(wanted, limit_bytes)
@@ -110,16 +109,16 @@ def _weight_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.exists())
 
 
-def models_in(folder: Path) -> list[ParkedModel]:
+def models_in(folder: Path) -> list[OnDemandModel]:
     """Each GGUF file and each directory with a config of a folder, by name. Raises ConfigError."""
     try:
         entries = sorted(expanded(folder, "--models-folder to a full path").iterdir())
     except OSError as error:
         raise ConfigError(
-            f"models_folder must be a folder that can be read, {folder} is not: {error.strerror}; check the path",
+            f"expected a readable folder as models_folder, cannot read {folder}: {error.strerror}; check the path",
             ("models_folder",),
         ) from error
-    return [ParkedModel(_public_name(path), str(path)) for path in entries if _is_model(path)]
+    return [OnDemandModel(_public_name(path), str(path)) for path in entries if _is_model(path)]
 
 
 def _public_name(path: Path) -> str:
@@ -135,7 +134,7 @@ def _is_model(path: Path) -> bool:
     return path.suffix.lower() == ".gguf" and not is_later_part and not path.name.startswith(NO_MODEL_PREFIX)
 
 
-def settings_of(model: ParkedModel, settings: ModelSettings, needed_bytes: int) -> ModelSettings:
+def settings_of(model: OnDemandModel, settings: ModelSettings, needed_bytes: int) -> ModelSettings:
     """The settings of one model among several."""
     longest = model.max_sequence_tokens or settings.max_sequence_tokens
     return replace(settings, memory_bytes=needed_bytes, max_sequence_tokens=longest)

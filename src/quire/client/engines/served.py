@@ -1,4 +1,4 @@
-"""A model in a worker of its own, asked like one in this process. What runs goes on when the worker dies.
+"""A model in a worker of its own, used like one in this process. Its requests go on when the worker dies.
 
 async with ServedModel(plan_worker("model")) as model:
     async for piece in model.stream("Once upon a time"):
@@ -37,12 +37,12 @@ BUSY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A worker to spawn, and how its parent gets the model's words once it is ready."""
+    """A worker to spawn, and how its parent gets the model's text side once it is ready."""
 
     plan: WorkerPlan
-    words: Callable[[Ready], TextModel]
+    text_of: Callable[[Ready], TextModel]
     read_ahead: Callable[[], None] = lambda: None
-    """Begins to read what the words are made of: asked once the worker is on its way."""
+    """Begins to read the tokenizer: called once the worker has been spawned."""
 
 
 PrepareModel = Callable[[], Serving]
@@ -51,16 +51,16 @@ PrepareModel = Callable[[], Serving]
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """What a model has for itself among several of a server."""
+    """Settings of one model among several of a server."""
 
     number: int = 0
-    """Tells their announcements apart."""
+    """Keeps their KV events apart."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Stands before what the model's files say."""
-    gives_way: bool = False
-    """Others may answer while it loads."""
+    """Comes before the sampling settings in the model's files."""
+    runs_at_low_priority: bool = False
+    """Others may run while it loads."""
     trace: TraceSettings | None = None
-    """Where its workers write what they do."""
+    """Where its workers write their traces."""
 
 
 def plan_worker(
@@ -75,32 +75,32 @@ def plan_worker(
     """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError, and reads
     disks and perhaps a network: not for an event loop.
     """
-    given, queueing, among = settings or ModelSettings(), serving or ServingSettings(), own or OwnSettings()
+    of_model, queueing, among = settings or ModelSettings(), serving or ServingSettings(), own or OwnSettings()
 
     def prepare() -> Serving:
         checkpoint = resolve(name, progress=progress)
         # Decided once: a worker that comes after another must find room for the same requests.
-        memory_bytes = given.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+        memory_bytes = of_model.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
         announced = _kv_events(queueing)
         command = Open(
             str(checkpoint.source),
-            replace(given, memory_bytes=memory_bytes),
+            replace(of_model, memory_bytes=memory_bytes),
             queue_of(queueing),
             kv_key(queueing),
             None if announced is None else announced.of_worker(among.number),
-            among.gives_way,
+            among.runs_at_low_priority,
             among.trace,
         )
-        words = _Words(checkpoint, given, among.sampling)
+        loader = _TextLoader(checkpoint, of_model, among.sampling)
         plan = WorkerPlan(command, limits or Limits(stuck_s=queueing.stuck_step_s), progress=progress)
-        return Serving(plan, words.of, words.read_ahead)
+        return Serving(plan, loader.of, loader.read_ahead)
 
     return prepare
 
 
-class _Words:
-    """A model's words: its tokenizer is read beside the worker, which takes longer to load. Not before it is on its
-    way: reading holds what a spawn needs too."""
+class _TextLoader:
+    """Loads a model's text side: its tokenizer is read while the worker loads, which takes longer. Not before the
+    worker is spawned: reading holds what a spawn needs too."""
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, sampling: Mapping[str, float]) -> None:
         self._checkpoint = checkpoint
@@ -118,7 +118,7 @@ class _Words:
         with_one_thread.shutdown(wait=False)
 
     def of(self, ready: Ready) -> TextModel:
-        """The words of the model that a worker has loaded."""
+        """The text side of the model that a worker has loaded."""
         checkpoint, size = self._checkpoint, ready.info.vocabulary_size
         reading, self._reading = self._reading, None
         tokenizer = read_tokenizer(checkpoint) if reading is None else reading.result()
@@ -148,7 +148,7 @@ def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
 
 
 class ServedModel(EngineClient):
-    """A model that any number of tasks on one event loop may ask, in a process that may die."""
+    """A model in a process that may die, for any number of tasks on one event loop."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class ServedModel(EngineClient):
         on_opening: Callable[[], None] = lambda: None,
         first: SpawnedWorker | None = None,
     ) -> None:
-        """`on_opening` is told once a worker knows what to load, or there will be none; `first`: a worker that was
+        """`on_opening` is called once a worker has its open command, or there will be none; `first`: a worker that was
         spawned before anything was prepared."""
         super().__init__()
         self._prepare = prepare
@@ -171,10 +171,10 @@ class ServedModel(EngineClient):
         supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure, self._first)
         starting = asyncio.ensure_future(supervisor.start())
         try:
-            await supervisor.told_to_open.wait()
+            await supervisor.open_sent.wait()
             self._on_opening()
             serving.read_ahead()
-            text = await asyncio.to_thread(serving.words, await starting)
+            text = await asyncio.to_thread(serving.text_of, await starting)
         except BaseException:
             await supervisor.close()
             raise
@@ -193,7 +193,7 @@ class ServedModel(EngineClient):
             self._end_all(EngineDeadError("the model was closed while requests were running"))
 
     async def set_aside(self) -> None:
-        """End the worker. What it answers waits in the ledger."""
+        """End the worker. Its requests wait in the ledger."""
         await self.supervisor.set_aside()
 
     async def go_on(self) -> None:
@@ -202,7 +202,7 @@ class ServedModel(EngineClient):
 
     @property
     def supervisor(self) -> Supervisor:
-        """Whoever keeps the worker alive."""
+        """The supervisor that keeps the worker alive."""
         self._started()
         if self._supervisor is None:
             raise EngineDeadError("the model has no worker; enter it first")
@@ -230,7 +230,7 @@ class ServedModel(EngineClient):
 
     @property
     def load(self) -> WorkerLoad:
-        """How busy the worker said it is."""
+        """The load that the worker reported last."""
         return WorkerLoad() if self._supervisor is None else self._supervisor.load
 
     @property
@@ -239,7 +239,7 @@ class ServedModel(EngineClient):
         return StepSizes() if self._supervisor is None else self._supervisor.step_sizes
 
     def stats(self) -> EngineStats:
-        """What the worker said with its last step."""
+        """What the worker reported with its last step."""
         info, load, sizes = self.text.info, self.load, self.step_sizes
         return EngineStats(
             num_blocks=info.num_blocks,

@@ -1,7 +1,7 @@
-"""Why a prompt is not found in the cache, for the person who wrote it: positions, tokens and the text around them.
+"""Why a prompt is not found in the cache, for the client that wrote it: positions, tokens and the text around them.
 
 Pure: what the core found (`Divergence`) and the prompt's own tokens in, an `Explanation` out. The text of the cached
-side is that of a block of the same cache group, so whoever may ask may see it.
+side is that of a block of the same cache group, so the client that sent the prompt may see it.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from quire.text.tokenizer import Tokenizer
 CONTEXT_TOKENS = 16
 """How many tokens before a difference are shown, and how many from it on."""
 UNKNOWN = "unknown"
-"""The reason where whoever computed the prompt does not say, or looked for no block."""
+"""The reason where the engine that computed the prompt does not report it, or searched for no block."""
 PARTS = {"model": "model", "adapter": "adapter"}
-"""Fields of a namespace that have a name of their own for people; all others are its format."""
+"""Fields of a namespace that have a name of their own for clients; all others are its format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """The reason as a person says it."""
+        """The reason as a sentence."""
         if self.reason == UNKNOWN:
-            return "nobody knows: whoever computed the prompt does not say, or looked for nothing in the cache"
+            return "unknown: the engine that computed the prompt did not report it, or did not search the cache"
         return _SENTENCES[MissReason(self.reason)].format(
             rest=self.num_prompt_tokens - self.num_cached_tokens,
             next=self.num_cached_tokens,
@@ -79,16 +79,16 @@ _SENTENCES = {
     MissReason.TOO_SHORT: "nothing is missing: only whole blocks are cached and the last token is always computed, "
     "{rest} tokens here",
     MissReason.STATE_MISSING: "the blocks from token {next} on are cached, but not the recurrent state behind them, "
-    "which had to make room or was never kept",
-    MissReason.EVICTED: "the block from token {next} on was cached and had to make room {ago} ago",
+    "which was evicted or never kept",
+    MissReason.EVICTED: "the block from token {next} on was cached and was evicted {ago} ago",
     MissReason.DIVERGED: "the prompt differs from what is cached at token {at}",
     MissReason.OTHER_NAMESPACE: "the same tokens are cached, but for another {what}{where}",
-    MissReason.FIRST_SEEN: "nothing that continues like this from token {next} on has been computed lately",
+    MissReason.FIRST_SEEN: "no prompt that continues like this from token {next} on was computed recently",
 }
 
 
 def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], found: Divergence) -> Explanation:
-    """What the core found, in the asker's words."""
+    """What the core found, as clients read it."""
     return Explanation(
         num_prompt_tokens=len(prompt),
         num_cached_tokens=found.num_cached_tokens,

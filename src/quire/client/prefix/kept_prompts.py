@@ -24,7 +24,7 @@ SAME_PLACE = 4
 
 @dataclass(frozen=True, slots=True)
 class PromptScope:
-    """Whose prompts may be compared."""
+    """Prompts that may be compared with each other."""
 
     tenant: str
     cache_group: str
@@ -93,7 +93,7 @@ class KeptPrompts:
         self._make_room(tenant)
 
     def answered(self, request_id: str, tokens: bytes) -> None:
-        """What was answered to a prompt that may still be here."""
+        """Add the answer to a prompt that may still be here."""
         scope, kept = self._by_request.get(request_id, (None, None))
         if scope is None or kept is None or kept.num_prompt_tokens > MAX_PROMPT_TOKENS:
             return

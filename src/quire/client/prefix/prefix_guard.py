@@ -1,9 +1,9 @@
 """Notices what keeps prompts from being found in the cache again and again, and what that costs. Pure: no clock, no
-sockets; told of every prompt when it begins to run.
+sockets; called for every prompt when it begins to run.
 
     prompt ─► compared with the nearest of the same tenant ─► gaps ─► what is wrong with them ─► patterns ─► warnings
 
-One difference is nothing: conversations branch, people ask other things. A warning needs the same line to differ again
+One difference is nothing: conversations branch, users send other prompts. A warning needs the same line to differ again
 and again, with so much behind it that had to be computed for that reason alone. What was lost is counted in tokens that
 are the same again behind the line, never more than were computed.
 """
@@ -21,18 +21,18 @@ from quire.client.prefix.unstable_lines import ComparedPrompts, Instability, Pla
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
 MIN_REQUESTS = 3
-"""So many requests must have lost something to a line before anybody is warned."""
+"""So many requests must have lost something to a line before there is a warning."""
 MIN_VALUES: Mapping[UnstableKind, int] = {"order": 2, "history": 1}
-"""So many different texts must have stood there; 3 if nothing else is said."""
+"""So many different texts must have stood there; 3 of any other kind."""
 MIN_LOST_TOKENS = 256
-"""Within an hour, or nobody is warned."""
+"""Within an hour, or there is no warning."""
 MIN_COMPUTED = 32
-"""A prompt of which fewer tokens were computed lost nothing to speak of."""
+"""A prompt of which fewer tokens were computed lost next to nothing."""
 MAX_PATTERNS = 2048
 MAX_TENANT_PATTERNS = 64
 MAX_VALUES = 8
 MAX_REQUESTS = 4096
-"""Whose warnings are still known."""
+"""Requests that keep their warnings."""
 MAX_SHOWN_CHARS = 160
 DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "dates": "a line with another date",
@@ -41,10 +41,10 @@ DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "numbers": "a line with another number",
     "order": "a text with its parts in another order",
     "text": "a line with other words",
-    "history": "a history that is told in another way",
+    "history": "a history that is written in another way",
 }
 OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
-"""Misses that no line of a client's is to blame for."""
+"""Misses that no line of a client's prompt causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PrefixWarning:
     model: str
     kind: UnstableKind
     line: str | None
-    """As it was the last time. None for whoever may not read it."""
+    """As it was the last time. None for a caller that may not read it."""
     num_lost_tokens: int
     """Within the last hour."""
     num_requests: int
@@ -80,7 +80,7 @@ class PrefixWarning:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """As logs and clients get it."""
         line = self.description if self.line is None else f"{self.description}, {self.line!r},"
         return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
 
@@ -95,8 +95,8 @@ class _Pattern:
         self.num_requests = 0
         self.minutes: deque[list[int]] = deque()
         """Minute, tokens, requests."""
-        self.told_s: float | None = None
-        """When it was last said aloud."""
+        self.reported_s: float | None = None
+        """When it was last reported."""
         self.is_known = False
         """It was warned of, so its tokens are counted as lost."""
 
@@ -141,11 +141,11 @@ class PrefixGuard:
 
     def __init__(
         self,
-        tell: Callable[[PrefixWarning], None] = lambda _: None,
+        warn: Callable[[PrefixWarning], None] = lambda _: None,
         count: Callable[[str, int], None] = lambda _model, _num: None,
     ) -> None:
-        """`tell` hears of each pattern once an hour at most; `count` hears a model and tokens that were lost."""
-        self._tell = tell
+        """`warn` gets each pattern once an hour at most; `count` gets a model and tokens that were lost."""
+        self._warn = warn
         self._count = count
         self._prompts = KeptPrompts()
         self._patterns: OrderedDict[str, OrderedDict[_PatternName, _Pattern]] = OrderedDict()
@@ -177,15 +177,15 @@ class PrefixGuard:
                 self._requests.popitem(last=False)
 
     def answered(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
-        """What was answered to a prompt: a later one may go on from it, and tell it in another way."""
+        """Add the answer to a prompt: a later prompt may go on from it, with the history rewritten."""
         self._prompts.answered(_name_of(record), packed(token_ids))
 
     def of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
         """What there is to warn its client of."""
         tenant, names = self._requests.get(request_id, ("", []))
         patterns = self._patterns.get(tenant, OrderedDict())
-        told = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
-        return [_warning(tenant, name, one, now_s) for name, one in told if one.is_certain]
+        listed = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
+        return [_warning(tenant, name, one, now_s) for name, one in listed if one.is_certain]
 
     def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
         """What there is to warn of, the most expensive first: of one tenant, with its lines; or of all, whose lines
@@ -212,15 +212,15 @@ class PrefixGuard:
         patterns.move_to_end(name)
         pattern.add(found, record.at_s)
         if pattern.is_certain:
-            self._say(record, name, pattern, found.num_lost_tokens)
+            self._report(record, name, pattern, found.num_lost_tokens)
         return name
 
-    def _say(self, record: ReuseRecord, name: _PatternName, pattern: _Pattern, num_lost: int) -> None:
+    def _report(self, record: ReuseRecord, name: _PatternName, pattern: _Pattern, num_lost: int) -> None:
         self._count(record.model, num_lost if pattern.is_known else pattern.num_lost_tokens)
         pattern.is_known = True
-        if pattern.told_s is None or record.at_s - pattern.told_s >= HOUR_S:
-            pattern.told_s = record.at_s
-            self._tell(_warning(record.tenant, name, pattern, record.at_s))
+        if pattern.reported_s is None or record.at_s - pattern.reported_s >= HOUR_S:
+            pattern.reported_s = record.at_s
+            self._warn(_warning(record.tenant, name, pattern, record.at_s))
 
     def _make_room(self, patterns: OrderedDict[_PatternName, _Pattern]) -> None:
         if len(patterns) > MAX_TENANT_PATTERNS:
@@ -258,7 +258,7 @@ def _num_alike(gaps: Sequence[Gap]) -> int:
 
 
 def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:
-    """Nobody loses more than was computed."""
+    """No request loses more than was computed."""
     made, left = list[Instability](), num_computed
     for one in found:
         lost = min(one.num_lost_tokens, left)

@@ -17,10 +17,10 @@ GRAM = 32
 ANCHOR = 16
 """Of theirs so many are remembered at every so many: whatever run is long enough has one of these whole."""
 NEAR, FAR = 192, 4096
-"""How many tokens behind a difference such a place is looked for: first close by, then further off."""
+"""How many tokens behind a difference such a place is searched: first close by, then further off."""
 MAX_GAPS = 64
 MAX_FAR = 4
-"""So many times it is looked for further off."""
+"""So many times it is searched further off."""
 WIDTH = 4
 """Bytes of a token."""
 

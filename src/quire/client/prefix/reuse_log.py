@@ -27,14 +27,14 @@ class ReuseRecord:
     """What one prompt found in the cache at the moment its request began to run."""
 
     request_id: str
-    """Of the HTTP request: what its answer's `x-request-id` says."""
+    """Of the HTTP request: the `x-request-id` of its response."""
     tenant: str
     cache_group: str
     model: str
     at_s: float
     explanation: Explanation
     part: PromptPart | None
-    """diverged: in which part of the prompt; None where that cannot be known."""
+    """diverged: in which part of the prompt; None where that cannot be determined."""
     num_lost_tokens: int
     """Prompt tokens that were computed and would have been found, had all of the prompt's blocks been cached."""
     num_cached_tokens: int = 0
@@ -42,7 +42,7 @@ class ReuseRecord:
     prompt_index: int = 0
     """Which one of the request's prompts."""
     answer_id: str = ""
-    """What the answer itself calls it; finds the record as well."""
+    """The id in the response body; finds the record as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class ReuseLog:
         return self._num_bytes
 
     def add(self, record: ReuseRecord) -> None:
-        """Remember it, forget what that leaves no room for, and tell whoever listens. Records come in order of time."""
+        """Keep it, drop what that leaves no room for, and call the subscribers. Records come in order of time."""
         self._records.append(record)
         for name in _names(record):
             self._by_name.setdefault(name, []).append(record)
@@ -103,11 +103,11 @@ class ReuseLog:
             callback(record)
 
     def find(self, request_id: str) -> tuple[ReuseRecord, ...]:
-        """Of this request or answer, one for each prompt in order; none: it is not known, or no longer."""
+        """Of this request or answer, one for each prompt in order; none: there is no such record, or it was dropped."""
         return tuple(sorted(self._by_name.get(request_id, ()), key=lambda record: record.prompt_index))
 
     def subscribe(self, callback: OnRecord) -> Callable[[], None]:
-        """Tell each record from now on, on the thread that adds it. Returns what ends that."""
+        """Call with each record from now on, on the thread that adds it. Returns what ends that."""
         self._callbacks.append(callback)
 
         def unsubscribe() -> None:

@@ -3,9 +3,9 @@
     numbers, dates, times, ids   the same line, with another of these in it
     order                        the same words in another order: tools, keys of JSON
     text                         a line of the system text or of a tool that has other words
-    history                      the same conversation goes on, and what was said before is told in another way
+    history                      the same conversation goes on, with its earlier messages rewritten
 
-A gap that is none of these is a prompt of its own: other users ask other things, and nothing is wrong.
+A gap that is none of these is a prompt of its own: other users send other prompts, and nothing is wrong.
 """
 
 import re
@@ -22,7 +22,7 @@ from quire.text.chat.changing_text import MAX_LINE_CHARS, FoldedLine, changed_ki
 
 UnstableKind = Literal["dates", "times", "ids", "numbers", "order", "text", "history"]
 Place = Literal["system", "tool", "message", "text"]
-"""Where a gap lies: system text, tools, what users and assistants say; what is no conversation, or the template's."""
+"""Where a gap lies: system text, tools, messages of users and assistants; a plain prompt, or the template's text."""
 WITHIN_PROMPTS: frozenset[Place] = frozenset({"system", "tool"})
 
 CONTEXT_TOKENS = 96
@@ -39,14 +39,14 @@ MIN_SHARE = 0.05
 """Of a prompt must stand behind a gap, or the gap is not early."""
 MIN_WORDS, MANY_WORDS, MAX_ALONE = 4, 40, 0.07
 MAX_VAIN = 3
-"""So many times another order is looked for in a prompt and not found: each may read all that is behind it."""
+"""So many times another order is searched in a prompt and not found: each may read all that is behind it."""
 WORD = re.compile(r"\w+")
 LAST_WORD, FIRST_WORD = re.compile(r"\w{1,40}$"), re.compile(r"^\w{1,40}")
 EVIDENCE_TOKENS, LEAST_EVIDENCE = 16, 6
 """Tokens of an answer that show that a later prompt goes on from it."""
 TAIL_TOKENS = 12
 GAP_TOKENS, SMALL_SIDE = 8, 24
-"""History was told anew where a text of some length is gone, or a short one stands for it."""
+"""History was rewritten where a text of some length is gone, or a short one stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def instabilities(compared: ComparedPrompts) -> list[Instability]:
             one, num_gaps = _reordered(compared, at, sides_at)
             num_vain += one is None
         if one is None:
-            one = _other_words(compared, gap, sides, place) or _told_anew(compared, gap, sides, place)
+            one = _other_words(compared, gap, sides, place) or _rewritten_history(compared, gap, sides, place)
         if one is not None:
             found.append(one)
         at += num_gaps
@@ -135,17 +135,17 @@ def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Pla
     folded = [(line, fold(line), fold(other)) for line, other in zip(lines, others, strict=True)]
     if any(ours.pattern != theirs.pattern for _, ours, theirs in folded):
         return None
-    # People count and calculate: a number is something only in what is written for them, or in what was said before.
-    are_numbers_told = place in WITHIN_PROMPTS or _goes_on(compared)
+    # Users count and calculate: a number matters only in system text and tools, or in earlier messages.
+    do_numbers_count = place in WITHIN_PROMPTS or _goes_on(compared)
     for line, ours, theirs in folded:
-        kinds = [kind for kind in changed_kinds(ours, theirs) if kind != "numbers" or are_numbers_told]
+        kinds = [kind for kind in changed_kinds(ours, theirs) if kind != "numbers" or do_numbers_count]
         if kinds:
             return Instability(kinds[0], line.strip(), _around(ours, theirs, place), _value(sides.ours), gap.num_alike)
     return None
 
 
 def _around(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
-    """The pattern of a line, or of a long one what stands around its first change. What people say is no pattern."""
+    """The pattern of a line, or of a long one what stands around its first change. A user's message is no pattern."""
     if len(ours.pattern) <= MAX_PATTERN_CHARS and place != "message":
         return ours.pattern.strip()
     before, after = ours.around(first_change(ours, theirs))
@@ -210,7 +210,7 @@ def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Plac
     return Instability("text", sides.first_line.strip(), pattern, _value(sides.ours), gap.num_alike)
 
 
-def _told_anew(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
+def _rewritten_history(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
     """Something is gone from the middle of a conversation that goes on, or stands elsewhere, or in short."""
     sizes = (gap.stop - gap.start, gap.other_stop - gap.other_start)
     is_uneven = min(sizes) <= SMALL_SIDE and max(sizes) >= max(GAP_TOKENS, 2 * min(sizes))

@@ -1,7 +1,7 @@
-"""Who is still being answered, by request: each takes its own of what an engine says.
+"""Replies that are still open, by request: each takes its own of an engine's events.
 
-For one thread that steps by itself and for many tasks on an event loop alike. What came is handed to whom it is for;
-answers that a stop string ended are ended in the engine too.
+For one thread that steps by itself and for many tasks on an event loop alike. Each event goes to the reply it belongs
+to; answers that a stop string ended are ended in the engine too.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ CancelAnswer = Callable[[str, int], None]
 
 
 class Recipient(Protocol):
-    """Whom a reply is for."""
+    """The receiver of a reply."""
 
     @property
     def reply(self) -> Reply:
@@ -31,7 +31,7 @@ R = TypeVar("R", bound=Recipient)
 
 
 def hand_out(events: Sequence[RequestEvent], live: dict[str, R], cancel_answer: CancelAnswer) -> None:
-    """Tell everybody what is theirs, once. Whoever has heard the last is live no more."""
+    """Hand each recipient its events, once. After its last event it is not in `live` any more."""
     own: dict[str, list[RequestEvent]] = {}
     for event in events:
         own.setdefault(event.request_id, []).append(event)

@@ -47,13 +47,13 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """What it adds to what the answer says: nothing, where it is of another part."""
+        """What it adds to the answer's text: nothing, where it is of another part."""
         return self.delta if isinstance(self.part, TextPart) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """What the model wants to have called."""
+    """A call that the model requests."""
 
     call_id: str
     name: str
@@ -71,7 +71,7 @@ def called(pieces: Iterable[Piece]) -> tuple[ToolCall, ...]:
 
 
 def thought(pieces: Iterable[Piece]) -> str:
-    """What these pieces say of thoughts."""
+    """The thoughts in these pieces."""
     return "".join(piece.delta for piece in pieces if isinstance(piece.part, ReasoningPart))
 
 
@@ -136,18 +136,18 @@ class Completion:
     prompt_token_ids: tuple[int, ...]
     answers: tuple[Answer, ...]
     num_cached_tokens: int
-    """Prompt tokens that were not computed, because somebody had paid for them."""
+    """Prompt tokens that were not computed: they came from the cache."""
     seed: int
     timings: Timings
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     num_preemptions: int = 0
-    """How often it gave up its place to somebody more urgent."""
+    """How often it was preempted by a more urgent request."""
     num_replays: int = 0
     """How often its worker died under it."""
     num_inexact_moves: int = 0
-    """How often it went on, in the middle, where other bits are computed: it may have other words for that."""
+    """How often it went on, in the middle, where other bits are computed: its text may differ for that."""
     explanation: Explanation | None = None
-    """Why the next token was not found in the cache when it was admitted, where that was asked for."""
+    """Why the next token was not found in the cache when it was admitted, where that was requested."""
 
     @property
     def text(self) -> str:

@@ -1,9 +1,9 @@
 """One request on its way back to its client: events with token ids come in, pieces of text go out.
 
-Here stop strings end an answer, and what the engine says of it afterwards is not heard. Whoever feeds a reply tells the
-engine which answers those are (`stopped`), so that it computes no more of them.
+Here stop strings end an answer; later events of it are ignored. The caller that feeds a reply cancels those answers in
+the engine (`stopped`), so that it computes no more of them.
 
-Times are of this side's clock, at the moment an event is heard.
+Times are of this side's clock, at the moment an event is received.
 """
 
 from collections import Counter, deque
@@ -40,13 +40,13 @@ from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import short_id
 from quire.text.detokenizer import Detokenizer
 from quire.text.parsers.parts import TEXT, Part, ReasoningPart
-from quire.text.parsers.reader import AnswerReader, Said
+from quire.text.parsers.reader import AnswerReader, PartDelta
 from quire.text.text_work import TextBudget
 from quire.text.tokenizer import Tokenizer
 
 MAX_PAUSES = 16
 TOOL_CALLS = "tool_calls"
-"""How an answer ends that wants something called."""
+"""How an answer with tool calls ends."""
 
 
 class _PartialAnswer:
@@ -87,7 +87,7 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
 
 
 class Reply:
-    """Feeds on the events of one request, in their order."""
+    """Takes the events of one request, in their order."""
 
     is_queued = False
     """The engine has let it in."""
@@ -102,7 +102,7 @@ class Reply:
         clock: Clock = monotonic,
         work: TextBudget | None = None,
     ) -> None:
-        """`work` is that of all replies that one event loop reads; None: nobody else waits."""
+        """`work` is that of all replies that one event loop reads; None: no other reply waits."""
         self.request = request
         self._params = params
         self._tokenizer = tokenizer
@@ -118,20 +118,20 @@ class Reply:
         self.num_tokens = 0
         """Tokens of all answers so far."""
         self.num_reasoning_tokens = 0
-        """Tokens of thoughts among them. Counted as they come: a stream may ask for its usage in every chunk."""
+        """Tokens of thoughts among them. Counted as they come: a stream may report its usage in every chunk."""
         self.num_cached_tokens = 0
         """Prompt tokens that were not computed, as far as it is known."""
         self.explanation: Explanation | None = None
-        """Why the next token was not found when it was admitted, if it wanted to know."""
+        """Why the next token was not found when it was admitted, if that was requested."""
         self.reuse: ReuseRecord | None = None
-        """The same as it was written down, by whoever keeps such records."""
+        """The same as a record, where a server keeps such records."""
         self.num_preemptions = 0
         self.num_replays = 0
-        """Counted by whoever asks again after a crash."""
+        """Workers that died while it ran."""
         self.num_inexact_moves = 0
         """Times it went on where other bits are computed."""
         self.stopped: list[int] = []
-        """Answers that a stop string has ended, and the engine does not know of it: taken by whoever feeds it."""
+        """Answers that a stop string has ended, not yet cancelled in the engine: taken by the caller that feeds it."""
         self.refusal: QuireError | None = None
         """Why it was not let in, or ended without ever having run."""
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -256,7 +256,7 @@ class Reply:
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
             case Explained():
-                raise InvariantError(f"{event.request_id} was asked to run, and only its cache was looked at")
+                raise InvariantError(f"expected request {event.request_id} to run, got an explanation of its cache")
             case Finished():
                 self._times["end"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens
@@ -291,7 +291,7 @@ class Reply:
         return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
 
     def _call_id(self, index: int, call_index: int) -> str:
-        """The same whoever reads the answer, and how often."""
+        """The same for every reader of the answer, however often."""
         named = f"{self.request.request_id}/{index}/{call_index}"
         if self._params.answer_format is not None and self._params.answer_format.has_short_ids:
             return short_id(named)
@@ -325,26 +325,26 @@ class Reply:
         piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
         if half.reader is None:
             return self._show(half, piece)
-        said = self._read(half, half.reader, text)
+        parts = self._read(half, half.reader, text)
         if reason is None and half.work_error is not None:
             self.stopped.append(event.sequence_index)
             reason = FinishReason.ERROR.value
             piece = replace(piece, finish_reason=reason, error=str(half.work_error))
         if reason is not None:
-            said += half.reader.finish()
-        return self._show_parts(half, said, piece)
+            parts += half.reader.finish()
+        return self._show_parts(half, parts, piece)
 
-    def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[Said]:
+    def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[PartDelta]:
         """What these characters add. Beyond the budget of the request or its tenant an answer is ended."""
         if self._work is None:
             return reader.push(text)
         start_s = thread_time()
-        said = reader.push(text)
+        parts = reader.push(text)
         spent_s = thread_time() - start_s
         cut = self._work.spend(self._account, WorkKind.ANSWER_READER, spent_s)
         if cut is not None:
             self.work_error = half.work_error = cut.error
-        return said
+        return parts
 
     def _is_hidden(self, event: Token) -> bool:
         """A stop token that is about to end the answer is counted but not shown."""
@@ -367,14 +367,14 @@ class Reply:
         piece = Piece(event.sequence_index, text, finish_reason=reason, stop_reason=stop, error=event.error)
         if half.reader is None:
             return self._show(half, piece)
-        said = [*half.reader.push(text), *half.reader.finish()]
+        parts = [*half.reader.push(text), *half.reader.finish()]
         if half.reader.num_calls and reason == FinishReason.STOP.value:
             piece = replace(piece, finish_reason=TOOL_CALLS)
-        return self._show_parts(half, said, piece)
+        return self._show_parts(half, parts, piece)
 
-    def _show_parts(self, half: _PartialAnswer, said: Sequence[Said], whole: Piece) -> list[Piece]:
+    def _show_parts(self, half: _PartialAnswer, parts: Sequence[PartDelta], whole: Piece) -> list[Piece]:
         """One piece for each part; token and end go with the last."""
-        *before, last = [Piece(whole.index, one.delta, part=one.part) for one in said] or [
+        *before, last = [Piece(whole.index, one.delta, part=one.part) for one in parts] or [
             Piece(whole.index, "", part=half.part)
         ]
         half.last = replace(whole, delta=last.delta, part=last.part)

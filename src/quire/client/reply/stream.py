@@ -1,7 +1,7 @@
-"""A request as its caller holds it on the event loop: one bounded stream. Whoever stops reading stops being served.
+"""A request as its caller holds it on the event loop: one bounded stream. A request that is not read is cancelled.
 
-What nobody has read yet is kept in at most `max_pending` pieces: more of them are joined, one for each answer, so that
-a reader who was away for a moment finds everything in a few large pieces. It is kept up to `max_bytes`: beyond that
+Unread pieces are kept, at most `max_pending` of them: more are joined, one for each answer, so that a reader that
+paused for a moment finds everything in a few large pieces. They are kept up to `max_bytes`: beyond that
 the consumer counts as stuck, the request is cancelled, and the consumer, should it come back, reads what was kept and
 then a `StreamStuckError`. A consumer that goes away (`aclose`, a cancelled task, an abandoned generator) cancels its
 request too.
@@ -74,7 +74,7 @@ class Stream:
             self._ready.set()
 
     def stop(self, error: QuireError) -> None:
-        """End the request as well; whoever reads is told why."""
+        """End the request as well; its reader gets the error."""
         if not self.is_over:
             self._cancel(self.request_id)
             self.end(error)
@@ -90,7 +90,7 @@ class Stream:
     def take(self) -> list[Piece]:
         """Everything unread, one piece for each answer. Without any: an empty list, or the error the stream ended by.
 
-        Ask `is_over` to tell the end from a pause.
+        `is_over` distinguishes the end from a pause.
         """
         if not self._pieces and self._error is not None:
             raise self._error
@@ -126,7 +126,7 @@ class RequestHandle(Stream):
         self._forget = forget
 
     def show(self, pieces: list[Piece]) -> None:
-        """What has just come, for whoever reads."""
+        """What has just come, for the reader."""
         if self.reply.refusal is not None:
             self.end(self.reply.refusal)
         elif pieces:
@@ -139,6 +139,6 @@ class RequestHandle(Stream):
         return self.reply.completion()
 
     def close(self) -> None:
-        """Nobody waits for it any more: what still runs is ended."""
+        """Its reader does not wait any more: what still runs is ended."""
         super().close()
         self._forget(self.request_id)

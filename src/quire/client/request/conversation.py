@@ -1,4 +1,4 @@
-"""From messages and tools to what an engine is asked: the prompt, the grammar of its answer, and how to read that."""
+"""From messages and tools to an engine's request: the prompt, the grammar of its answer, and how to read that."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is asked."""
+    """A conversation as an engine takes it."""
 
     prompt: ChatPrompt
     grammar: Grammar | None
@@ -82,13 +82,13 @@ def chat_prompt(
     if tools and formats.tools is not None:
         arguments["tools"] = [tool.shown for tool in use.tools]
     elif tools:
-        # Tools and the system's text become one text: nobody knows which of them a token is.
+        # Tools and the system's text become one text: which of them a token is cannot be determined.
         num_first = num_system(messages)
         messages = with_written_tools(messages, use.tools)
         parts = [*[None] * num_system(messages), *parts[num_first:]]
-    told = canonical(messages, formats.spelling)
-    table = TemplateParts(parts[len(parts) - len(told) :], _tool_parts(use))
-    rendered = model.rendered(told, **arguments)
+    canonical_messages = canonical(messages, formats.spelling)
+    table = TemplateParts(parts[len(parts) - len(canonical_messages) :], _tool_parts(use))
+    rendered = model.rendered(canonical_messages, **arguments)
     answer = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
@@ -116,7 +116,7 @@ def converse(
     schema = None if grammar is None else grammar.schema
     if use.callable and grammar is not None and schema is None:
         raise InvalidParameterError(
-            f"an answer may call tools or be JSON, {grammar.parameter} is neither; leave it out, or leave tools out",
+            f"expected a JSON schema with tools, got {grammar.parameter}; leave it out, or leave tools out",
             grammar.parameter,
         )
     prompt, formats = chat_prompt(model, messages, use, **arguments), model.formats()
@@ -131,28 +131,28 @@ def converse(
         if budget is None:
             return Conversation(prompt, grammar)
         raise InvalidParameterError(
-            f"a thought has a budget or the answer a {grammar.parameter}; leave one out", BUDGET
+            f"expected a thinking budget or {grammar.parameter}, got both; leave one out", BUDGET
         )
     return Conversation(prompt, _grammar(rules, formats, BUDGET if grammar is None else "response_format"))
 
 
-def _budget(asked: int | None, formats: ModelFormats) -> int | None:
+def _budget(requested: int | None, formats: ModelFormats) -> int | None:
     """Of a thought's tokens. A model that has no thoughts needs none."""
-    if asked is None or formats.reasoning is None:
+    if requested is None or formats.reasoning is None:
         return None
-    if not 1 <= asked <= MAX_BUDGET:
-        raise InvalidParameterError(f"a thought's budget must be 1 to {MAX_BUDGET} tokens, {asked} given", BUDGET)
+    if not 1 <= requested <= MAX_BUDGET:
+        raise InvalidParameterError(f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}", BUDGET)
     if not any(formats.reasoning.end.startswith(mark) for mark in formats.marks):
         raise InvalidParameterError(
-            "a thought's budget needs a model that ends thoughts with a token of their own, this one ends them with "
+            "a thinking budget needs a model that ends thoughts with a special token, this one ends them with "
             f"{formats.reasoning.end!r} in plain text; leave the budget out",
             BUDGET,
         )
-    return asked
+    return requested
 
 
 class ConversationArguments(TemplateArguments, total=False):
-    """What a conversation may be told in Python: what the template takes, and how tools are used."""
+    """Arguments of a conversation in Python: those of the template, and how tools are used."""
 
     tool_choice: str | Mapping[str, Any] | None
     """`auto`, `none`, `required`, or an object of type function with a function's name."""
@@ -160,7 +160,7 @@ class ConversationArguments(TemplateArguments, total=False):
     """Whether an answer may have several calls."""
 
 
-def asked_in_python(
+def chat_inputs(
     model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Unpack[ConversationArguments]
 ) -> tuple[list[int], SamplingParams]:
     """A conversation's tokens, and the parameters with what its answer must match and how it is read."""
@@ -168,8 +168,8 @@ def asked_in_python(
     mode, only = tool_mode(arguments.get("tool_choice"))
     use = ToolUse(tools_of(arguments.get("tools") or ()), mode, only, arguments.get("parallel_tool_calls", True))
     rest = {name: value for name, value in arguments.items() if name not in OF_TOOLS}
-    asked = converse(model, messages, use, params.grammar, **rest)  # type: ignore[arg-type]
-    return asked.ids, asked.applied(params)
+    conversation = converse(model, messages, use, params.grammar, **rest)  # type: ignore[arg-type]
+    return conversation.ids, conversation.applied(params)
 
 
 class ToolFit(Enum):
@@ -182,7 +182,7 @@ class ToolFit(Enum):
 
 
 class _Tools:
-    """The grammar of a request's tools; one that cannot be said in full is said in part."""
+    """The grammar of a request's tools; a schema that no grammar can express in full is expressed in part."""
 
     def __init__(
         self, model: TextModel, formats: ModelFormats, form: ToolFormat, use: ToolUse, rules: AnswerRules
@@ -190,7 +190,7 @@ class _Tools:
         self._model, self._formats, self._form, self._use, self._rules = model, formats, form, use, rules
 
     def grammar(self) -> Grammar:
-        """Of all tools; where that cannot be, or cannot be known within the request's budget, of each as far as it
+        """Of all tools; where that cannot be, or cannot be tested within the request's budget, of each as far as it
         can. Each tool's schema is tested alone, so that what came of it is known wherever the tool comes again."""
         tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
         whole = self._of([one for _, one in tools])
@@ -212,8 +212,8 @@ class _Tools:
             return True
         if tool.is_strict:
             raise InvalidParameterError(
-                f"tool {tool.name} is strict, and no grammar can say its schema, or not within a request's time; "
-                "leave strict out, or say it simpler",
+                f"tool {tool.name} is strict, and no grammar can express its schema, or not within a request's time; "
+                "leave strict out, or simplify the schema",
                 "tools",
             )
         return False
@@ -244,8 +244,8 @@ def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
         return HERMES
     if formats.tools is None:
         raise InvalidParameterError(
-            f"tools need a model whose chat template shows how it calls them, {model.name}'s does not; leave tools out,"
-            " use another model, or start the server with --tool-format hermes",
+            f"tools need a model whose chat template has tool calls, the template of {model.name} has none; leave tools"
+            " out, use another model, or start the server with --tool-format hermes",
             "tools",
         )
     return formats.tools

@@ -1,6 +1,6 @@
-"""What a client may ask about how tokens are chosen: the client's side of the core's `ResolvedSampling`.
+"""What a client may set about how tokens are chosen: the client's side of the core's `ResolvedSampling`.
 
-The same words, and beside them what only the parent process knows: stop strings, a seed, how many answers. Here every
+The same fields, and beside them those of the parent process alone: stop strings, a seed, how many answers. Here every
 value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
 """
 
@@ -81,68 +81,70 @@ class SamplingParams:
             _check(one.name, getattr(self, one.name), one.metadata)
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                given = _some(getattr(self, name))
-                raise InvalidParameterError(f"{name} must be true or false, {given} given", name)
+                shown = _some(getattr(self, name))
+                raise InvalidParameterError(f"expected {name} to be true or false, got {shown}", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError(
-                "allowed_token_ids must hold at least one token, or be None to allow all", "allowed_token_ids"
+                "expected at least one token in allowed_token_ids, or None to allow all", "allowed_token_ids"
             )
         if self.max_tokens == 0 and self.prompt_logprobs is None:
             raise InvalidParameterError(
-                "max_tokens must be at least 1, or 0 with prompt_logprobs; 0 given, and no prompt_logprobs",
+                "expected max_tokens of at least 1, or 0 with prompt_logprobs; got 0 and no prompt_logprobs",
                 "max_tokens",
             )
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameterError(
-                f"min_tokens must be at most max_tokens, {self.min_tokens} and {self.max_tokens} given", "min_tokens"
+                f"expected min_tokens of at most max_tokens, got {self.min_tokens} and {self.max_tokens}", "min_tokens"
             )
         self._check_grammar()
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
-                f"stop takes up to {MAX_STOPS} texts of 1 to {MAX_STOP_CHARS} characters, {_some(self.stop)} given",
+                f"expected at most {MAX_STOPS} stop texts of 1 to {MAX_STOP_CHARS} characters, got {_some(self.stop)}",
                 "stop",
             )
         if len(self.logit_bias) > MAX_BIASES or not all(
             isfinite(bias) and abs(bias) <= 1000 for bias in self.logit_bias.values()
         ):
-            message = f"logit_bias takes up to {MAX_BIASES} numbers between -1000 and 1000"
+            message = f"expected at most {MAX_BIASES} numbers between -1000 and 1000 in logit_bias"
             raise InvalidParameterError(message, "logit_bias")
 
     def _check_grammar(self) -> None:
         if self.answer_format is not None and not isinstance(self.answer_format, AnswerFormat):
-            given = _some(self.answer_format)
-            raise InvalidParameterError(f"answer_format must be an AnswerFormat, {given} given", "answer_format")
+            shown = _some(self.answer_format)
+            raise InvalidParameterError(f"expected an AnswerFormat as answer_format, got {shown}", "answer_format")
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):
-            raise InvalidParameterError(f"grammar must be a quire.Grammar, {_some(self.grammar)} given", "grammar")
+            raise InvalidParameterError(f"expected a quire.Grammar as grammar, got {_some(self.grammar)}", "grammar")
         for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
             if getattr(self, name) != neutral:
-                raise InvalidParameterError(f"{name} must be left out with a grammar, which says where it ends", name)
+                raise InvalidParameterError(f"expected no {name} with a grammar, which defines its own end", name)
 
     def _freeze(self) -> None:
-        """Lists of any kind become tuples, None an empty one, so that nobody can change or exhaust them later."""
+        """Lists of any kind become tuples, None an empty one, so that they cannot be changed or exhausted later."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop))
         for name in ("banned_token_ids", "stop_token_ids"):
             object.__setattr__(self, name, _frozen(name, getattr(self, name)))
         if self.allowed_token_ids is not None:
             object.__setattr__(self, "allowed_token_ids", _frozen("allowed_token_ids", self.allowed_token_ids))
-        given: Any = self.logit_bias
-        bias = {} if given is None else given
+        raw: Any = self.logit_bias
+        bias = {} if raw is None else raw
         if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
-            raise InvalidParameterError(f"logit_bias must map token ids to numbers, {_some(bias)} given", "logit_bias")
+            raise InvalidParameterError(
+                f"expected logit_bias to map token ids to numbers, got {_some(bias)}", "logit_bias"
+            )
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
     def settle(
         self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, room: int = 1 << 30
     ) -> CoreParams:
-        """The core's parameters: the client's word, then the model's own settings, then the neutral ones. Without a
+        """The core's parameters: the client's value, then the model's own settings, then the neutral ones. Without a
         limit of the client's, the answer has all the room there is.
         """
 
         def chosen(name: str, neutral: float) -> float:
-            given = getattr(self, name)
-            return defaults.get(name, neutral) if given is None else given
+            value = getattr(self, name)
+            return defaults.get(name, neutral) if value is None else value
 
         for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
             _check_tokens(name, getattr(self, name) or (), vocabulary_size)
@@ -166,14 +168,14 @@ class SamplingParams:
         )
 
 
-def _frozen(name: str, given: Any) -> tuple[Any, ...]:
-    if given is None:
+def _frozen(name: str, values: Any) -> tuple[Any, ...]:
+    if values is None:
         return ()
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
-        raise InvalidParameterError(f"{name} must be a list, {_some(given)} given", name)
-    taken = tuple(dict.fromkeys(islice(given, MAX_LISTED + 1)))
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidParameterError(f"expected {name} to be a list, got {_some(values)}", name)
+    taken = tuple(dict.fromkeys(islice(values, MAX_LISTED + 1)))
     if len(taken) > MAX_LISTED:
-        raise InvalidParameterError(f"{name} takes up to {MAX_LISTED} entries, more given", name)
+        raise InvalidParameterError(f"expected at most {MAX_LISTED} entries in {name}, got more", name)
     return taken
 
 
@@ -187,19 +189,19 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidParameterError(f"{name} must be a number from {low} to {high}, {_some(value)} given", name)
+        raise InvalidParameterError(f"expected {name} to be a number from {low} to {high}, got {_some(value)}", name)
     if isinstance(low, int) and not isinstance(value, int):
-        raise InvalidParameterError(f"{name} must be a whole number, {_some(value)} given", name)
+        raise InvalidParameterError(f"expected {name} to be an integer, got {_some(value)}", name)
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
-    # A list may name a whole vocabulary: looked through one by one only for the token that is wrong.
+    # A list may name a whole vocabulary: searched one by one only for the token that is wrong.
     if not tokens or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary_size):
         return
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
             raise InvalidParameterError(
-                f"{name} must hold token ids from 0 to {vocabulary_size - 1}, {_some(token)} given", name
+                f"expected token ids from 0 to {vocabulary_size - 1} in {name}, got {_some(token)}", name
             )
 
 

@@ -1,4 +1,4 @@
-"""From what a caller says to a request the core can queue."""
+"""From a caller's arguments to a request the core can queue."""
 
 import secrets
 from math import isfinite
@@ -17,7 +17,7 @@ DEFAULT_TENANT = "default"
 
 
 class RequestOptions(TypedDict, total=False):
-    """What may be said of a request beside what it asks."""
+    """Options of a request beside its prompt and parameters."""
 
     tenant: str
     priority: PriorityClass | str
@@ -25,13 +25,13 @@ class RequestOptions(TypedDict, total=False):
     timeout_s: float | None
     """Seconds from now after which it ends with what it has."""
     cache_group: str
-    """Who may share its blocks; the tenant unless stated."""
+    """Requests of one group share blocks; the tenant unless set."""
     adapter: str
     """The LoRA to answer with; empty is the model itself."""
     explain: bool
-    """Whether its completion is to say why the next token was not found in the cache."""
-    is_promised: bool
-    """Its tenant was told to come back at this time: it is let in whatever waits."""
+    """Whether its completion has the reason why the next token was not found in the cache."""
+    has_reservation: bool
+    """Its tenant was promised a place at this time: it is let in whatever waits."""
 
 
 def make_request(
@@ -39,13 +39,13 @@ def make_request(
 ) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded.
 
-    Looks at every token of every list: long ones are made beside the event loop.
+    Checks every token of every list: long ones are made beside the event loop.
     """
-    strange = sorted(set(options) - RequestOptions.__annotations__.keys())
-    if strange:
+    unknown = sorted(set(options) - RequestOptions.__annotations__.keys())
+    if unknown:
         raise InvalidParameterError(
-            f"unknown request option {strange[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}",
-            strange[0],
+            f"unknown request option {unknown[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}",
+            unknown[0],
         )
     now_s = monotonic()
     tenant, timeout_s = (
@@ -65,9 +65,9 @@ def make_request(
         priority=_priority(options.get("priority", PriorityClass.NORMAL)),
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        # For log-probabilities of its prompt all of it is computed: no block is looked for.
+        # For log-probabilities of its prompt all of it is computed: no block is searched.
         is_explained=bool(options.get("explain", False)) and params.prompt_logprobs is None,
-        is_promised=options.get("is_promised", False),
+        has_reservation=options.get("has_reservation", False),
         grammar=None if params.grammar is None else model.checked(params.grammar),
         has_stop_texts=bool(params.stop),
         work_tokens=current_work().take_service_tokens(),
@@ -79,13 +79,13 @@ def _priority(value: object) -> PriorityClass:
         return PriorityClass(value)
     except ValueError:
         words = ", ".join(one.value for one in PriorityClass)
-        raise InvalidParameterError(f"priority must be one of {words}, {value!r} given", "priority") from None
+        raise InvalidParameterError(f"expected priority to be one of {words}, got {value!r}", "priority") from None
 
 
 def checked_name(what: str, value: object) -> str:
-    """The name of a tenant, a cache group or an adapter, or an error that says what it must be."""
+    """The name of a tenant, a cache group or an adapter, or an error with what it must be."""
     if not isinstance(value, str) or not value or not _is_text(value):
-        message = f"{what} must be a text of whole characters that is not empty, {value!r} given"
+        message = f"expected {what} to be a non-empty text of complete characters, got {value!r}"
         raise InvalidParameterError(message, what)
     return value
 
@@ -106,5 +106,5 @@ def _timeout_s(value: object) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
-        raise InvalidParameterError(f"timeout_s must be a number of seconds, 0 or more, {value!r} given", "timeout_s")
+        raise InvalidParameterError(f"expected timeout_s to be 0 seconds or more, got {value!r}", "timeout_s")
     return float(value)

@@ -1,4 +1,4 @@
-"""A model as the parent process sees it: its words, its template, its ends, its own sampling settings. No tensors."""
+"""A model as the parent process sees it: tokenizer, template, end tokens, its own sampling settings. No tensors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class Namespaces(dict[tuple[str, str], Namespace]):
-    """Of one model's blocks: made when first wanted, and kept as long as there are not too many: clients name some."""
+    """Of one model's blocks: made at their first use, and kept as long as there are not too many: clients name some."""
 
     def __init__(self, info: ModelInfo) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What turns words into requests."""
+    """What turns text into requests."""
 
     name: str
     info: ModelInfo
@@ -69,13 +69,13 @@ class TextModel:
     eos_token_ids: frozenset[int]
     defaults: Mapping[str, float | int]
     grammars: GrammarChecker | None = None
-    """None: whoever runs it looks at grammars itself, and nobody else is kept waiting."""
+    """None: the engine in this process checks grammars itself, and no other client waits for that."""
     writes_tools: bool = False
-    """Where its template knows no tools, they are told of in words of ours."""
+    """Where its template has no tools, they are described in a text of ours."""
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
     format_finder: FormatFinder | None = field(init=False, repr=False, compare=False)
     has_thoughts: dict[str, bool] = field(init=False, repr=False, compare=False)
-    """Whether it writes any, by its name, once that is known."""
+    """Whether it writes any, by its name, once that is found out."""
     vocabulary_size: int = field(init=False)
     """Tokens the model has rows for."""
     max_sequence_tokens: int = field(init=False)
@@ -106,7 +106,7 @@ class TextModel:
         sampling: Mapping[str, float] | None = None,
     ) -> "TextModel":
         """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits. `sampling`
-        stands before what the model's files say."""
+        comes before the settings in the model's files."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
@@ -122,7 +122,7 @@ class TextModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the operator should know of the model, and of a template that had to be stopped."""
+        """Notes for the operator about the model, and about a template that had to be stopped."""
         failure = None if self.template is None else self.template.failure
         return self.info.notes if failure is None else (*self.info.notes, str(failure))
 
@@ -132,10 +132,10 @@ class TextModel:
             with current_work().timed(WorkKind.TOKENIZE):
                 return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
-            raise InvalidParameterError(f"a prompt must be a text or a list of token ids, {prompt!r} given")
-        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is looked at
+            raise InvalidParameterError(f"expected a prompt as text or as a list of token ids, got {prompt!r}")
+        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is checked
             raise RequestTooLargeError(
-                f"a prompt and its answer may have {self.max_sequence_tokens} tokens together, the prompt alone has "
+                f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer, the prompt alone has "
                 f"{len(prompt)}; shorten it"
             )
         return self._within_rows(self._whole_numbers([*prompt]))
@@ -151,15 +151,15 @@ class TextModel:
 
     def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
         """A conversation as the model's own template writes it."""
-        strange = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
-        if strange:
+        unexpected = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
+        if unexpected:
             raise InvalidParameterError(
-                f"a template may be told {', '.join(TemplateArguments.__annotations__)}; {strange[0]!r} given"
+                f"expected template arguments {', '.join(TemplateArguments.__annotations__)}, got {unexpected[0]!r}"
             )
         if self.template is None:
             raise TemplateError(
-                "chat needs a chat template, this model has none; use the completions endpoint with a plain prompt, "
-                "or a model that was made for chatting"
+                "expected a model with a chat template, this model has none; use the completions endpoint with a plain "
+                "prompt, or a chat model"
             )
         self._check_size(messages, arguments)
         return self.template.render(messages, **arguments)
@@ -177,7 +177,7 @@ class TextModel:
         return self._within_rows(ids), parts
 
     def is_simple(self, messages: Messages) -> bool:
-        """A chat whose answer is all text, in roles that every template knows: there is nothing to find out for it."""
+        """A chat whose answer is all text, in roles that every template has: there is nothing to find out for it."""
         if self.name not in self.has_thoughts:
             self.has_thoughts[self.name] = self.formats().reasoning is not None
         if self.has_thoughts[self.name]:
@@ -209,27 +209,28 @@ class TextModel:
         size = num_text_bytes([list(messages), *arguments.values()])
         if size > limit:
             raise RequestTooLargeError(
-                f"a conversation may have {limit} bytes of text, {size} given; shorten it, or send fewer messages"
+                f"expected at most {limit} bytes of text in a conversation, got {size}; "
+                "shorten it, or send fewer messages"
             )
 
     def _whole_numbers(self, ids: list[Any]) -> list[int]:
-        """A caller may say anything."""
+        """A caller may pass anything."""
         if set(map(type, ids)) - {int}:
-            strange = next(one for one in ids if type(one) is not int)
-            raise self._not_a_row(strange)
+            unexpected = next(one for one in ids if type(one) is not int)
+            raise self._not_a_row(unexpected)
         return ids
 
     def _within_rows(self, ids: list[int]) -> list[int]:
-        """A tokenizer may know more tokens than the model has rows."""
+        """A tokenizer may have more tokens than the model has rows."""
         if not ids:
-            raise RequestTooLargeError("a prompt must have at least one token, none given; say something")
+            raise RequestTooLargeError("expected at least one token in the prompt, got none; send some text")
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
             raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
         return ids
 
-    def _not_a_row(self, given: object) -> InvalidParameterError:
+    def _not_a_row(self, value: object) -> InvalidParameterError:
         return InvalidParameterError(
-            f"a prompt's tokens must be whole numbers from 0 to {self.vocabulary_size - 1}, {given!r} given"
+            f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
         )
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:

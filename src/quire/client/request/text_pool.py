@@ -1,13 +1,13 @@
-"""Where text is worked on: a few threads of its own, shared between tenants. Knows nothing of what the work is.
+"""Where text is worked on: a few threads of its own, shared between tenants. Independent of what the work is.
 
-Parsing, rendering, tokenising and wording are work that a client can ask for at will. In one queue for all, whoever
-sends most is served most and everybody waits behind them. Here one tenant has one thread at most, waiting tenants take
-turns, and a thread is always within reach of somebody else:
+Parsing, rendering, tokenising and writing text are work that a client can cause at will. In one queue for all, the
+tenant that sends most is served most and all others wait behind it. Here one tenant has one thread at most, waiting
+tenants take turns, and a thread is always within reach of another tenant:
 
     run(tenant, work) ─► waiting, by tenant ─► the next tenant in turn that has nothing running ─► a thread
 
 A caller that is cancelled while it waits leaves. Work that has begun keeps its thread, and its tenant's turn, until it
-ends; it sees that its client has left (`text_work`), and ends before its next piece. What it cost its tenant pays.
+ends; it sees that its client has left (`text_work`), and ends before its next piece. Its cost is charged to its tenant.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MAX_WAITING = 4096
 
 
 Task = tuple[Callable[[], Any], "asyncio.Future[Any]", TextWork]
-"""What is done, what its caller awaits of it, and who pays."""
+"""What is done, what its caller awaits of it, and the account that pays."""
 
 
 class TextPool:
@@ -41,7 +41,7 @@ class TextPool:
         self._running: set[str] = set()
         """Tenants that have a thread."""
         self._waiting: dict[str, deque[Task]] = {}
-        """By tenant, in the order of their turns; nobody is listed without a task."""
+        """By tenant, in the order of their turns; no tenant is listed without a task."""
         self._until_end: dict[str, list[asyncio.Future[None]]] = {}
         self.budget = TextBudget()
 
@@ -67,8 +67,8 @@ class TextPool:
     async def pause(self, tenant: str) -> None:
         """Wait for the end of what this tenant has in a thread, if it has anything there.
 
-        Work in a thread takes the interpreter's lock from the event loop for milliseconds at a time. Whoever keeps the
-        loop busy for a tenant beside its own work, as by reading more of its text, makes everybody pay for that.
+        Work in a thread takes the interpreter's lock from the event loop for milliseconds at a time. A caller that
+        keeps the loop busy for a tenant meanwhile, as by reading more of its text, makes all others wait for that.
         """
         if tenant in self._running:
             ended = asyncio.get_running_loop().create_future()
@@ -76,7 +76,7 @@ class TextPool:
             await ended
 
     def _begin(self) -> None:
-        """Give free threads to those whose turn it is."""
+        """Give free threads to the tenants whose turn it is."""
         while len(self._running) < self._num_threads:
             tenant = next((one for one in self._waiting if one not in self._running), None)
             if tenant is None:
@@ -84,13 +84,13 @@ class TextPool:
             tasks = self._waiting.pop(tenant)
             work, awaited, payer = tasks.popleft()
             if tasks:
-                self._waiting[tenant] = tasks  # behind everybody else who waits
+                self._waiting[tenant] = tasks  # behind all other tenants that wait
             self._running.add(tenant)
             done = self._threads.submit(payer.run, work)
             done.add_done_callback(lambda result, t=tenant, a=awaited: self._on_loop(t, a, result))  # type: ignore[misc]
 
     def _on_loop(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
-        with suppress(RuntimeError):  # the loop was closed: nobody is left to be told
+        with suppress(RuntimeError):  # the loop was closed: no caller is left
             awaited.get_loop().call_soon_threadsafe(self._end, tenant, awaited, result)
 
     def _end(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:

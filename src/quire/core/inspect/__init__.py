@@ -1,1 +1,1 @@
-"""Looking at the core from outside: snapshots, maps of the pool and of the tree, the invariants."""
+"""The core seen from outside: snapshots, maps of the pool and of the tree, the invariants."""

@@ -1,4 +1,4 @@
-"""All that is known of one block, for whoever points at it. Walks the tables that are open, and one chain."""
+"""All facts of one block, for a dashboard. Walks the tables that are open, and one chain."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -41,7 +41,7 @@ def _pinned_in(memory: KVMemory, block: int) -> BlockTable | None:
 
 
 def _chain(memory: KVMemory, block: int, table: BlockTable | None) -> tuple[list[int], int | None]:
-    """The blocks up to this one, and the root they hang under; an unnamed one stands in the table of who holds it."""
+    """The blocks up to this one, and the root they hang under; an unnamed one stands in the table that holds it."""
     if not memory.tree.parent_of(block):
         if table is None:
             return [], None

@@ -1,7 +1,7 @@
-"""Everything that must always hold of the KV memory and of the scheduler, as functions anyone may call.
+"""Everything that must always hold of the KV memory and of the scheduler, as plain functions.
 
-`check(memory)` walks the whole pool, `check_scheduler(scheduler)` everybody who waits or runs: for tests, proofs and
-idle moments. What can be told in O(1) is checked all the time, inside the operations themselves.
+`check(memory)` walks the whole pool, `check_scheduler(scheduler)` all sequences that wait or run: for tests, proofs and
+idle moments. What can be decided in O(1) is checked all the time, inside the operations themselves.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ def check_at_rest(memory: KVMemory) -> None:
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Who waits, who runs, and what is counted of them, agree with each other and with the memory."""
+    """Waiting and running sequences, and what is counted of them, agree with each other and with the memory."""
     running, waiting = scheduler.running, list(scheduler.queue)
     keys = [sequence.key for sequence in running]
     _require(keys == sorted(keys), "running: not in order of urgency")
@@ -65,7 +65,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         for sequence in live.sequences
         if sequence.status is not SequenceStatus.FINISHED
     )
-    _require(alive == expected, "a sequence is nowhere, or in two places")
+    _require(alive == expected, "a sequence is in no place, or in two places")
     _check_tenants(scheduler)
 
 
@@ -82,7 +82,7 @@ def _check_tenants(scheduler: Scheduler) -> None:
 
 
 def _check_places(scheduler: Scheduler) -> None:
-    """Everybody who waits has a place, but the preempted; and each tenant's are counted as its own."""
+    """Every waiting request has a place, but the preempted; and each tenant's are counted as its own."""
     shares = scheduler.queue.shares
     owners = {
         sequence.request.request_id: sequence.request.tenant
@@ -104,7 +104,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _check_free_queue(memory: KVMemory) -> None:
-    """Promises 1 and 3: a block is queued exactly if nobody holds it, blanks first, and the three states add up."""
+    """Promises 1 and 3: a block is queued exactly if no table holds it, blanks first, and the three states add up."""
     pool, parent_of = memory.pool, memory.tree.parent_of
     pool.check_links()
     position = {block: at for at, block in enumerate(pool.free_queue())}
@@ -119,7 +119,7 @@ def _check_free_queue(memory: KVMemory) -> None:
             ahead = parent > 0 and position.get(parent, at + 1) < at
             _require(not ahead, f"free queue: parent {parent} would be taken before its child {block}")
         else:
-            _require(num_cached == 0, f"free queue: blank block {block} stands behind a cached one")
+            _require(num_cached == 0, f"free queue: blank block {block} comes after a cached one")
     _require(num_cached == pool.num_cached, f"pool: {pool.num_cached} cached blocks counted, {num_cached} found")
     num_referenced = sum(1 for count in pool.ref_count[1 : pool.num_blocks + 1] if count)
     _require(num_referenced == pool.num_referenced, f"pool: {num_referenced} referenced, {pool.num_referenced} counted")
@@ -171,12 +171,12 @@ def _check_roots(memory: KVMemory) -> None:
         while nodes:
             node = nodes.pop()
             for child in tree.children(node):
-                _require(tree.parent_of(child) == node, f"block {child} hangs under {node}, not its parent")
+                _require(tree.parent_of(child) == node, f"block {child} is under {node}, not its parent")
                 num_reached += 1
                 nodes.append(child)
-        _require(bool(num_open[root]) or any(tree.children(root)), f"root {root} is kept by nobody")
+        _require(bool(num_open[root]) or any(tree.children(root)), f"root {root} has no holder")
     _require(
-        num_reached == memory.pool.num_named, f"{num_reached} blocks hang in the tree, {memory.pool.num_named} named"
+        num_reached == memory.pool.num_named, f"{num_reached} blocks are in the tree, {memory.pool.num_named} named"
     )
 
 

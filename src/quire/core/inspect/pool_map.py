@@ -1,7 +1,7 @@
 """The pool as a map: a byte for each block, or for each run of blocks of a large pool.
 
-A million blocks are not looked at one by one: whole planes of bytes are translated and joined, as bytes and as large
-integers. Whoever draws decides how many pieces are drawn at once; one takes less than a millisecond.
+A million blocks are not visited one by one: whole planes of bytes are translated and joined, as bytes and as large
+integers. The caller decides how many pieces are drawn at once; one takes less than a millisecond.
 
     references ─┐
     names ──────┼─► one byte for each block, or for each run: the highest state, the largest count
@@ -38,7 +38,7 @@ def _held(count: int) -> int:
 
 
 _CELL_OF = bytes([FREE, *(_held(n) for n in range(1, 256))])
-"""A reference count to its cell: of names nothing is said yet."""
+"""A reference count to its cell: names are not in it yet."""
 _CELL_OF_BITS = bytes(
     _held(LEVELS[(n & ~_NAMED).bit_length() - 1]) if n & ~_NAMED else CACHED if n else FREE for n in range(256)
 )

@@ -1,4 +1,4 @@
-"""What an engine shows of itself while somebody watches: plain structs, the same on the wire to a parent and in JSON.
+"""What an engine shows of itself while it is watched: plain structs, the same on the wire to a parent and in JSON.
 
 Ids, counts, cache groups and tenants; never a token id, never a text. Everything in it is bounded.
 """
@@ -19,7 +19,7 @@ class CellCounts(msgspec.Struct, frozen=True):
 
     free: int = 0
     cached: int = 0
-    """Nobody holds them, and they can be hit."""
+    """No table holds them, and they can be hit."""
     used: int = 0
     """Held by one."""
     shared: int = 0
@@ -67,7 +67,7 @@ class TreePicture(msgspec.Struct, frozen=True):
     num_tokens: int = 0
     """Of all of them."""
     is_drawn: bool = False
-    """Else nobody has looked at the tree yet: what is cached is not known."""
+    """Else the tree was not drawn yet: what is cached is not shown."""
 
 
 class StepFigures(msgspec.Struct, frozen=True):

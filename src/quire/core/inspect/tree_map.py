@@ -68,7 +68,7 @@ class TreeDrawing:
             yield length
 
     def _judge(self, at: int) -> None:
-        """All below it have been judged. Its parent has at least its references, and more blocks below: whoever is
+        """All below it have been judged. Its parent has at least its references, and more blocks below: a node
         among the best has all its parents there."""
         below, parent = self._below[at], self._parent[at]
         if parent >= 0:

@@ -1,1 +1,1 @@
-"""The KV memory: blocks, who holds them, and the tree of cached prefixes."""
+"""The KV memory: blocks, their holders, and the tree of cached prefixes."""

@@ -1,7 +1,7 @@
-"""How full blocks get names, are found by them, and lose them: pool, tree and listeners told of each other's doings.
+"""How full blocks get names, are found by them, and lose them: keeps pool, tree and listeners in step.
 
-Called by `KVMemory` alone. The tree knows names and no references, the pool references and no names; the order in which
-both are told is kept here.
+Called by `KVMemory` alone. The tree has names and no references, the pool references and no names; the order in which
+both are updated is kept here.
 """
 
 from array import array
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from quire.core.events import BlockStored
 from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable
-from quire.core.memory.kv_publisher import KVAnnouncer
+from quire.core.memory.kv_publisher import KVPublisher
 from quire.core.memory.memory_view import MemoryCounters
 from quire.core.memory.prefix_tree import PrefixTree
 from quire.core.memory.state_slots import StateSlots
@@ -19,7 +19,7 @@ from quire.core.memory.state_slots import StateSlots
 class BlockNames:
     """The names of one memory's blocks."""
 
-    __slots__ = ("_announcer", "_counters", "_named_at_s", "_pool", "_slots", "_tree", "now_s")
+    __slots__ = ("_counters", "_named_at_s", "_pool", "_publisher", "_slots", "_tree", "now_s")
 
     def __init__(
         self,
@@ -27,13 +27,13 @@ class BlockNames:
         tree: PrefixTree,
         slots: StateSlots,
         counters: MemoryCounters,
-        announcer: KVAnnouncer | None,
+        publisher: KVPublisher | None,
     ) -> None:
         self._pool = pool
         self._tree = tree
         self._slots = slots
         self._counters = counters
-        self._announcer = announcer
+        self._publisher = publisher
         self.now_s = 0.0
         self._named_at_s = array("d", bytes(8 * (pool.num_blocks + 1)))
 
@@ -78,15 +78,15 @@ class BlockNames:
         if num_named < len(blocks):
             self._counters.num_collisions += 1
             table.is_naming = False
-        if self._announcer is not None and num_named:
-            self._announcer.named(table, first, first + num_named, self._tree.namespace_of(table.root))
+        if self._publisher is not None and num_named:
+            self._publisher.named(table, first, first + num_named, self._tree.namespace_of(table.root))
 
     def named_at_s(self, block: int) -> float:
         """When a named block got its name."""
         return self._named_at_s[block]
 
     def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
-        """Where an equal block is named already, take it and give up the own one; returns the first index without.
+        """Where an equal block is named already, take it and release the own one; returns the first index without.
 
         Equal tokens after an equal prefix are equal KV, bit for bit: one copy is enough. Below a block that is new
         nothing can have been named before, so the equal ones come first.
@@ -108,22 +108,22 @@ class BlockNames:
         if self._slots.num_slots:
             self._slots.forget(blocks)
         self._counters.num_evictions += len(digests)
-        if self._announcer is not None:
-            self._announcer.removed(blocks, digests)
+        if self._publisher is not None:
+            self._publisher.removed(blocks, digests)
 
     def kept(self, table: BlockTable) -> None:
         """The last block of this table carries a state now."""
-        if self._announcer is not None:
-            self._announcer.kept(table, self._tree.namespace_of(table.root))
+        if self._publisher is not None:
+            self._publisher.kept(table, self._tree.namespace_of(table.root))
 
-    def all_told(self) -> Iterator[BlockStored]:
-        """What listeners have been told and may still believe; nothing where nobody listens."""
-        return iter(()) if self._announcer is None else self._announcer.all_told(self._tree)
+    def published_blocks(self) -> Iterator[BlockStored]:
+        """What listeners were sent and what was not removed since; nothing without a listener."""
+        return iter(()) if self._publisher is None else self._publisher.published_blocks(self._tree)
 
     def clear(self) -> None:
         """Every block loses its name, and every cached state its block."""
         self._slots.clear()
         self._pool.unname_all()
         self._tree.clear()
-        if self._announcer is not None:
-            self._announcer.cleared()
+        if self._publisher is not None:
+            self._publisher.cleared()

@@ -1,9 +1,9 @@
-"""The blocks, their reference counts, and the free queue in eviction order. Knows no tokens and no tree.
+"""The blocks, their reference counts, and the free queue in eviction order. It has no tokens and no tree.
 
 A block is an index. Everything about it sits at that index in a few flat arrays, so a pool of a million blocks
 is a handful of objects: the garbage collector has nothing to walk and no operation depends on the pool's size.
 
-Each block is in exactly one of three states, told by two facts:
+Each block is in exactly one of three states, which two facts decide:
 
     references   named?
         > 0      any      referenced   some block table or pin holds it
@@ -16,7 +16,7 @@ operation has an end case. Blocks are taken from the left.
     ┌─► [NULL] ⇄ blank ⇄ blank ⇄ [border] ⇄ oldest cached ⇄ … ⇄ newest cached ◄─┐
     └───────────────────────────────────────────────────────────────────────────┘
 
-Blank blocks come first: taking one costs nobody a hit. The null block, 0, is never handed out; a runner points
+Blank blocks come first: taking one costs no hit. The null block, 0, is never handed out; a runner points
 padding rows at it, and here it serves as the first sentinel.
 """
 
@@ -30,7 +30,7 @@ NULL_BLOCK = 0
 
 
 class Allocation(NamedTuple):
-    """Blocks now held once each by whoever asked."""
+    """Blocks now held once each by the caller."""
 
     blocks: list[int]
     evicted: list[int]
@@ -54,7 +54,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
-            raise ConfigError(f"a pool needs at least 1 block, {num_blocks} given; raise the memory budget")
+            raise ConfigError(f"expected a pool of at least 1 block, got {num_blocks}; raise the memory budget")
         self.num_blocks = num_blocks
         self._border = num_blocks + 1
         self.ref_count = array("i", bytes(4 * (num_blocks + 2)))
@@ -81,7 +81,7 @@ class BlockPool:
     def allocate(self, count: int) -> Allocation:
         """Take `count` blocks: blank ones first, then the least recently used cached ones.
 
-        Which block somebody gets is decided here and nowhere else; `take_cached` empties the same end of the queue.
+        Which block a table gets is decided here and nowhere else; `take_cached` empties the same end of the queue.
         """
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
@@ -110,10 +110,10 @@ class BlockPool:
         next_, prev, ref_count, named = self._next, self._prev, self.ref_count, self.named
         num_blocks = self.num_blocks
         for block in blocks:
-            # A negative index would wrap round to a stranger's block.
+            # A negative index would wrap round to another table's block.
             count = ref_count[block] - 1 if 0 < block <= num_blocks else -1
             if count < 0:
-                raise InvariantError(f"release: block {block} is not held by anyone")
+                raise InvariantError(f"release: block {block} has no holder")
             ref_count[block] = count
             if count:
                 continue
@@ -130,7 +130,7 @@ class BlockPool:
         """The tree named these blocks: when their last reference goes they are cached, not blank."""
         for block in blocks:
             if self._count(block) == 0 or self.named[block]:
-                raise InvariantError(f"name: block {block} must be referenced and not named yet")
+                raise InvariantError(f"name: expected block {block} to be referenced and not named yet")
             self.named[block] = 1
         self.num_named += len(blocks)
 
@@ -138,7 +138,7 @@ class BlockPool:
         """The tree forgot these blocks, which `allocate` or `take_cached` has just taken from the queue."""
         for block in blocks:
             if not self.named[block] or self.ref_count[block] == 0:
-                raise InvariantError(f"unname: block {block} must be named and taken from the queue first")
+                raise InvariantError(f"unname: expected block {block} to be named and removed from the queue")
             self.named[block] = 0
         self.num_named -= len(blocks)
 
@@ -180,7 +180,7 @@ class BlockPool:
 
     def _count(self, block: int) -> int:
         if not 0 < block <= self.num_blocks:
-            raise InvariantError(f"block ids go from 1 to {self.num_blocks}, {block} given")
+            raise InvariantError(f"expected a block id from 1 to {self.num_blocks}, got {block}")
         return self.ref_count[block]
 
     def _unlink(self, block: int) -> None:

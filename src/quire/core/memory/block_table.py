@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from sys import byteorder
 from typing import NamedTuple
 
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 
 
 class Slot(NamedTuple):
@@ -97,7 +97,7 @@ class BlockTable:
         self.copy_source: int | None = None
         """The shared block the step in flight copies from: held until the step returns."""
         self.is_counted = True
-        """Whether what it finds enters the statistics: not when the same sequence has asked before."""
+        """Whether what it finds enters the statistics: not when the same sequence has queried before."""
         self.has_queried = False
         self.query_tokens = 0
         self.query_hit_tokens = 0
@@ -107,11 +107,11 @@ class BlockTable:
         """Its running slot: the state after its last computed token. It has one once it has computed or reserved."""
         self.promised_slot: int | None = None
         """Where the step in flight puts the state to be kept, and what for."""
-        self.keep = Keep.PASSING
+        self.keep = StateCheckpoint.TRANSIENT
         self.last_kept: int | None = None
         """The block whose state it kept last."""
         self.num_matched = 0
-        """How many blocks it found when it last asked, those behind the last state among them."""
+        """How many blocks it found at its last query, those behind the last state among them."""
 
     @property
     def is_in_flight(self) -> bool:

@@ -1,4 +1,4 @@
-"""The digests of blocks that a step completes: who needs one of them waits for it instead of computing it, too."""
+"""The digests of blocks that a step completes: a sequence that needs one waits for it instead of computing it, too."""
 
 from collections.abc import Iterable
 

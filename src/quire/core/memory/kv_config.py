@@ -16,13 +16,13 @@ class KVMemoryConfig:
     """Tokens in a block; a power of two."""
     pin_share: float = 0.0
     """The largest share of the pool that pins may hold. It is kept free of longest requests, so it is nothing unless
-    somebody can pin."""
+    there may be pins."""
     max_pin_s: float = 3600.0
     """The longest time one pin may last."""
     max_pins: int = 4096
     """How many pins there may be at once, however few blocks they hold."""
     num_evictions_remembered: int = 16_384
-    """How many evicted blocks can still be told from blocks never seen."""
+    """How many evicted blocks can still be distinguished from blocks never seen."""
 
     num_slots: int = 0
     """Slots for recurrent state that can be handed out; none for a model without such layers. The runner has one more:
@@ -32,21 +32,21 @@ class KVMemoryConfig:
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1:
-            raise ConfigError(f"num_blocks must be at least 1, {self.num_blocks} given; raise the memory budget")
+            raise ConfigError(f"expected num_blocks of at least 1, got {self.num_blocks}; raise the memory budget")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            raise ConfigError(f"block_size must be a power of two, {self.block_size} given; 32 suits most models")
+            raise ConfigError(f"expected block_size to be a power of two, got {self.block_size}; 32 suits most models")
         if not 0.0 <= self.pin_share <= 1.0:
-            raise ConfigError(f"pin_share must lie between 0 and 1, {self.pin_share} given")
+            raise ConfigError(f"expected pin_share between 0 and 1, got {self.pin_share}")
         if not 0.0 < self.max_pin_s < inf:
-            raise ConfigError(f"max_pin_s must be above 0 and finite, {self.max_pin_s} given")
+            raise ConfigError(f"expected max_pin_s above 0 and finite, got {self.max_pin_s}")
         if self.max_pins < 0:
-            raise ConfigError(f"max_pins must be at least 0, {self.max_pins} given; 0 forbids pins")
+            raise ConfigError(f"expected max_pins of at least 0, got {self.max_pins}; 0 forbids pins")
         if self.num_evictions_remembered < 1:
-            raise ConfigError(f"num_evictions_remembered must be at least 1, {self.num_evictions_remembered} given")
+            raise ConfigError(f"expected num_evictions_remembered of at least 1, got {self.num_evictions_remembered}")
         if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
             raise ConfigError(
-                f"of {self.num_slots} state slots at least 1 and at most all must be for running sequences, "
-                f"{self.num_running_slots} given"
+                f"expected at least 1 and at most all of {self.num_slots} state slots for running sequences, got "
+                f"{self.num_running_slots}"
             )
 
     @property
@@ -57,7 +57,7 @@ class KVMemoryConfig:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block as it stands now, for people who look: the memory itself keeps flat arrays."""
+    """One block as it stands now, for inspection: the memory itself keeps flat arrays."""
 
     block_id: int
     ref_count: int

@@ -1,7 +1,7 @@
-"""What a router that comes late has to be told: every block that can be hit, parents before their children.
+"""What a router that connects late has to be sent: every block that can be hit, parents before their children.
 
 All arrays of the tree are copied at once, which takes milliseconds; they are walked later, a little at a time, while
-names come and go. So what is told is the truth of one moment, and no step waits for all of it.
+names come and go. So what is sent is the truth of one moment, and no step waits for all of it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,24 @@ MAX_RUN_BLOCKS = 64
 """In one event."""
 
 
-def told_blocks(tree: PrefixTree, told: bytearray | None) -> Iterator[BlockStored]:
-    """The blocks of this tree as they are now, of these only those marked as told, if any are marked."""
+def iter_cached_blocks(tree: PrefixTree, published: bytearray | None) -> Iterator[BlockStored]:
+    """The blocks of this tree as they are now, of these only those marked as published, if any are marked."""
     records, first_child, older, roots = tree.copied()
-    return _Walk(records, first_child, older, tree.block_size, None if told is None else bytes(told)).all_of(roots)
+    marked = None if published is None else bytes(published)
+    return _Walk(records, first_child, older, tree.block_size, marked).all_of(roots)
 
 
 class _Walk:
     """Depth first, by runs: a run ends where its last block has no child or several."""
 
     def __init__(
-        self, records: bytes, first_child: Sequence[int], older: Sequence[int], block_size: int, told: bytes | None
+        self, records: bytes, first_child: Sequence[int], older: Sequence[int], block_size: int, published: bytes | None
     ) -> None:
         self._records = records
         self._first_child = first_child
         self._older = older
         self._block_size = block_size
-        self._told = told
+        self._published = published
 
     def all_of(self, roots: Sequence[tuple[Namespace, int]]) -> Iterator[BlockStored]:
         for namespace, first in roots:
@@ -50,7 +51,7 @@ class _Walk:
 
     def _run_from(self, block: int) -> list[int]:
         run: list[int] = []
-        while self._told is None or self._told[block]:
+        while self._published is None or self._published[block]:
             run.append(block)
             child = self._first_child[block]
             if not child or self._older[child] or len(run) == MAX_RUN_BLOCKS:

@@ -5,7 +5,7 @@
               └─────────┴── again, as tokens become known ──┘
 
 `match` takes the cached blocks and holds them, in one operation. `reserve` gets blocks for the tokens the next step
-will compute, drafts among them. `commit` tells how much of that the step has made true; only then do full blocks get
+will compute, drafts among them. `commit` takes how much of that the step has made true; only then do full blocks get
 names, so a block is visible only when it is true, and blocks that came to nothing are given back. `release` gives
 everything back, last block first. Nothing here touches KV data: where a shared block must be written, `reserve` plans
 the copy and the runner makes it.
@@ -26,11 +26,11 @@ from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for
 from quire.core.memory.in_flight import InFlight
 from quire.core.memory.kv_config import Block, KVMemoryConfig, MemoryStats
-from quire.core.memory.kv_publisher import KVAnnouncer
+from quire.core.memory.kv_publisher import KVPublisher
 from quire.core.memory.memory_view import MemoryCounters, block_view, memory_stats
 from quire.core.memory.pins import Pin, Pins
 from quire.core.memory.prefix_tree import PrefixTree
-from quire.core.memory.state_slots import Keep, StateSlots
+from quire.core.memory.state_slots import StateCheckpoint, StateSlots
 from quire.core.memory.table_states import TableStates
 from quire.core.step import BlockCopy
 from quire.errors import InvariantError
@@ -58,11 +58,11 @@ class KVMemory:
         """How tables use slots; None for a model without recurrent layers."""
         if config.num_slots:
             self.states = TableStates(self.slots, self.pool, config.pin_share)
-        announcer = None
+        publisher = None
         if emit is not None:
             has_state = self.states is not None
-            announcer = KVAnnouncer(emit, config.num_blocks, config.block_size, has_state=has_state)
-        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, announcer)
+            publisher = KVPublisher(emit, config.num_blocks, config.block_size, has_state=has_state)
+        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, publisher)
 
     @property
     def num_free_blocks(self) -> int:
@@ -70,7 +70,7 @@ class KVMemory:
         return self.pool.num_blank + self.pool.num_cached
 
     def advance(self, now_s: float) -> None:
-        """Tell the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
+        """Set the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
         self.now_s = self.names.now_s = now_s
         self.tree.sweep()
         for table, blocks in self.pins.take_expired(now_s):
@@ -86,7 +86,7 @@ class KVMemory:
         return self._register(self.tree.open_root(namespace))
 
     def reopen(self, namespace: Namespace) -> BlockTable:
-        """The same for a sequence that has asked before: what it finds now is its own, and counts as no hit."""
+        """The same for a sequence that has queried before: what it finds now is its own, and counts as no hit."""
         table = self.open(namespace)
         table.is_counted = False
         return table
@@ -94,7 +94,7 @@ class KVMemory:
     def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
         """Extend the table by the cached blocks that follow, hold them, and return how many tokens that gave.
 
-        `tokens` is all the sequence knows. At least its last token is left to compute. A table that stands inside a
+        `tokens` is all the sequence has. At least its last token is left to compute. A table that stands inside a
         block, or already has blocks to write into, gets nothing.
         """
         cap = hit_cap(len(tokens), self.config.block_size)
@@ -131,7 +131,7 @@ class KVMemory:
         tokens: Sequence[int],
         num_tokens: int,
         drafts: Sequence[int] = (),
-        keep: Keep | None = None,
+        keep: StateCheckpoint | None = None,
     ) -> BlockCopy | None:
         """Get blocks for the next `num_tokens` of the known `tokens`, and for `drafts` behind the last of them; returns
         the copy to make first, if any. With `keep`, the state behind the last token is kept, if there is a slot for it.
@@ -160,7 +160,7 @@ class KVMemory:
             self._counters.num_block_copies += 1
         table.blocks += taken
         if table.is_naming and num_certain > first_full:
-            # A block that holds drafts may come to nothing: nobody is told to wait for it.
+            # A block that holds drafts may come to nothing: no sequence waits for it.
             table.in_flight_digests = table.digests[first_full:num_certain]
             self.in_flight.enter(table.in_flight_digests)
         table.num_reserved = end
@@ -181,7 +181,7 @@ class KVMemory:
         num_in_flight = table.num_reserved - table.num_computed
         if not 0 <= num_tokens <= num_in_flight or not num_in_flight:
             raise InvariantError(
-                f"commit: table {table.table_id} has {num_in_flight} tokens in flight, {num_tokens} given"
+                f"commit: table {table.table_id} has {num_in_flight} tokens in flight, got {num_tokens}"
             )
         self._check_exclusive(table)
         if table.in_flight_digests:
@@ -204,14 +204,14 @@ class KVMemory:
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
 
-        Whoever first writes into a shared partial tail gets a copy of it from `reserve`. A state is copied at once, so
+        The first to write into a shared partial tail gets a copy of it from `reserve`. A state is copied at once, so
         with one `num_tokens` are all that are computed, or none.
         """
         self._check_open(table)
         least = table.num_computed if self.states is not None and num_tokens else 0
         if table.is_in_flight or not least <= num_tokens <= table.num_computed:
             raise InvariantError(
-                f"fork: table {table.table_id} must be at rest with {num_tokens} tokens computed, and no more if it "
+                f"fork: expected table {table.table_id} at rest with {num_tokens} tokens computed, and no more if it "
                 f"has a state; it has {table.num_computed}"
             )
         self.tree.share_root(table.root)
@@ -285,20 +285,20 @@ class KVMemory:
             table.is_naming = table.is_naming and not table.blocks
         self.names.clear()
 
-    def divergence(self, namespace: Namespace, tokens: Sequence[int], asker: BlockTable | None = None) -> Divergence:
-        """Why the next token of this prompt would not be reused. Changes nothing. `asker` is a table of these very
-        tokens in this namespace, if there is one: it knows digests."""
+    def divergence(self, namespace: Namespace, tokens: Sequence[int], table: BlockTable | None = None) -> Divergence:
+        """Why the next token of this prompt would not be reused. Changes nothing. `table` is one of these very
+        tokens in this namespace, if there is one: it has digests."""
         slots = None if self.states is None else self.slots
-        known = () if asker is None else asker.digests
+        known = () if table is None else table.digests
         return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known)
 
     def stored_events(self) -> Iterator[BlockStored]:
-        """All that can be hit at this moment, as who listens would have heard it: parents come first. To be read at
-        leisure, whatever happens meanwhile."""
-        return self.names.all_told()
+        """All that can be hit at this moment, as a listener would have received it: parents come first. To be read
+        at leisure, whatever happens meanwhile."""
+        return self.names.published_blocks()
 
     def block(self, block_id: int) -> Block:
-        """What is known of one block."""
+        """The facts of one block."""
         return block_view(block_id, self.pool, self.pins, self.tree)
 
     def stats(self) -> MemoryStats:
@@ -320,22 +320,28 @@ class KVMemory:
             raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
 
     def _count_query(self, table: BlockTable) -> None:
-        """A query counts once the sequence goes on with what it found; one that did not fit will ask again."""
+        """A query counts once the sequence goes on with what it found; one that did not fit will query again."""
         self._counters.query_tokens += table.query_tokens
         self._counters.hit_tokens += table.query_hit_tokens
         table.query_tokens = table.query_hit_tokens = 0
 
-    def _check_reservable(self, table: BlockTable, num_known: int, known_end: int, end: int, keep: Keep | None) -> None:
+    def _check_reservable(
+        self, table: BlockTable, num_known: int, known_end: int, end: int, keep: StateCheckpoint | None
+    ) -> None:
         start, num_drafts = table.num_computed, end - known_end
         if table.num_reserved > start or not start < known_end <= num_known or (num_drafts and known_end < num_known):
             raise InvariantError(
-                f"reserve: table {table.table_id} must be at rest, [{start}, {known_end}) lie within the {num_known} "
-                f"known tokens, and {num_drafts} drafts behind the last of them"
+                f"reserve: expected table {table.table_id} at rest, [{start}, {known_end}) within the {num_known} "
+                f"known tokens, and {num_drafts} drafts after the last of them"
             )
         if keep is not None and (end % self.config.block_size or self.states is None):
-            raise InvariantError(f"reserve: a state is kept on a block border of a model that has one, not at {end}")
+            raise InvariantError(
+                f"reserve: expected a state on a block border of a model that has states, got one at {end}"
+            )
         if num_drafts and self.states is not None:
-            raise InvariantError(f"reserve: {num_drafts} drafts given; a wrong one could not be taken out of a state")
+            raise InvariantError(
+                f"reserve: expected no drafts with a state, got {num_drafts}; a wrong one could not be removed from it"
+            )
 
     def _give_back_unused(self, table: BlockTable) -> None:
         """Let go of the blocks that hold no computed token: kept, they would be a guess's hold on the pool."""

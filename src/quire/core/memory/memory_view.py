@@ -1,4 +1,4 @@
-"""What the KV memory says of itself: its counters and shares, and one block."""
+"""What the KV memory shows of itself: its counters and shares, and one block."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ def memory_stats(
 
 
 def block_view(block_id: int, pool: BlockPool, pins: Pins, tree: PrefixTree) -> Block:
-    """What is known of one block."""
+    """The facts of one block."""
     parent = tree.parent_of(block_id)
     return Block(
         block_id=block_id,

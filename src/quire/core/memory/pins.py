@@ -1,7 +1,7 @@
-"""Which prefixes are kept although nobody uses them, for how long, and how much of the pool that may take.
+"""Which prefixes are kept although no sequence uses them, for how long, and how much of the pool that may take.
 
 A pin is a block table that no sequence writes to: it holds its blocks like any other table, so pinned blocks need no
-rule of their own anywhere else. This room only counts, against a budget, and remembers when each pin ends.
+rule of their own anywhere else. This module only counts, against a budget, and remembers when each pin ends.
 """
 
 from array import array
@@ -40,11 +40,11 @@ class Pins:
         """Take the table in, or raise PinBudgetError and leave it to the caller."""
         num_fresh = sum(self.pin_count[block] == 0 for block in table.blocks)
         if len(self.tables) >= self.max_pins:
-            raise PinBudgetError(f"there may be {self.max_pins} pins and that many there are; unpin something")
+            raise PinBudgetError(f"all {self.max_pins} pins are in use; unpin something")
         if self.num_pinned_blocks + num_fresh > self.budget_blocks:
             raise PinBudgetError(
-                f"pins may hold {self.budget_blocks} blocks, {self.num_pinned_blocks} are pinned and this pin would "
-                f"add {num_fresh}; unpin something, or raise pin_share"
+                f"expected at most {self.budget_blocks} pinned blocks, {self.num_pinned_blocks} are pinned and this "
+                f"pin would add {num_fresh}; unpin something, or raise pin_share"
             )
         for block in table.blocks:
             self.pin_count[block] += 1

@@ -4,7 +4,7 @@ The digest of a block finds a candidate; the candidate is a hit only if its stor
 so even a colliding digest never serves the wrong KV. The parent of a first block is its namespace's root, kept by the
 whole namespace. A parent fits in one integer: a block id above zero, `~slot` of a root below zero, or zero: not named.
 
-Siblings are linked newest first: that is what answers "why did my prefix miss?" without a search.
+Siblings are linked newest first: that is what explains a miss without a search.
 """
 
 from array import array
@@ -113,7 +113,7 @@ class PrefixTree:
         self._first_child = array("i", bytes(4 * rows))
 
     def sweep(self) -> None:
-        """Give back a little of what `clear` put aside: freeing a million names at once would stop everyone."""
+        """Give back a little of what `clear` put aside: freeing a million names at once would stop a step."""
         del self._discarded[-SHARDS_SWEPT_AT_ONCE:]
 
     # -- roots ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,8 @@ class PrefixTree:
         if slot is None:
             if namespace.block_size != self.block_size:
                 raise InvariantError(
-                    f"a namespace of {namespace.block_size}-token blocks in a pool of {self.block_size}-token blocks"
+                    f"expected a namespace of {self.block_size}-token blocks, got one of {namespace.block_size}-token "
+                    "blocks"
                 )
             root = Root(namespace, self.hasher.root(namespace))
             slot = self._free_slots.pop() if self._free_slots else len(self._roots)
@@ -135,7 +136,7 @@ class PrefixTree:
         return ~slot
 
     def close_root(self, root: int) -> None:
-        """One table fewer; a root that nobody needs any more is dropped."""
+        """One table fewer; a root that is not needed any more is dropped."""
         self._root(root).num_tables -= 1
         self._drop_root_if_unused(root)
 
@@ -204,7 +205,9 @@ class PrefixTree:
         Stops at a digest that another block carries. Returns how many blocks got their names.
         """
         if not parent or (parent > 0 and not self._parent[parent]):
-            raise InvariantError(f"name: the parent {parent} of block {blocks[0]} must be a root or a named block")
+            raise InvariantError(
+                f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
+            )
         shards, mask, records, parents = self._shards, self._shard_mask, self._records, self._parent
         newer, older, first_child = self._newer, self._older, self._first_child
         record_width, width = self._record_width, self._width
@@ -242,7 +245,7 @@ class PrefixTree:
         for block in blocks:
             parent = parents[block]
             if first_child[block] or not parent:
-                raise InvariantError(f"forget: block {block} must be a named leaf")
+                raise InvariantError(f"forget: expected block {block} to be a named leaf")
             start = block * record_width
             digest = bytes(records[start : start + DIGEST_BYTES])
             del shards[(digest[0] << 8 | digest[1]) & mask][digest]
@@ -315,7 +318,7 @@ class PrefixTree:
         """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block.
 
         `slots` are those of a model with recurrent layers: the deepest block with a state is as far as a hit goes.
-        `known` are digests of their first blocks that somebody has made already: making them is most of the work.
+        `known` are digests of their first blocks that were made already: making them is most of the work.
         """
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
@@ -351,7 +354,7 @@ class PrefixTree:
     def _divergence_of_new(
         self, namespace: Namespace, next_tokens: bytes, node: int | None, num_cached: int
     ) -> Divergence:
-        """Of a block that never was behind `node`, as far as is known."""
+        """Of a block that never was behind `node`, as far as the tree remembers."""
         sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
         if shared := num_shared_tokens(sibling, next_tokens):
             return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))

@@ -13,7 +13,7 @@ move is written down here in order and taken by the plan of the next step:
 
     copies ─► the items of the step ─► keeps
 
-Copies are made in the order in which they were asked for, before anything else; keeps when all items are done. That
+Copies are made in the order in which they were requested, before anything else; keeps when all items are done. That
 order is what makes a slot safe to be handed on while a copy from it is still to be made.
 """
 
@@ -27,14 +27,14 @@ from quire.errors import InvariantError
 ZERO_SLOT = 0
 
 
-class Keep(Enum):
+class StateCheckpoint(Enum):
     """What a state is kept for when a step ends on a block border."""
 
-    PASSING = "passing"
-    """Its sequence's newest. Given up for the next one, unless somebody has used it or the sequence has ended."""
+    TRANSIENT = "passing"
+    """Its sequence's newest. Given up for the next one, unless it was used or the sequence has ended."""
     SPARSE = "sparse"
     """One of a few of a long prompt, in case others have the same beginning. The first to leave."""
-    LASTING = "lasting"
+    PINNED = "lasting"
     """The end of a prompt, or a place where prompts are known to part."""
 
 
@@ -67,7 +67,7 @@ class StateSlots:
         """Blocks whose state was kept in passing and has not been used."""
         self._num_promised = 0
         self._max_fixed = num_slots - num_running
-        """So many may be promised or pinned: the others are there for whoever runs."""
+        """So many may be promised or pinned: the others are there for running sequences."""
         self._copies: list[SlotCopy] = []
         self._keeps: list[SlotCopy] = []
 
@@ -169,7 +169,7 @@ class StateSlots:
         self._keeps.append(SlotCopy(running, slot))
         return slot
 
-    def attach(self, block: int, slot: int, keep: Keep) -> None:
+    def attach(self, block: int, slot: int, keep: StateCheckpoint) -> None:
         """The step has returned, and the promised state is true: this named block carries it from now on. Where the
         block carries an equal one already, that one stays.
         """
@@ -179,13 +179,13 @@ class StateSlots:
             return
         self._num_promised -= 1
         self._cached[block] = slot
-        if keep is Keep.PASSING:
+        if keep is StateCheckpoint.TRANSIENT:
             self._passing.add(block)
-        elif keep is Keep.SPARSE:
+        elif keep is StateCheckpoint.SPARSE:
             self._cached.move_to_end(block, last=False)
 
     def break_promise(self, slot: int) -> None:
-        """The row failed, or its block has no name: what was written into the slot is nobody's state."""
+        """The row failed, or its block has no name: what was written into the slot is no sequence's state."""
         self._num_promised -= 1
         self._blank.append(slot)
 

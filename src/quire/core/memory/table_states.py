@@ -1,12 +1,12 @@
 """What happens to a table's recurrent state while the verbs of the memory change its blocks.
 
-Called by `KVMemory` alone, and only for models with recurrent layers: `state_slots` knows slots and blocks, this room
-knows which of them a table needs.
+Called by `KVMemory` alone, and only for models with recurrent layers: `state_slots` has slots and blocks, this module
+decides which of them a table needs.
 """
 
 from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable
-from quire.core.memory.state_slots import Keep, StateSlots
+from quire.core.memory.state_slots import StateCheckpoint, StateSlots
 from quire.errors import InvariantError, PinBudgetError
 
 
@@ -29,7 +29,7 @@ class TableStates:
         """The table has just been extended by blocks of which the last carries a state."""
         table.state_slot = self.slots.begin_after(table.blocks[-1], table.state_slot)
 
-    def reserve(self, table: BlockTable, keep: Keep | None) -> None:
+    def reserve(self, table: BlockTable, keep: StateCheckpoint | None) -> None:
         """A running slot if the table has none, and one for the state to keep."""
         if table.state_slot is None:
             table.state_slot = self.slots.begin(None)
@@ -38,7 +38,7 @@ class TableStates:
             table.promised_slot = self.slots.promise(table.state_slot, table.last_kept)
 
     def commit(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """Keep the promised state if it is true, and say so; where the row is not, go back to the last one kept."""
+        """Keep the promised state if it is true, and return so; where the row is not, go back to the last one kept."""
         slot, table.promised_slot = table.promised_slot, None
         is_kept = False
         if slot is not None:
@@ -60,7 +60,7 @@ class TableStates:
         del table.blocks[num_kept:]
         self._pool.release(reversed(behind))
         if table.last_kept in behind:
-            table.last_kept = None  # somebody else's block from now on, and what it carries
+            table.last_kept = None  # another table's block from now on, and what it carries
         table.num_computed = table.num_reserved = num_kept * table.block_size
         table.is_naming = True
         table.state_slot = slots.begin_after(table.blocks[-1], running) if num_kept else slots.begin(running)
@@ -81,6 +81,6 @@ class TableStates:
         """Refuse a pin for which there is no slot to spare."""
         if not self.slots.may_pin(block, self._pin_share):
             raise PinBudgetError(
-                f"pins may hold {self._pin_share:.0%} of the state slots that no running sequence needs, "
-                f"{self.slots.num_pinned} are pinned; unpin something, or raise pin_share"
+                f"expected at most {self._pin_share:.0%} of the state slots that no running sequence needs to be "
+                f"pinned, {self.slots.num_pinned} are pinned; unpin something, or raise pin_share"
             )

@@ -1,46 +1,46 @@
 """Drafts: guesses at the tokens that follow, which a step checks beside computing what is known.
 
 A guess changes no answer: it is right exactly if it is the token that would have been chosen in its place. And it costs
-nobody anything: drafts get the tokens of a step and the blocks of the pool that no running sequence has a use for, and
-only as many as are likely enough (`chances`) to pay for the time they take (`step_cost`).
+others nothing: drafts get the tokens of a step and the blocks of the pool that no running sequence has a use for, and
+only as many as are likely enough (`acceptance_rates`) to pay for the time they take (`step_cost`).
 """
 
 from collections.abc import Callable
 
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.scheduling.chances import UNKNOWN, Guess
+from quire.core.scheduling.acceptance_rates import UNKNOWN, Draft
 from quire.core.scheduling.placement import Placement
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence, table_of
 
-Propose = Callable[[Sequence, int], Guess]
-"""A sequence, and a number -> at most so many tokens that may follow those it knows."""
+Propose = Callable[[Sequence, int], Draft]
+"""A sequence, and a number -> at most so many tokens that may follow those it has."""
 Ended = Callable[[Sequence], None]
-"""Told of every sequence that is over."""
+"""Called with every sequence that is over."""
 MAX_DRAFTS = 15
-"""Of one sequence in one step: with the token it knows they are as many as count as a few."""
+"""Of one sequence in one step: with its last known token they are as many as count as a few."""
 SUREST = 0.9
-"""Where a guess must be surer than this, none is looked for: so sure is hardly one, and looking takes time too."""
+"""Where a guess must be surer than this, none is searched: so sure is hardly one, and searching takes time too."""
 
 
-def unheard(_sequence: Sequence) -> None:
-    """Where nobody wants to be told."""
+def ignore_ended(_sequence: Sequence) -> None:
+    """Where the end of a sequence has no use."""
 
 
 def draft_room(
     propose: Propose | None, placement: Placement, memory: KVMemory, config: SchedulerConfig
-) -> "DraftRoom | None":
-    """What the next step has for drafts; None if nobody guesses, or hardly one could pay among so many sequences."""
+) -> "DraftBudget | None":
+    """What the next step has for drafts; None without guesses, or if hardly one could pay among so many sequences."""
     num_running = len(placement.running)
     if propose is None:
         return None
     if config.step_cost is not None and config.step_cost.least_likelihood(num_running, num_running) >= SUREST:
         return None
-    return DraftRoom(propose, placement, memory, config)
+    return DraftBudget(propose, placement, memory, config)
 
 
-class DraftRoom:
-    """What one step has left for drafts when everybody has had computed what they know."""
+class DraftBudget:
+    """What one step has left for drafts beside all known tokens of the running sequences."""
 
     __slots__ = ("_cost", "_max_sequence_tokens", "_memory", "_num_blocks", "_num_fed", "_num_left", "_num_sequences",
                  "_propose")  # fmt: skip
@@ -56,10 +56,10 @@ class DraftRoom:
         self._num_blocks = memory.num_free_blocks - placement.needs().num_blocks
 
     def take(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Drafts to feed behind the next `num_tokens` of a sequence; none unless those are the last it knows."""
+        """Drafts to feed behind the next `num_tokens` of a sequence; none unless those are the last it has."""
         table, num_known, request = table_of(sequence), len(sequence.tokens), sequence.request
         if table.num_computed + num_tokens < num_known or request.has_stop_texts:
-            return ()  # behind a text that ends it, right guesses would be computed for nobody
+            return ()  # behind a text that ends it, right guesses would be computed for nothing
         num_wanted = request.params.max_tokens - sequence.num_output_tokens
         # One token is chosen anyway: a guess at the last one would be checked for nothing.
         limit = min(self._num_left, num_wanted - 1, self._max_sequence_tokens - num_known - 1)
@@ -80,7 +80,7 @@ class DraftRoom:
             return self._propose(sequence, limit).token_ids[:limit]
         guess = self._propose(sequence, min(limit, MAX_DRAFTS))
         sequence.guess_source = guess.source
-        each = sequence.chances.get(guess.source, UNKNOWN).likelihood(len(sequence.tokens))
+        each = sequence.acceptance_rates.get(guess.source, UNKNOWN).likelihood(len(sequence.tokens))
         likelihood, count = each, 0
         while count < len(guess.token_ids) and likelihood >= cost.least_likelihood(num_fed + count, num_sequences):
             likelihood *= each

@@ -1,9 +1,9 @@
-"""Guesses from what was said before: where the last few tokens stood already, what followed there may follow again.
+"""Guesses from earlier text: where the last few tokens stood already, what followed there may follow again.
 
     … t7 t8 t9 t4 t2 … t7 t8 t9 │ t4 t2 …       the last three tokens stood here before: these are the guess
 
-Looked for is the longest such run, the latest first, in the sequence's own tokens and then in the latest answers of its
-cache group. Never in those of another: how long an answer takes would tell one tenant what another's contain. So the
+Searched is the longest such run, the latest first, in the sequence's own tokens and then in the latest answers of its
+cache group. Never in those of another: how long an answer takes would show one tenant what another's contain. So the
 key of what is shared is the namespace of the blocks, and nothing is found that the prefix cache could not give away.
 
 Tokens are kept as bytes, four for each, because searching bytes takes microseconds and an index would take more memory
@@ -14,12 +14,12 @@ from array import array
 from collections import OrderedDict
 
 from quire.core.digests import Namespace
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.sequence import Sequence
 
 TOKEN_BYTES = 4
 LONGEST_RUN = 4
-"""Tokens of a run that is looked for, and of its shorter ends down to one."""
+"""Tokens of a run that is searched, and of its shorter ends down to one."""
 OTHERS = 16
 """Added to the length of a run that was found in another answer: together they are a guess's source."""
 WINDOW_BYTES = 32_768 * TOKEN_BYTES
@@ -38,8 +38,8 @@ class Ngrams:
     def __init__(self) -> None:
         self._answers: OrderedDict[Namespace, bytearray] = OrderedDict()
 
-    def propose(self, sequence: Sequence, limit: int) -> Guess:
-        """At most so many tokens that may follow those a sequence knows."""
+    def propose(self, sequence: Sequence, limit: int) -> Draft:
+        """At most so many tokens that may follow those of a sequence."""
         own = _own_bytes(sequence)
         answers = self._answers.get(sequence.request.namespace, b"")
         end = len(own) - TOKEN_BYTES  # the last run itself is not an earlier one
@@ -47,20 +47,20 @@ class Ngrams:
             run = bytes(own[-length * TOKEN_BYTES :])
             at = _last_place(own, run, max(0, end - WINDOW_BYTES), end)
             if at is not None:
-                return Guess(_repeated(_tokens(own[at : at + limit * TOKEN_BYTES]), limit), length)
+                return Draft(_repeated(_tokens(own[at : at + limit * TOKEN_BYTES]), limit), length)
             at = _last_place(answers, run, 0, len(answers))
-            if at is not None and (said := _tokens(answers[at : at + limit * TOKEN_BYTES].split(_BETWEEN)[0])):
-                return Guess(said, OTHERS + length)
-        return Guess()
+            if at is not None and (following := _tokens(answers[at : at + limit * TOKEN_BYTES].split(_BETWEEN)[0])):
+                return Draft(following, OTHERS + length)
+        return Draft()
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence is over: others of its cache group may come to say what it said."""
-        said = sequence.tokens[max(0, sequence.num_prompt_tokens - LONGEST_RUN) :]
+        """A sequence is over: others of its cache group may come to the same tokens."""
+        tail = sequence.tokens[max(0, sequence.num_prompt_tokens - LONGEST_RUN) :]
         if sequence.num_output_tokens == 0:
             return
         namespace = sequence.request.namespace
         kept = self._answers.setdefault(namespace, bytearray())
-        kept += array("I", said).tobytes() + _BETWEEN
+        kept += array("I", tail).tobytes() + _BETWEEN
         del kept[: max(0, len(kept) - ANSWER_BYTES)]
         self._answers.move_to_end(namespace)
         if len(self._answers) > MAX_GROUPS:
@@ -81,9 +81,9 @@ def _last_place(tokens: bytes | bytearray, run: bytes, first: int, end: int) -> 
     return None if at < 0 else at + len(run)
 
 
-def _repeated(said: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """What followed; where the sequence ends in it, it goes round, as one does who repeats himself."""
-    return (said * -(-limit // len(said)))[:limit]
+def _repeated(following: tuple[int, ...], limit: int) -> tuple[int, ...]:
+    """What followed; where the sequence ends in it, it goes round."""
+    return (following * -(-limit // len(following)))[:limit]
 
 
 def _tokens(data: bytes | bytearray) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Who runs, and whether one more fits: places, this step's tokens, and blocks.
+"""Which sequences run, and whether one more fits: places, this step's tokens, and blocks.
 
-The scheduler decides whom to ask for, and whom to make yield.
+The scheduler decides which to start, and which to preempt.
 """
 
 from bisect import bisect_left, insort
@@ -52,13 +52,13 @@ class Placement:
         """It runs no more; the places of it and its siblings are free."""
         at = bisect_left(self.running, sequence.key, key=_urgency)
         if self.running[at] is not sequence:
-            raise InvariantError(f"sequence {sequence.sequence_id} is not where its key says among the running")
+            raise InvariantError(f"sequence {sequence.sequence_id} is not where its key places it among the running")
         del self.running[at]
         self._blocked = None
         self.num_places -= 1 + len(sequence.siblings)
 
     def remove_sibling(self, *, has_place: bool) -> None:
-        """A sibling ended before it branched off: who waits with it, or behind it, needs less."""
+        """A sibling ended before it branched off: sequences that wait with it, or behind it, need less."""
         self._blocked = None
         self.num_places -= has_place
 
@@ -67,7 +67,7 @@ class Placement:
         self._blocked = Blocked(head.sequence_id, self._memory.num_free_blocks)
 
     def is_still_blocked(self, head: Sequence) -> bool:
-        """Whether the head did not fit lately and nothing has changed that could help: nobody stopped running and no
+        """Whether the head did not fit lately and nothing has changed that could help: none stopped running and no
         block came free. Matching a long prompt anew at every step would cost more than the step.
         """
         return (
@@ -78,28 +78,28 @@ class Placement:
         )
 
     def needs(self) -> Needs:
-        """What those who run still need."""
+        """What running sequences still need."""
         return Needs.of(self.running, self.num_blocks_wanted)
 
     def can_start(self, head: Sequence) -> bool:
-        """Whether it is worth asking if the head fits: it may have a place, and something has changed since it did
+        """Whether it is worth checking if the head fits: it may have a place, and something has changed since it did
         not."""
         return self.has_place(head) and not self.is_still_blocked(head)
 
     def has_place(self, head: Sequence) -> bool:
-        """Whether there is a place, or somebody who might give one up."""
+        """Whether there is a place, or a running sequence that might give one up."""
         is_free = self.num_places + 1 + len(head.siblings) <= self._config.max_running
         return is_free or any(may_displace(head, sequence) for sequence in self.running)
 
     def reaches(self, head: Sequence, needs: Needs) -> bool:
-        """Whether this step's budget reaches the head after all who are more urgent."""
+        """Whether this step's budget reaches the head after all that are more urgent."""
         budget = self._config.max_step_tokens - needs.num_tokens_before(head.key)
         return budget >= min(self._memory.config.block_size, len(head.tokens))
 
     def fits(self, head: Sequence, needs: Needs, victims: list[Sequence]) -> bool:
         """Whether there are places and blocks for the head if these give up theirs.
 
-        Set aside is what those who stay still need, and the watermark; that is waived while nothing else runs.
+        Set aside is what those that stay still need, and the watermark; that is waived while nothing else runs.
         """
         num_places = self.num_places + 1 + len(head.siblings)
         num_places -= sum(1 + len(victim.siblings) for victim in victims)
@@ -112,7 +112,7 @@ class Placement:
         return num_blocks <= self._memory.num_free_blocks + self._num_freed_by(victims)
 
     def num_blocks_wanted(self, sequence: Sequence) -> int:
-        """Blocks it still needs for the tokens it knows; with siblings, for theirs as well."""
+        """Blocks it still needs for the tokens it has; with siblings, for theirs as well."""
         num_blocks = self._memory.num_blocks_needed(table_of(sequence), sequence.num_uncomputed)
         if sequence.siblings:
             block_size = self._memory.config.block_size
@@ -121,8 +121,8 @@ class Placement:
         return num_blocks
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None) -> Divergence:
-        """Why the next token of this prompt is not in the cache: because somebody who runs, `besides` aside, knows it
-        and has not computed it yet, or as the memory says."""
+        """Why the next token of this prompt is not in the cache: because a running sequence, `besides` aside, has it
+        and has not computed it yet, or the memory's own reason."""
         found = self._memory.divergence(namespace, prompt, None if besides is None else besides.table)
         if found.reason is MissReason.TOO_SHORT:
             return found
@@ -131,7 +131,7 @@ class Placement:
         return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
 
     def _num_freed_by(self, victims: list[Sequence]) -> int:
-        """Blocks that nobody holds once all of these have let go."""
+        """Blocks that no table holds once all of these have let go."""
         held = Counter(block for victim in victims for block in table_of(victim).blocks)
         return sum(self._memory.pool.ref_count[block] == count for block, count in held.items())
 

@@ -1,4 +1,4 @@
-"""The scheduler's choices as pure functions: how many tokens, who may displace whom, what could never be served.
+"""The scheduler's choices as pure functions: how many tokens, which sequence displaces which, what is never served.
 
 No state, no side effects: each can be read, tested and argued about alone.
 """
@@ -23,7 +23,7 @@ def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int
     """How many tokens to compute next: all that are known, or what the budget allows up to a border.
 
     A chunk ends on a block border, at the last known token, or at the fork point; so a block that others may be waiting
-    for is never left half written by one who could have finished it. 0: the budget does not reach the next border.
+    for is never left half written by one that could have finished it. 0: the budget does not reach the next border.
     """
     end = num_known if fork_point is None or num_computed >= fork_point else fork_point
     if end - num_computed <= budget:
@@ -37,9 +37,9 @@ def within_budget(counts: list[int], budget: int) -> list[int]:
     for at in range(len(counts) - 1, -1, -1):
         if excess <= 0:
             break
-        given = min(excess, max(0, counts[at] - 1))
-        counts[at] -= given
-        excess -= given
+        cut = min(excess, max(0, counts[at] - 1))
+        counts[at] -= cut
+        excess -= cut
     return counts
 
 
@@ -55,9 +55,9 @@ def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
 def victims_for(
     newcomer: Sequence, running: list[Sequence], is_enough: Callable[[list[Sequence]], bool]
 ) -> list[Sequence] | None:
-    """Who yields so that a newcomer fits: latest keys first, nobody who is not needed; None if it cannot be done.
+    """Which sequences yield so that a newcomer fits: latest keys first, none without need; None if it cannot be done.
 
-    `running` comes in order of urgency; `is_enough` says whether the newcomer would fit without these.
+    `running` comes in order of urgency; `is_enough` returns whether the newcomer would fit without these.
     """
     chosen: list[Sequence] = []
     for victim in reversed(running):
@@ -75,7 +75,7 @@ def victims_for(
 
 
 def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_size: int) -> int:
-    """The most blocks all continuations together can ever hold, with nobody else to share with.
+    """The most blocks all continuations together can ever hold, with no other request to share with.
 
     The last token produced is never computed. Full blocks of the prompt, less its last token, are shared by all
     continuations; when they part, the source of the copies is held for one step more.
@@ -88,7 +88,7 @@ def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_siz
 
 
 def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) -> bool:
-    """Whether a running sequence knows these tokens and has not computed all of them yet."""
+    """Whether a running sequence has these tokens and has not computed all of them yet."""
     return (
         len(sequence.tokens) - sequence.num_uncomputed < len(tokens)
         and sequence.request.namespace == namespace
@@ -116,16 +116,18 @@ def check_request(
     request: Request, max_sequence_tokens: int, max_sequences: int, block_size: int, num_usable: int
 ) -> None:
     """Refuse what could never finish within `RequestLimits`: no prompt, too long, too many continuations, too large for
-    the pool, or asked of an adapter that is not there.
+    the pool, or for an adapter that is not there.
     """
     limit, num_prompt, num_sequences = max_sequence_tokens, len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
-        raise RequestTooLargeError("a request needs at least one prompt token and one continuation; it has none")
+        raise RequestTooLargeError("expected at least one prompt token and one continuation, got none")
     if num_prompt + min(request.params.max_tokens, 1) > limit:
-        raise RequestTooLargeError(f"a sequence may have {limit} tokens, the prompt alone has {num_prompt}; shorten it")
+        raise RequestTooLargeError(
+            f"expected at most {limit} tokens in a sequence, the prompt alone has {num_prompt}; shorten it"
+        )
     if num_sequences > max_sequences:
         raise RequestTooLargeError(
-            f"{max_sequences} sequences may run at once, {num_sequences} continuations are asked for; ask for fewer"
+            f"expected at most {max_sequences} continuations at once, got {num_sequences}; request fewer"
         )
     if adapter := request.namespace.adapter:
         raise InvalidParameterError(
@@ -135,6 +137,6 @@ def check_request(
     num_blocks = blocks_to_finish_alone(request, limit, block_size)
     if num_blocks > num_usable:
         raise RequestTooLargeError(
-            f"{num_usable} blocks of {block_size} tokens are there to run in, {num_blocks} may be needed; "
-            "shorten the prompt, ask for fewer tokens, or give the server more memory"
+            f"expected a request of at most {num_usable} blocks of {block_size} tokens, it may need {num_blocks}; "
+            "shorten the prompt, request fewer tokens, or give the server more memory"
         )

@@ -1,4 +1,4 @@
-"""One sequence's row of a step: what it asks the runner for, what it takes of it, its cost, and what is told of it."""
+"""One sequence's row of a step: what it requests of the runner, what it takes of it, its cost, and its events."""
 
 from collections.abc import Collection
 
@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from quire.core.events import Admitted, Finished, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling
-from quire.core.scheduling.chances import UNKNOWN
-from quire.core.scheduling.scheduler_config import Live
+from quire.core.scheduling.acceptance_rates import UNKNOWN
+from quire.core.scheduling.scheduler_config import ActiveRequest
 from quire.core.scheduling.sequence import Sequence, table_of
 from quire.core.step import RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
@@ -15,7 +15,7 @@ from quire.errors import InvariantError
 
 def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, reads_cache: bool) -> WorkItem:
     """The next `num_tokens` of a running sequence, and drafts behind them; a token is sampled if they are the last it
-    knows and it may have another.
+    has and it may have another.
     """
     table, tokens, request = table_of(sequence), sequence.tokens, sequence.request
     first, params = table.num_computed, request.params
@@ -55,7 +55,7 @@ def take_row(
 ) -> tuple[int, FinishReason | None]:
     """How many of a row's tokens the sequence takes in, chosen ones and then forced ones, and why the last ends it.
 
-    Raises InvariantError unless they answer the item: tokens where they were asked for, each but the last a draft that
+    Raises InvariantError unless they match the item: tokens where they were requested, each but the last a draft that
     was right, and forced ones behind chosen ones alone.
     """
     if len(tokens) != (item.sampling is not None):
@@ -64,7 +64,7 @@ def take_row(
         if not min(1, most) <= len(tokens) <= most or tokens[:-1] != drafts[: len(tokens) - 1]:
             raise InvariantError(
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
-                f"there may be {most}, all but the last of them right"
+                f"expected at most {most}, all but the last equal to them"
             )
     if forced:
         if not tokens:
@@ -91,13 +91,13 @@ def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[i
 
 def num_right_drafts(sequence: Sequence, item: WorkItem, num_computed: int) -> int:
     """How many of an item's drafts came true, which its sequence learns from."""
-    num_drafts, chances, source = item.num_drafts, sequence.chances, sequence.guess_source
+    num_drafts, acceptance_rates, source = item.num_drafts, sequence.acceptance_rates, sequence.guess_source
     num_right = num_computed + num_drafts - len(item.token_ids)
-    chances[source] = chances.get(source, UNKNOWN).after(num_drafts, num_right, len(sequence.tokens))
+    acceptance_rates[source] = acceptance_rates.get(source, UNKNOWN).after(num_drafts, num_right, len(sequence.tokens))
     return num_right
 
 
-def prompt_report(live: Live, first: int, row: RowResult) -> list[PromptLogprobs]:
+def prompt_report(live: ActiveRequest, first: int, row: RowResult) -> list[PromptLogprobs]:
     """Scores of the prompt's tokens from position `first` on: each is reported once, however often it is computed."""
     num_known = max(0, live.num_prompt_reported - first)
     fresh = row.scores[num_known:]
@@ -114,7 +114,9 @@ def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
     return Token(request.request_id, sequence.index, sequence.tokens[-1], number, logprobs, epoch=request.epoch)
 
 
-def end_of_sequence(sequence: Sequence, live: Live, reason: FinishReason, error: str | None) -> SequenceFinished:
+def end_of_sequence(
+    sequence: Sequence, live: ActiveRequest, reason: FinishReason, error: str | None
+) -> SequenceFinished:
     """One continuation is over."""
     request, num_output = live.request, sequence.num_output_tokens
     return SequenceFinished(
@@ -122,15 +124,15 @@ def end_of_sequence(sequence: Sequence, live: Live, reason: FinishReason, error:
     )
 
 
-def end_of_request(live: Live) -> Finished:
+def end_of_request(live: ActiveRequest) -> Finished:
     """All continuations are over."""
     num_output = sum(sequence.num_output_tokens for sequence in live.sequences)
     request, num_cached = live.request, live.leader.num_cached_tokens
     return Finished(request.request_id, len(request.prompt), num_cached, num_output, epoch=request.epoch)
 
 
-def tell_late(events: list[RequestEvent], step_s: float) -> None:
-    """Who was admitted with a step is told of it when the step is over."""
+def backdate_admissions(events: list[RequestEvent], step_s: float) -> None:
+    """Admissions with a step are reported when the step is over: this sets how long ago they were."""
     for at, event in enumerate(events):
         if isinstance(event, Admitted):
             events[at] = replace(event, age_s=step_s)

@@ -1,4 +1,4 @@
-"""Plans steps and applies their results. Time is handed in, never read; the device is somebody else's business.
+"""Plans steps and applies their results. Time is handed in, never read; the device is the runner's business.
 
 **No phases.** A sequence has computed tokens and known tokens, and every step lets the first catch up with the second
 under a token budget. A long prompt, a token just sampled, a resume after preemption, a resume after a crash, several
@@ -6,9 +6,9 @@ continuations of one prompt: all are "some tokens not computed yet". There is no
 
     submit ─► waiting queue ─► plan: admit, then give tokens, most urgent first ─► runner ─► apply: commit, stop, fork
 
-A step is planned in order of urgency. Whoever runs out of blocks makes the latest key yield, perhaps itself; so the
-most urgent sequence always gets on, and ends. Who needs a block that another writes in this very step waits for it and
-matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts (`drafts`).
+A step is planned in order of urgency. When blocks run out, the latest key is preempted, perhaps the one in need; so
+the most urgent sequence always gets on, and ends. One that needs a block that another writes in this very step waits
+for it and matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -20,10 +20,10 @@ from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import FinishReason, Request
 from quire.core.scheduling import rows
-from quire.core.scheduling.drafts import Ended, Propose, draft_room, unheard
+from quire.core.scheduling.drafts import Ended, Propose, draft_room, ignore_ended
 from quire.core.scheduling.placement import Placement
 from quire.core.scheduling.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
-from quire.core.scheduling.scheduler_config import Live, SchedulerConfig, SchedulerStats
+from quire.core.scheduling.scheduler_config import ActiveRequest, SchedulerConfig, SchedulerStats
 from quire.core.scheduling.sequence import Sequence, SequenceStatus, table_of
 from quire.core.scheduling.state_checkpoints import keep_behind, run_to_border
 from quire.core.scheduling.step_size import Fed, StepRoom, StepSizer
@@ -84,7 +84,7 @@ class Scheduler:
     """One model's sequences on one KV memory."""
 
     def __init__(
-        self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = unheard
+        self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = ignore_ended
     ) -> None:
         config.check(memory.config)
         self.config = config
@@ -93,7 +93,7 @@ class Scheduler:
         self.queue = WaitingQueue(config.queue)
         self.placement = Placement(config, memory)
         self.running = self.placement.running
-        self.live: dict[str, Live] = {}
+        self.live: dict[str, ActiveRequest] = {}
         self.in_flight: StepPlan | None = None
         self.stats = SchedulerStats()
         self.sizer = StepSizer(config.step_limit_s, memory.config.block_size)
@@ -103,11 +103,11 @@ class Scheduler:
         """The sequences of the plan in flight, in the order of its items."""
         self._deadlines = Deadlines()
         self._cancelled: dict[tuple[str, int], None] = {}
-        """Request and index of what ends when the step in flight has returned, in the order it was said."""
+        """Request and index of what ends when the step in flight has returned, in the order of the calls."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
         self._has_chunks = False
-        """The plan in flight feeds more than those who decode."""
+        """The plan in flight feeds more than those that decode."""
         self._arrivals = NonDecreasingClock()
         self._next_sequence_id = 1
 
@@ -116,25 +116,25 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request, perhaps in the place of one that waits, or raise RequestError or CapacityError."""
         self._check(request)
-        # A clock that goes back must not let newcomers pass those who wait, nor stop the time that others were told.
+        # A clock that goes back must not let newcomers pass those that wait, nor stop the time until others may retry.
         arrival_s = self._arrivals.at(request.arrival_s)
-        room = self.queue.ask(request, arrival_s)
+        room = self.queue.request_place(request, arrival_s)
         if room.gives_up is not None:
             self._displace(self.live[room.gives_up], arrival_s)
-        self._enter(request, arrival_s, is_promised=room.is_promised)
+        self._enter(request, arrival_s, has_reservation=room.has_reservation)
         self.queue.charge(request.tenant, request.work_tokens, 0)
 
     def restore(self, request: Request) -> None:
         """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""
         self._check(request)
-        self._enter(request, request.arrival_s, is_promised=request.is_promised or request.has_begun)
+        self._enter(request, request.arrival_s, has_reservation=request.has_reservation or request.has_begun)
 
-    def _displace(self, live: Live, now_s: float) -> None:
-        """It has not begun: somebody else waits in its place, and its client is told when to come back."""
+    def _displace(self, live: ActiveRequest, now_s: float) -> None:
+        """It has not begun: another waits in its place, and its client is sent when to retry."""
         live.retry_after_s = self.queue.displace(live.request, now_s)
         self._end(live.request.request_id, FinishReason.DISPLACED)
 
-    def _enter(self, request: Request, arrival_s: float, *, is_promised: bool) -> None:
+    def _enter(self, request: Request, arrival_s: float, *, has_reservation: bool) -> None:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
@@ -145,11 +145,13 @@ class Scheduler:
         reasons = [rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
         leader = (unfinished or sequences)[0]
-        self.live[request.request_id] = Live(request, sequences, leader, len(sequences), has_begun=request.has_begun)
+        self.live[request.request_id] = ActiveRequest(
+            request, sequences, leader, len(sequences), has_begun=request.has_begun
+        )
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
             leader.siblings = unfinished[1:]
-            wait = self.queue.add_promised if is_promised else self.queue.add
+            wait = self.queue.add_promised if has_reservation else self.queue.add
             wait(leader)
             if request.deadline_s is not None:
                 heappush(self._deadlines, (request.deadline_s, request.request_id))
@@ -161,7 +163,7 @@ class Scheduler:
         """End a request, or one of its continuations alone, in whatever state; while a step is in flight, when it has
         returned. What is unknown or has ended is ignored."""
         live = self.live.get(request_id)
-        # The last comes first: where all end, nobody has to take over from a leader.
+        # The last comes first: where all end, no sibling has to take over from a leader.
         for sequence in reversed(live.sequences if live is not None else []):
             if index is None or sequence.index == index:
                 self._cancelled[request_id, sequence.index] = None
@@ -169,7 +171,7 @@ class Scheduler:
             self._end_cancelled()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None = None) -> Divergence:
-        """Why the next token of this prompt is not in the cache; `besides` is the one who asks. Changes nothing."""
+        """Why the next token of this prompt is not in the cache; `besides` is the one in question. Changes nothing."""
         return self.placement.explain(namespace, prompt, besides)
 
     def preempt_latest(self) -> None:
@@ -179,7 +181,7 @@ class Scheduler:
 
     @property
     def has_events(self) -> bool:
-        """Whether something happened that nobody has been told."""
+        """Whether there are events that were not taken yet."""
         return bool(self._events)
 
     def take_events(self) -> list[RequestEvent]:
@@ -201,7 +203,7 @@ class Scheduler:
         held = tuple(one.sequence_id for one in self.running if holds(one))
 
         items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
-        # First those who decode, with what little they know; what is left goes in chunks, to the most urgent first.
+        # First those that decode, with the few tokens they have; what is left goes in chunks, to the most urgent first.
         wanted = [0 if one.sequence_id in held else one.num_decoding for one in self.running]
         decoding = within_budget(wanted, self.config.max_step_tokens)
         chunks = self._room_for_chunks(decoding)
@@ -231,10 +233,10 @@ class Scheduler:
         """Take in what the step returned: commit, accept tokens, end and fork sequences. Returns all events so far."""
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
-            raise InvariantError(f"apply: the result of step {result.step} does not answer the plan in flight")
+            raise InvariantError(f"apply: the result of step {result.step} does not belong to the plan in flight")
         planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
-            rows.tell_late(self._events, step_s=now_s - self._now_s)
+            rows.backdate_admissions(self._events, step_s=now_s - self._now_s)
         if self._has_chunks:
             self.sizer.learn(Fed.of(plan.items), now_s - self._now_s)
         self._now_s = now_s
@@ -243,13 +245,13 @@ class Scheduler:
         self._end_cancelled()
         return self.take_events()
 
-    # -- who runs ------------------------------------------------------------------------------------------------------
+    # -- what runs -----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start who is next, as long as it would get tokens in this step and has a place and blocks."""
+        """Start what is next, as long as it would get tokens in this step and has a place and blocks."""
         placement, head = self.placement, self.queue.head()
         if head is None or not placement.can_start(head):
-            return  # in most steps nobody can start: what the others need is not added up
+            return  # in most steps nothing can start: what the others need is not added up
         needs = placement.needs()
         while (head := self.queue.head()) is not None and placement.can_start(head) and placement.reaches(head, needs):
             namespace = head.request.namespace
@@ -258,7 +260,7 @@ class Scheduler:
             self._match(head)
             victims = victims_for(head, self.running, lambda victims: placement.fits(head, needs, victims))  # noqa: B023
             if victims is None:
-                # Not skipped: the head waits, and everybody behind it.
+                # Not skipped: the head waits, and all behind it.
                 self.memory.release(head.table)
                 head.table = None
                 head.num_cached_tokens = num_cached
@@ -303,7 +305,7 @@ class Scheduler:
     # -- what it computes ----------------------------------------------------------------------------------------------
 
     def _room_for_chunks(self, decoding: list[int]) -> StepRoom:
-        """Of a step in which these decode; the others of those who run want a chunk."""
+        """Of a step in which these decode; the others of those that run take a chunk."""
         self._has_chunks = False
         num_tokens = sum(decoding)
         fed = Fed(num_tokens, 0.0)
@@ -314,7 +316,7 @@ class Scheduler:
 
     def _num_tokens_for(self, sequence: Sequence, chunks: StepRoom, num_decoding: int) -> int:
         if sequence.table is None:
-            return 0  # it yielded to someone more urgent in this very plan
+            return 0  # it yielded to a more urgent one in this very plan
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
         num_tokens = num_decoding
         if not num_decoding:
@@ -399,7 +401,7 @@ class Scheduler:
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
-            reason = FinishReason.LENGTH  # nothing but its prompt is wanted
+            reason = FinishReason.LENGTH  # nothing but its prompt was requested
         if reason is not None:
             self._finish(sequence, reason)
 
@@ -428,7 +430,7 @@ class Scheduler:
                     break
 
     def _end_alone(self, sequence: Sequence) -> None:
-        """End a sequence and nobody else. Before the fork point all that is computed belongs to the prompt: a leader
+        """End a sequence and no other. Before the fork point all that is computed belongs to the prompt: a leader
         then goes on for its first sibling, and it is the sibling's place that falls empty.
         """
         leader = self.live[sequence.request.request_id].leader
@@ -461,7 +463,7 @@ class Scheduler:
         if live.num_unfinished == 0:
             self._finish_request(live)
 
-    def _finish_request(self, live: Live) -> None:
+    def _finish_request(self, live: ActiveRequest) -> None:
         del self.live[live.request.request_id]
         self.stats.num_finished += 1
         self._events.append(rows.end_of_request(live))

@@ -23,7 +23,7 @@ class SchedulerConfig:
     max_sequence_tokens: int = 1 << 30
     """The longest sequence, prompt and output together."""
     watermark: float = 0.01
-    """Share of the pool that admission leaves free for those who run already."""
+    """Share of the pool that admission leaves free for those that run already."""
     queue: QueueConfig = field(default_factory=QueueConfig)
     step_cost: StepCost | None = None
     """By which it is decided what guesses pay. None: all that there is room for."""
@@ -35,30 +35,30 @@ class SchedulerConfig:
         needed = self.max_running + memory.block_size
         if self.max_step_tokens < needed:
             raise ConfigError(
-                f"max_step_tokens must be at least max_running + block size = {needed}, {self.max_step_tokens} given; "
-                "raise it, or lower max_running"
+                f"expected max_step_tokens of at least max_running + block size = {needed}, got "
+                f"{self.max_step_tokens}; raise it, or lower max_running"
             )
         if memory.num_slots and memory.num_running_slots <= self.max_running:
             raise ConfigError(
-                f"there must be state slots for max_running sequences and the next, {self.max_running + 1}; "
-                f"{memory.num_running_slots} of {memory.num_slots} are for those who run; lower max_running"
+                f"expected state slots for max_running sequences and the next, {self.max_running + 1}, got "
+                f"{memory.num_running_slots} of {memory.num_slots} for running sequences; lower max_running"
             )
         if not 0.0 <= self.step_limit_s < float("inf"):
             raise ConfigError(f"expected a step_limit_s of 0 or more seconds, got {self.step_limit_s}; 0: no limit")
         if self.max_running < 1 or not 0.0 <= self.watermark < 1.0 or self.max_sequence_tokens < 2:
             raise ConfigError(
-                f"max_running must be at least 1, watermark in [0, 1), max_sequence_tokens at least 2; "
-                f"{self.max_running}, {self.watermark}, {self.max_sequence_tokens} given"
+                "expected max_running of at least 1, watermark in [0, 1) and max_sequence_tokens of at least 2, got "
+                f"{self.max_running}, {self.watermark} and {self.max_sequence_tokens}"
             )
 
 
-class Live(msgspec.Struct, eq=False):
+class ActiveRequest(msgspec.Struct, eq=False):
     """A request from submission to its last event."""
 
     request: Request
     sequences: list[Sequence]
     leader: Sequence
-    """The one that computes the prompt for all: what it finds in the cache is what the client is told."""
+    """The one that computes the prompt for all: what it finds in the cache is reported to the client."""
     num_unfinished: int
     num_prompt_reported: int = 1
     """Prompt positions below this have had their log-probabilities reported; the first has none."""
@@ -66,7 +66,7 @@ class Live(msgspec.Struct, eq=False):
     has_begun: bool = False
     """It has had its first token, perhaps from an engine before this one."""
     retry_after_s: int | None = None
-    """What its client is told if it is displaced."""
+    """What its client receives if it is displaced."""
 
 
 @dataclass(slots=True)
@@ -90,33 +90,33 @@ class SchedulerStats:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A head that did not fit: not looked at again before somebody stops running or a block comes free."""
+    """A head that did not fit: not tried again before a sequence stops running or a block comes free."""
 
     sequence_id: int
     num_free_blocks: int
 
 
 class Needs:
-    """What those who run still need, added up once for a round of admissions."""
+    """What running sequences still need, added up once for a round of admissions."""
 
     __slots__ = ("_chunks", "_num_decoding", "num_blocks")
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        """For the tokens they know."""
+        """For the tokens they have."""
         self._num_decoding = 0
         self._chunks: list[tuple[tuple[float, int], int]] = []
 
     @staticmethod
     def of(running: list[Sequence], num_blocks_wanted: Callable[[Sequence], int]) -> "Needs":
-        """The needs of all who run."""
+        """The needs of all that run."""
         needs = Needs()
         for sequence in running:
             needs.with_one_more(sequence, num_blocks_wanted(sequence))
         return needs
 
     def with_one_more(self, sequence: Sequence, num_blocks: int) -> "Needs":
-        """Add one who has just started."""
+        """Add one that has just started."""
         self.num_blocks += num_blocks
         if num_decoding := sequence.num_decoding:
             self._num_decoding += num_decoding
@@ -125,5 +125,5 @@ class Needs:
         return self
 
     def num_tokens_before(self, key: tuple[float, int]) -> int:
-        """Tokens of a step that go to others first: to all who decode, and all chunks more urgent."""
+        """Tokens of a step that go to others first: to all that decode, and all chunks more urgent."""
         return self._num_decoding + sum(num_tokens for other, num_tokens in self._chunks if other < key)

@@ -1,4 +1,4 @@
-"""One continuation of a request on its way to tokens: what it knows, what is computed, where its blocks are.
+"""One continuation of a request on its way to tokens: what it has, what is computed, where its blocks are.
 
 WAITING ──► RUNNING ──► FINISHED
    ▲           │            ▲
@@ -10,7 +10,7 @@ from enum import Enum
 
 from quire.core.memory.block_table import BlockTable
 from quire.core.request import FinishReason, Request
-from quire.core.scheduling.chances import Chance
+from quire.core.scheduling.acceptance_rates import AcceptanceRate
 from quire.errors import InvariantError
 
 
@@ -36,7 +36,7 @@ class Sequence:
     """One continuation on its way: known tokens, computed tokens, and the blocks that hold them."""
 
     __slots__ = (
-        "chances",
+        "acceptance_rates",
         "finish_reason",
         "guess_source",
         "index",
@@ -78,12 +78,12 @@ class Sequence:
         self.num_charged = 0
         """Tokens up to here have been computed or charged before: doing it again is free."""
         self.num_preemptions = 0
-        self.chances: dict[int, Chance] = {}
+        self.acceptance_rates: dict[int, AcceptanceRate] = {}
         """What came of its guesses, by their sources."""
         self.guess_source = 0
         """Of the last one."""
         self.token_bytes = bytearray()
-        """Its first tokens once more, as far as somebody has searched them (`ngrams`)."""
+        """Its first tokens once more, as far as they were searched (`ngrams`)."""
         self.finish_reason: FinishReason | None = None
 
     @property

@@ -1,12 +1,12 @@
-"""Who may hold how many of a bounded number of places, and who gives one up. Pure: names and counts, time handed in.
+"""How a bounded number of places is shared, and which request gives one up. Pure: names and counts, time handed in.
 
-    share       of a tenant: the places times its weight, over the weights of all who asked within the last minute or
-                hold a place now; whole places, at least one
-    refused     who holds its share already, and at least 8 places; and everybody when all are taken, but
+    share       of a tenant: the places times its weight, over the weights of all that sent a request within the last
+                minute or hold a place now; whole places, at least one
+    refused     a tenant that holds its share already, and at least 8 places; and every one when all are taken, but
     displaced   when all are taken, a tenant below its share takes the place of the newest of the tenant furthest above
                 its own
-    promised    who was told to come back after some time and does: it is let in beyond share and bound, and nobody
-                takes its place
+    promised    a tenant that retries at the time it was sent: it is let in beyond share and bound, and its place is
+                never taken
 
 Shares add up to the places. So when all are taken and one tenant is below its share, another is above its own: a
 tenant below its share is never turned away, and what waits within its tenant's share is never displaced. (With more
@@ -28,7 +28,7 @@ from quire.errors import CapacityError, QueueFullError, TenantShareError
 
 CLASS_RESERVE = 0.1
 """Share of a queue that is kept for each class."""
-LEAST_PROMISED = 256
+MIN_RESERVED = 256
 """So many may be here beyond the bound by promise, however few places there are."""
 
 
@@ -55,51 +55,51 @@ class Bounds:
 
     @property
     def max_promised(self) -> int:
-        """How many may be here beyond the bound, because they were told to come at this time."""
-        return max(self.max_places, LEAST_PROMISED)
+        """How many may be here beyond the bound, because they were promised a place at this time."""
+        return max(self.max_places, MIN_RESERVED)
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Granted:
     """There is a place."""
 
-    is_promised: bool = False
+    has_reservation: bool = False
     gives_up: str | None = None
-    """Whose place it is; None if it was nobody's."""
+    """The request that held it; None if the place was free."""
 
 
-FREE = Room()
-PROMISED = Room(is_promised=True)
+FREE = Granted()
+RESERVED = Granted(has_reservation=True)
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
-    """There is none, and when to ask again."""
+class Denied:
+    """There is none, and when to retry."""
 
     tenant: str
     num_held: int
     limit: int
     retry_after_s: int
     state: str | None
-    """What those of its share are that the tenant has used up; None: all places are taken, and nobody gives one up."""
+    """What those of its share are that the tenant has used up; None: all places are taken, and none is given up."""
 
     @property
     def error(self) -> CapacityError:
-        """How it is told."""
+        """What the client receives."""
         if self.state is None:
             return QueueFullError(self.num_held, self.limit, self.retry_after_s)
         return TenantShareError(self.tenant, self.num_held, self.limit, self.retry_after_s, self.state)
 
 
-class Verdict(msgspec.Struct, array_like=True):
-    """What a tenant would be told now that was turned away lately, for those who stand before the queue."""
+class AdmissionHint(msgspec.Struct, array_like=True):
+    """What a tenant that was refused lately would get now, for the processes in front of the queue."""
 
     tenant: str
     kind: str
     num_room: int
     """So many of its requests would be let in, one after the other."""
-    refusal: NoRoom
-    """What it is told about those beyond."""
+    refusal: Denied
+    """What those beyond get."""
 
 
 KEPT_S = 60.0
@@ -107,7 +107,7 @@ KEPT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class RetryReservation:
     """From when the first is good, and from when the last that was made since; both until a minute after the last."""
 
     first_due_s: float
@@ -119,33 +119,33 @@ class Promise:
         return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
 
 
-class Promises(OrderedDict[str, Promise]):
-    """What tenants were told about when to come back: two times for each at most, the latest last.
+class RetryReservations(OrderedDict[str, RetryReservation]):
+    """When tenants were sent to retry: two times for each at most, the latest last.
 
-    A time that is told is a promise: a tenant that waits for it is let in. Each is good for one request: the first that
-    is not used up, and the last. A refusal does not put off the first, because nothing here says which refusals a
+    A time that is sent is a promise: a tenant that waits for it is let in. Each is good for one request: the first that
+    is not used up, and the last. A refusal does not put off the first, because nothing here records which refusals a
     client had received when it sent the next request; a client that received the last has the last. A client that never
-    stops sending is let in as often as one that waits: once in the time it is told.
+    stops sending is let in as often as one that waits: once in the time it is sent.
     """
 
-    def come(self, tenant: str, now_s: float) -> bool:
-        """The tenant asks: whether it comes at a time it was told, which is then used up."""
+    def redeem(self, tenant: str, now_s: float) -> bool:
+        """Whether the tenant comes at a time it was sent, which is then used up."""
         promise = self.get(tenant)
         if promise is None or now_s < promise.first_due_s:
             return False
         if promise.last_due_s is None:
             del self[tenant]
         else:
-            self[tenant] = Promise(promise.last_due_s)
+            self[tenant] = RetryReservation(promise.last_due_s)
         return now_s <= promise.until_s
 
-    def tell(self, tenant: str, now_s: float, retry_after_s: float) -> None:
-        """The tenant is refused and told to wait."""
+    def reserve(self, tenant: str, now_s: float, retry_after_s: float) -> None:
+        """The tenant is refused and sent when to retry."""
         due_s, before = now_s + retry_after_s, self.get(tenant)
         if before is None or before.until_s < now_s:
-            self[tenant] = Promise(due_s)
+            self[tenant] = RetryReservation(due_s)
         else:
-            self[tenant] = Promise(min(before.first_due_s, due_s), due_s)
+            self[tenant] = RetryReservation(min(before.first_due_s, due_s), due_s)
         self.move_to_end(tenant)
         while next(iter(self.values())).until_s < now_s:
             self.popitem(last=False)
@@ -153,28 +153,28 @@ class Promises(OrderedDict[str, Promise]):
 
 LEAST_SHARE = 8
 """A tenant that holds fewer is not refused while there are places left."""
-ASKED_WITHIN_S = 60.0
-"""A tenant that asked within this time counts among those who share."""
+ACTIVE_WITHIN_S = 60.0
+"""A tenant that sent a request within this time counts among those that share."""
 MAX_RETRY_S = 60
 UNKNOWN_RETRY_S = 10
-"""What is told while nothing has left yet."""
+"""The time to retry while nothing has left yet."""
 MAX_VERDICTS = 64
-"""How many that were turned away lately are remembered."""
+"""How many that were refused lately are kept."""
 NUM_REMEMBERED = 64
-"""How many of the last to leave tell how fast places come free."""
+"""How many of the last to leave measure how fast places come free."""
 
 
-class Holder:
+class TenantUsage:
     """A tenant that holds places."""
 
     __slots__ = ("places", "promised_s")
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.places: dict[str, OrderedDict[str, int | None]] = {kind: OrderedDict() for kind in kinds}
-        """Of each kind: who holds one and when it came, as a serial number, the newest last; before them those without
-        a number, whom nobody displaces any more."""
+        """Of each kind: requests that hold one and when they came, as a serial number, the newest last; before them
+        those without a number, which are not displaced any more."""
         self.promised_s: dict[str, float] = {}
-        """Who came when it was told to, and since when it is here; the oldest first."""
+        """Requests that came at a promised time, and since when they are here; the oldest first."""
 
     @property
     def is_empty(self) -> bool:
@@ -186,43 +186,43 @@ class Holder:
         return sum(len(self.places[kind]) for kind in kinds)
 
     def newest_in(self, kinds: Collection[str]) -> str | None:
-        """Who came last, of these kinds; None if there is nobody who could be displaced."""
+        """The request that came last, of these kinds; None if none could be displaced."""
         last = [next(reversed(self.places[kind].items())) for kind in kinds if self.places[kind]]
         numbered = [(serial, name) for name, serial in last if serial is not None]
         return max(numbered)[1] if numbered else None
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ShareLimit:
     """The places a kind may take part in, as they are now."""
 
     kinds: tuple[str, ...]
     limit: int
     num_taken: int
     weight: float
-    """Of all who share them, whoever asks among them."""
+    """Of all tenants that share them, the requesting one among them."""
 
 
 class Shares:
-    """Counts who holds what, and judges who may come in."""
+    """Counts what each tenant holds, and judges what may come in."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._max_promised = bounds.max_promised
-        self.holders: dict[str, Holder] = {}
-        self._asked_s: OrderedDict[str, float] = OrderedDict()
-        """When each tenant asked last, within the last minute; the latest last."""
+        self.holders: dict[str, TenantUsage] = {}
+        self._last_request_s: OrderedDict[str, float] = OrderedDict()
+        """When each tenant sent its last request, within the last minute; the latest last."""
         self._num_sharing = 0
-        """Tenants that asked within the last minute or hold something."""
+        """Tenants that sent a request within the last minute or hold something."""
         self._weight = 0.0
         """Of all of them."""
         self._num_taken = dict.fromkeys(bounds.kinds, 0)
         self._owners: dict[str, tuple[str, str | None]] = {}
-        """Tenant and kind of everybody who is here; no kind: it was promised its place."""
+        """Tenant and kind of each request that is here; no kind: it was promised its place."""
         self._num_promised = 0
         self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
-        self.refused: OrderedDict[tuple[str, str], NoRoom] = OrderedDict()
-        """Tenants and kinds that were turned away lately, and what they were told; the latest last."""
+        self.refused: OrderedDict[tuple[str, str], Denied] = OrderedDict()
+        """Tenants and kinds that were refused lately, and what they got; the latest last."""
         self._serial = 0
         self._now_s = -inf
 
@@ -239,73 +239,73 @@ class Shares:
 
     @property
     def num_promised(self) -> int:
-        """Who is here beyond all bounds because it was promised."""
+        """Requests that are here beyond all bounds because they were promised a place."""
         return self._num_promised
 
     @property
     def tenants(self) -> set[str]:
-        """Who counts among those who share."""
-        return self._asked_s.keys() | self.holders.keys()
+        """Those that count among those that share."""
+        return self._last_request_s.keys() | self.holders.keys()
 
-    # -- who may come in -----------------------------------------------------------------------------------------------
+    # -- admission -----------------------------------------------------------------------------------------------------
 
-    def ask(self, tenant: str, kind: str, now_s: float, *, is_promised: bool = False) -> Room | NoRoom:
-        """Note that a tenant asks, and judge. The place is taken by `take` with nothing in between.
+    def request_place(self, tenant: str, kind: str, now_s: float, *, has_reservation: bool = False) -> Granted | Denied:
+        """Note that a tenant sends a request, and judge. The place is taken by `take` with nothing in between.
 
-        `is_promised`: it was told to come back at this time.
+        `has_reservation`: it was promised a place at this time.
         """
         self.advance(now_s)
         self._count(tenant)
-        self._asked_s[tenant] = self._now_s
-        self._asked_s.move_to_end(tenant)
-        room = self.judge(tenant, kind, is_promised=is_promised)
-        if isinstance(room, NoRoom):
+        self._last_request_s[tenant] = self._now_s
+        self._last_request_s.move_to_end(tenant)
+        room = self.judge(tenant, kind, has_reservation=has_reservation)
+        if isinstance(room, Denied):
             self.refused[tenant, kind] = room
             self.refused.move_to_end((tenant, kind))
             if len(self.refused) > MAX_VERDICTS:
                 self.refused.popitem(last=False)
         return room
 
-    def judge(self, tenant: str, kind: str, *, is_promised: bool = False) -> Room | NoRoom:
-        """What somebody who asked now would be told. Changes nothing."""
-        if is_promised and self._num_promised < self._max_promised:
-            return PROMISED
+    def judge(self, tenant: str, kind: str, *, has_reservation: bool = False) -> Granted | Denied:
+        """What a request that came now would get. Changes nothing."""
+        if has_reservation and self._num_promised < self._max_promised:
+            return RESERVED
         reach = self._reach(tenant, kind)
         num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
         is_free = reach.num_taken < reach.limit
         if num_held < max(LEAST_SHARE, share) and is_free:
             return FREE
         if num_held < share and (name := self._displaced(reach)) is not None:
-            return Room(gives_up=name)
+            return Granted(gives_up=name)
         is_alone = self._num_sharing == self._is_sharing(tenant)
         retry_after_s = self.retry_after_s(tenant, kind)
         if is_alone or num_held < share:
             num_apart = self.num_taken - reach.num_taken
-            return NoRoom(tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
+            return Denied(tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
         limit = max(LEAST_SHARE, share) if is_free else share
-        return NoRoom(tenant, num_held, limit, retry_after_s, self.bounds.state)
+        return Denied(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
-    def verdicts(self) -> tuple[Verdict, ...]:
-        """What those would be told now who were turned away lately. Whoever is gone since is forgotten."""
+    def verdicts(self) -> tuple[AdmissionHint, ...]:
+        """What tenants that were refused lately would get now. One that is gone since is forgotten."""
         for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
             del self.refused[tenant, kind]
         return tuple(self._verdict(tenant, kind) for tenant, kind in self.refused)
 
-    def _verdict(self, tenant: str, kind: str) -> Verdict:
+    def _verdict(self, tenant: str, kind: str) -> AdmissionHint:
         room = self.judge(tenant, kind)
-        if isinstance(room, NoRoom):
+        if isinstance(room, Denied):
             self.refused[tenant, kind] = room
-            return Verdict(tenant, kind, 0, room)
+            return AdmissionHint(tenant, kind, 0, room)
         reach = self._reach(tenant, kind)
         num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
         num_free = min(reach.limit - reach.num_taken, max(LEAST_SHARE, share) - num_held)
-        return Verdict(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
+        return AdmissionHint(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
-        """Whole seconds after which a place should be there, by how fast those who were here have left lately.
+        """Whole seconds after which a place should be there, by how fast requests have left lately.
 
         Not before a place that was promised to the tenant has been of use: then at least as long as that one has been
-        here already, so that one who only ever comes back on time gets ever fewer beyond its share.
+        here already, so that one that only ever comes back on time gets ever fewer beyond its share.
         """
         reach = self._reach(tenant, kind)
         promised_s = self.holders[tenant].promised_s if tenant in self.holders else {}
@@ -322,24 +322,24 @@ class Shares:
         """How many places the tenant may hold of those this kind may take part in."""
         return self._share(tenant, self._reach(tenant, kind))
 
-    def _reach(self, tenant: str, kind: str) -> Reach:
+    def _reach(self, tenant: str, kind: str) -> ShareLimit:
         """A kind that has not used up what is kept for it has all of that, and nothing else, to itself."""
         kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
         limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
         weight = self._weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
-        return Reach(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
+        return ShareLimit(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
 
-    def _share(self, tenant: str, reach: Reach) -> int:
+    def _share(self, tenant: str, reach: ShareLimit) -> int:
         return max(1, floor(reach.limit * self._weight_of(tenant) / reach.weight))
 
-    def _num_held(self, tenant: str, reach: Reach) -> int:
+    def _num_held(self, tenant: str, reach: ShareLimit) -> int:
         holder = self.holders.get(tenant)
         return 0 if holder is None else holder.num_in(reach.kinds)
 
-    def _displaced(self, reach: Reach) -> str | None:
-        """The newest of the tenant furthest above its share, of those who could go; None if none is above.
+    def _displaced(self, reach: ShareLimit) -> str | None:
+        """The newest of the tenant furthest above its share, of those that could go; None if none is above.
 
-        Looks at every tenant that holds something, which is done for nobody who is turned away.
+        Visits every tenant that holds something, which is not done for a tenant at its share.
         """
         furthest, most = None, 0
         for tenant, holder in self.holders.items():
@@ -348,24 +348,24 @@ class Shares:
                 furthest, most = newest, num_above
         return furthest
 
-    # -- who is here ---------------------------------------------------------------------------------------------------
+    # -- what is held --------------------------------------------------------------------------------------------------
 
     def take(self, name: str, tenant: str, kind: str) -> None:
-        """A place of this kind is taken, whether or not there was room: one who was let in before does not ask."""
+        """A place of this kind is taken, whether or not there was room: one that was let in before is not judged."""
         self._serial += 1
         self._holder(tenant).places[kind][name] = self._serial
         self._owners[name] = (tenant, kind)
         self._num_taken[kind] += 1
 
     def take_promised(self, name: str, tenant: str, now_s: float) -> None:
-        """Somebody is here beyond all bounds."""
+        """A request is here beyond all bounds."""
         self.advance(now_s)
         self._holder(tenant).promised_s[name] = self._now_s
         self._owners[name] = (tenant, None)
         self._num_promised += 1
 
     def settle(self, name: str) -> None:
-        """Somebody keeps the place until it leaves: nobody displaces it any more."""
+        """A request keeps its place until it leaves: it is not displaced any more."""
         tenant, kind = self._owners[name]
         if kind is not None:
             places = self.holders[tenant].places[kind]
@@ -373,7 +373,7 @@ class Shares:
             places.move_to_end(name, last=False)
 
     def give_back(self, name: str) -> None:
-        """Somebody is here no more."""
+        """A request is here no more."""
         tenant, kind = self._owners.pop(name)
         holder = self.holders[tenant]
         if kind is None:
@@ -387,32 +387,32 @@ class Shares:
             self._forget(tenant)
 
     def left(self, now_s: float) -> None:
-        """A place came free as places do: this tells how fast."""
+        """A place came free as places do: this measures how fast."""
         self.advance(now_s)
         self._left_s.append(self._now_s)
 
     def advance(self, now_s: float) -> None:
-        """It is this late, or later; who asked more than a minute ago and holds nothing is forgotten."""
+        """It is this late, or later; a tenant without a request for a minute that holds nothing is forgotten."""
         self._now_s = max(self._now_s, now_s)
-        while self._asked_s:
-            tenant, asked_s = next(iter(self._asked_s.items()))
-            if asked_s > self._now_s - ASKED_WITHIN_S:
+        while self._last_request_s:
+            tenant, last_s = next(iter(self._last_request_s.items()))
+            if last_s > self._now_s - ACTIVE_WITHIN_S:
                 return
-            del self._asked_s[tenant]
+            del self._last_request_s[tenant]
             self._forget(tenant)
 
-    def _holder(self, tenant: str) -> Holder:
+    def _holder(self, tenant: str) -> TenantUsage:
         holder = self.holders.get(tenant)
         if holder is None:
             self._count(tenant)
-            holder = self.holders[tenant] = Holder(self.bounds.kinds)
+            holder = self.holders[tenant] = TenantUsage(self.bounds.kinds)
         return holder
 
     def _weight_of(self, tenant: str) -> float:
         return self.bounds.weights.get(tenant, 1.0)
 
     def _is_sharing(self, tenant: str) -> bool:
-        return tenant in self._asked_s or tenant in self.holders
+        return tenant in self._last_request_s or tenant in self.holders
 
     def _count(self, tenant: str) -> None:
         """Before it is noted anywhere."""
@@ -424,5 +424,5 @@ class Shares:
         """After it was noted somewhere for the last time."""
         if not self._is_sharing(tenant):
             self._num_sharing -= 1
-            # Sums of fractions drift; nobody weighs nothing.
+            # Sums of fractions drift; no tenants weigh nothing.
             self._weight = self._weight - self._weight_of(tenant) if self._num_sharing else 0.0

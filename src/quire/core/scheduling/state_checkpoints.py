@@ -1,18 +1,18 @@
 """At which block borders the recurrent state of a sequence is kept, as pure functions of that sequence.
 
-A state is worth a slot where somebody may go on from it:
+A state is worth a slot where a sequence may go on from it:
 
     prompt                                                    answer
     ├──────────┼─────────────────────┼───────────┼──┤- - - - - - - - ┼ - -
            sparse border      where prompts   last full         newest border
                                have parted     block
 
-Whoever sends the prompt again, or another answer's continuation of it, comes to its last full block; the next turn of
+The prompt sent again, or another answer's continuation of it, comes to its last full block; the next turn of
 the conversation to the newest border of the answer; another prompt with the same beginning to where both part, which is
 known once blocks match and their state is missing. Before that, a few borders at doubling distances are a guess.
 """
 
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.core.scheduling.sequence import Sequence, table_of
 
 NUM_BLOCKS_TO_FIRST_SPARSE = 16
@@ -34,15 +34,15 @@ def run_to_border(sequence: Sequence, num_tokens: int) -> int:
     return end - start
 
 
-def keep_behind(sequence: Sequence, num_tokens: int) -> Keep | None:
+def keep_behind(sequence: Sequence, num_tokens: int) -> StateCheckpoint | None:
     """What the state behind its next `num_tokens` is kept for; None where those do not end on a border."""
     table = table_of(sequence)
     end, block_size = table.num_computed + num_tokens, table.block_size
     if end % block_size:
         return None
     if end in (_last_full(sequence.num_prompt_tokens, block_size), table.num_matched * block_size):
-        return Keep.LASTING
-    return Keep.SPARSE if end == _sparse_above(end - 1, block_size) else Keep.PASSING
+        return StateCheckpoint.PINNED
+    return StateCheckpoint.SPARSE if end == _sparse_above(end - 1, block_size) else StateCheckpoint.TRANSIENT
 
 
 def _last_full(num_tokens: int, block_size: int) -> int:

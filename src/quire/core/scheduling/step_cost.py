@@ -16,7 +16,7 @@ from quire.errors import ConfigError
 MARGIN = 1.25
 """How much likelier than its price a guess must be: what was measured is not exact, and choosing takes time too."""
 LEAST_PRICE = 0.01
-"""Of a token, as a share of the step: a measurement that says less is not believed."""
+"""Of a token, as a share of the step: a measurement below it is taken as this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class StepCost:
         pairs = list(zip(self.points, self.points[1:], strict=False))
         is_rising = all(low[0] < high[0] and low[1] <= high[1] for low, high in pairs)
         if not pairs or not is_rising or self.points[0][0] < 1 or self.points[0][1] <= 0.0:
-            raise ConfigError(f"a step's cost needs two points or more, tokens and seconds rising, {self.points} given")
+            raise ConfigError(
+                f"expected two points or more for the cost of a step, tokens and seconds rising, got {self.points}"
+            )
 
     @staticmethod
     def measured(points: Iterable[tuple[int, float]]) -> "StepCost":

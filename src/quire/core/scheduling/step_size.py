@@ -24,7 +24,7 @@ MOST_SLOWER, MOST_FASTER = 3.0, 4.0
 PAIRS_OF_TOKEN = 8192
 """Before anything is known: a token behind so many costs twice a token behind none."""
 GROWTH = 2
-"""A step feeds at most so many times what the largest before it fed: what nobody has measured may cost anything."""
+"""A step feeds at most so many times what the largest before it fed: what was not measured may cost anything."""
 ROUNDS = 8
 """Of setting each price to its best value while the others stay; where they left off, the next step goes on."""
 
@@ -91,7 +91,7 @@ class StepRoom:
 
 
 class StepSizer:
-    """Learns from steps, and says what the next one has room for."""
+    """Learns from steps, and computes what the next one has room for."""
 
     __slots__ = ("_block_size", "_limit_s", "_most_fed", "_products", "_wanted", "prices")
 
@@ -117,7 +117,7 @@ class StepSizer:
             return
         self._most_fed = max(self._most_fed, fed.num_tokens)
         if took_s <= 0.0:
-            return  # a clock that stood still or went back says nothing
+            return  # a clock that stood still or went back measures nothing
         expected_s = self.prices.seconds(fed)
         if not expected_s:
             token_s = took_s / (fed.num_tokens + fed.num_pairs / PAIRS_OF_TOKEN)

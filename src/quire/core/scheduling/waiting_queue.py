@@ -1,4 +1,4 @@
-"""Who waits, and who is next. Classes are head starts, tenants go by service received; everything is bounded.
+"""What waits, and what is next. Classes are head starts, tenants go by service received; everything is bounded.
 
     key = arrival - head start of the class          constant for life: no clock, no re-sorting
 
@@ -7,10 +7,10 @@
     next request  of that tenant and class, the one with the smallest key
 
 Service only grows. So a heap of tenants by service may hold values that are out of date, as long as they are too small:
-what comes out on top is looked at again, and pushed back if it has grown.
+what comes out on top is checked again, and pushed back if it has grown.
 
-Whoever calls asks for room and takes the place with nothing in between; who gets one, and who loses one, is judged by
-`shares`. A preempted sequence comes back without asking: it was let in once.
+A caller requests a place and takes it with nothing in between; which request gets one, and which loses one, is decided
+by `shares`. A preempted sequence comes back without a request: it was let in once.
 """
 
 from collections import OrderedDict
@@ -21,7 +21,7 @@ from math import inf
 
 from quire.core.request import PriorityClass, Request
 from quire.core.scheduling.sequence import Sequence
-from quire.core.scheduling.shares import CLASS_RESERVE, Bounds, NoRoom, Promises, Room, Shares
+from quire.core.scheduling.shares import CLASS_RESERVE, Bounds, Denied, Granted, RetryReservations, Shares
 from quire.errors import ConfigError, InvariantError
 
 OUTPUT_TOKEN_COST = 4
@@ -43,12 +43,12 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         if self.max_requests < 1:
-            raise ConfigError(f"max_requests must be at least 1, {self.max_requests} given")
+            raise ConfigError(f"expected max_requests of at least 1, got {self.max_requests}")
         if not 0.0 <= self.class_reserve <= 1.0 / len(PriorityClass):
-            raise ConfigError(f"class_reserve must lie between 0 and a third, {self.class_reserve} given")
+            raise ConfigError(f"expected class_reserve between 0 and a third, got {self.class_reserve}")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0.0:
-                raise ConfigError(f"a tenant's weight must be above 0, {weight} given for {tenant!r}")
+                raise ConfigError(f"expected the weight of a tenant above 0, got {weight} for {tenant!r}")
 
     def head_start_s(self, priority: PriorityClass) -> float:
         """How many seconds a class is worth."""
@@ -85,7 +85,7 @@ SequenceKey = tuple[float, int]
 
 
 class Line:
-    """Sequences in order of their keys. Newcomers have the largest key so far and simply join the end; only those who
+    """Sequences in order of their keys. Newcomers have the largest key so far and simply join the end; only those that
     come back, after a preemption or a crash, have to find their place, and they are few.
     """
 
@@ -102,7 +102,7 @@ class Line:
         return len(self._in_order) + len(self._returned_ids)
 
     def add(self, sequence: Sequence) -> None:
-        """Join the line where the key says."""
+        """Join the line at the place of its key."""
         if sequence.key > self._last_key or not self._in_order:
             self._in_order[sequence.sequence_id] = sequence
             self._last_key = sequence.key
@@ -131,11 +131,11 @@ class Line:
 class ClassQueue:
     """The waiting sequences of one class: all in one line, and each tenant's in a line of its own."""
 
-    __slots__ = ("_by_service", "_everybody", "_lines", "_pushed", "waiting")
+    __slots__ = ("_all_tenants", "_by_service", "_lines", "_pushed", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Sequence] = {}
-        self._everybody = Line()
+        self._all_tenants = Line()
         self._lines: dict[str, Line] = {}
         self._by_service: list[tuple[float, SequenceKey, str]] = []
         self._pushed: dict[str, tuple[float, SequenceKey]] = {}
@@ -144,7 +144,7 @@ class ClassQueue:
     def add(self, sequence: Sequence, tenant: Tenant) -> None:
         """Let a sequence wait."""
         self.waiting[sequence.sequence_id] = sequence
-        self._everybody.add(sequence)
+        self._all_tenants.add(sequence)
         line = self._lines.get(tenant.name)
         if line is None:
             line = self._lines[tenant.name] = Line()
@@ -152,12 +152,12 @@ class ClassQueue:
         self._push(tenant, line)
 
     def oldest_key(self) -> SequenceKey | None:
-        """The smallest key that waits; None if nobody does."""
-        oldest = self._everybody.first()
+        """The smallest key that waits; None if none does."""
+        oldest = self._all_tenants.first()
         return None if oldest is None else oldest.key
 
     def next(self, tenants: Mapping[str, Tenant]) -> Sequence:
-        """The least served tenant's oldest sequence. Somebody must be waiting."""
+        """The least served tenant's oldest sequence. At least one must be waiting."""
         while True:
             service, key, name = self._by_service[0]
             line = self._lines.get(name)
@@ -165,7 +165,7 @@ class ClassQueue:
                 oldest = line.first()
                 if oldest is not None and oldest.key == key and tenants[name].service == service:
                     return oldest
-                # It has received more since, or its oldest is gone: look at it again later.
+                # It has received more since, or its oldest is gone: check it again later.
                 heappop(self._by_service)
                 del self._pushed[name]
                 self._push(tenants[name], line)
@@ -176,11 +176,11 @@ class ClassQueue:
         """It starts, or will never start."""
         name = sequence.request.tenant
         del self.waiting[sequence.sequence_id]
-        self._everybody.remove(sequence)
+        self._all_tenants.remove(sequence)
         line = self._lines[name]
         line.remove(sequence)
         if not line:
-            # At rest nothing is left of anybody.
+            # At rest nothing is left of any tenant.
             del self._lines[name]
             self._pushed.pop(name, None)
         if len(self._by_service) > 2 * len(self._lines) + 64:
@@ -190,7 +190,7 @@ class ClassQueue:
     def _push(self, tenant: Tenant, line: Line) -> None:
         oldest = line.first()
         if oldest is None:  # pragma: no cover - a line is dropped with its last sequence
-            raise InvariantError(f"tenant {tenant.name!r} has nobody waiting")
+            raise InvariantError(f"tenant {tenant.name!r} has no waiting request")
         entry, pushed = (tenant.service, oldest.key), self._pushed.get(tenant.name)
         if pushed is None or entry < pushed:
             self._pushed[tenant.name] = entry
@@ -208,7 +208,7 @@ class WaitingQueue:
         self._classes = {priority: ClassQueue() for priority in PriorityClass}
         self.shares = Shares(config.bounds)
         """The places, by the ids of requests; a preempted one has none."""
-        self.promises = Promises()
+        self.promises = RetryReservations()
         self.num_waiting = 0
         self._service_when_last_left = 0.0
 
@@ -226,35 +226,35 @@ class WaitingQueue:
         """A sequence's urgency: smaller is sooner, and no two are equal."""
         return (arrival_s - self.config.head_start_s(priority), sequence_id)
 
-    def ask(self, request: Request, now_s: float) -> Room:
+    def request_place(self, request: Request, now_s: float) -> Granted:
         """Where a new request of this tenant and class would have its place. Raises QueueFullError or TenantShareError.
 
-        They say when to come back, and who does and has asked for nothing since is let in.
+        They have a time to retry, and a tenant that waits for it is let in.
         """
         tenant, kind = request.tenant, request.priority.value
-        is_promised = (tenant in self.promises and self.promises.come(tenant, now_s)) or request.is_promised
-        room = self.shares.ask(tenant, kind, now_s, is_promised=is_promised)
-        if isinstance(room, NoRoom):
-            self.promises.tell(tenant, now_s, room.retry_after_s)
+        has_reservation = (tenant in self.promises and self.promises.redeem(tenant, now_s)) or request.has_reservation
+        room = self.shares.request_place(tenant, kind, now_s, has_reservation=has_reservation)
+        if isinstance(room, Denied):
+            self.promises.reserve(tenant, now_s, room.retry_after_s)
             raise room.error
         return room
 
     def add(self, sequence: Sequence) -> None:
-        """Take a place, which `ask` has found to be there; a request let in before a crash does not ask."""
+        """Take a place, which `request_place` has found to be there; a request let in before a crash just takes it."""
         request = sequence.request
         self.shares.take(request.request_id, request.tenant, request.priority.value)
         self._wait(sequence)
 
     def add_promised(self, sequence: Sequence) -> None:
-        """Wait beyond all bounds: it came when it was told to, or had begun before a crash."""
+        """Wait beyond all bounds: it came at the time it was promised, or had begun before a crash."""
         request = sequence.request
         self.shares.take_promised(request.request_id, request.tenant, request.arrival_s)
         self._wait(sequence)
 
     def displace(self, request: Request, now_s: float) -> int:
-        """Somebody else gets the place of this one. When its client may come back."""
+        """Another request gets the place of this one. Returns after how many seconds its client may retry."""
         retry_after_s = self.shares.retry_after_s(request.tenant, request.priority.value)
-        self.promises.tell(request.tenant, now_s, retry_after_s)
+        self.promises.reserve(request.tenant, now_s, retry_after_s)
         return retry_after_s
 
     def put_back(self, sequence: Sequence) -> None:
@@ -268,7 +268,7 @@ class WaitingQueue:
         self._classes[sequence.request.priority].add(sequence, tenant)
 
     def head(self) -> Sequence | None:
-        """Who starts next. It is not skipped for one that would fit."""
+        """What starts next. It is not skipped for one that would fit."""
         oldest = [(key, queue) for queue in self._classes.values() if (key := queue.oldest_key()) is not None]
         if not oldest:
             return None
@@ -285,7 +285,7 @@ class WaitingQueue:
             self.shares.give_back(request.request_id)
 
     def started(self, now_s: float) -> None:
-        """One more has begun to run: how fast that goes is how long others are told to wait."""
+        """One more has begun to run: how fast that goes is how long others have to wait."""
         self.shares.left(now_s)
 
     def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
@@ -307,8 +307,8 @@ class WaitingQueue:
         if tenant is None:
             tenant = self.tenants[name] = Tenant(name, self.config.weight_of(name))
         if tenant.num_live == 0:
-            # Who was away has not saved up service: it returns level with the least served of those who wait, or
-            # else of those who run, or else with whoever left last.
+            # Idle tenants accumulate no credit: one returns level with the least served of those that wait, or
+            # else of those that run, or else with the last that left.
             active = list(self._active.values())
             level = min((other.service for other in active if other.num_waiting), default=None)
             if level is None:

@@ -1,4 +1,4 @@
-"""A model that many machines compute, asked like one in this process: tokenizer and ledgers here, steps there.
+"""A model that many machines run, with the interface of one in this process: tokenizer and ledgers here, steps there.
 
 async with FleetModel("name", source, keys) as model:
     async for piece in model.stream("Once upon a time"):
@@ -25,14 +25,14 @@ from quire.fleet.gateway.member_link import MemberLink
 from quire.fleet.gateway.port import TICK_S, FleetPort
 from quire.fleet.kv_events.reader import EventReader
 from quire.fleet.kv_events.relay import as_seen_from
-from quire.fleet.kv_events.subscriber import EventLink, EventPlaces
-from quire.fleet.openai.address import check_stranger, is_stranger, parse_stranger
-from quire.fleet.openai.link import StrangerLink
+from quire.fleet.kv_events.subscriber import EventEndpoints, KVEventSubscriber
+from quire.fleet.openai.address import check_openai_request, is_openai, parse_openai_address
+from quire.fleet.openai.link import OpenAIMemberLink
 from quire.fleet.openai.model_card import ModelClaim
-from quire.fleet.openai.tokenizer_source import StrangerRules, tokenizer_of
+from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, tokenizer_of
 from quire.fleet.protocol.keys import GatewayKeys, check_clear
 from quire.fleet.protocol.link import LinkListener, LinkToMember
-from quire.fleet.protocol.messages import AskWords, MemberCard, ModelWords, ToGateway, Welcome
+from quire.fleet.protocol.messages import MemberCard, RequestTextAssets, TextAssets, ToGateway, Welcome
 from quire.fleet.protocol.work import MemberWork
 from quire.fleet.routing.membership import SUSPECT_AFTER_S, MemberState
 from quire.text.chat.rendering.template import ChatTemplate
@@ -41,15 +41,15 @@ from quire.text.grammars.wire import LoadVocabulary
 
 log = logging.getLogger("quire.fleet")
 
-LOOK_S = 1.0
-"""Between two looks at who is meant to be a member."""
-WORDS_S = 10.0
-"""How long a member may take to send the model's words, before another one is asked."""
-NO_STRANGERS = StrangerRules()
+POLL_S = 1.0
+"""Between two reads of the list of members."""
+TEXT_ASSETS_S = 10.0
+"""How long a member may take to send its text assets before the next member is requested to."""
+DEFAULT_OPENAI_RULES = OpenAIMemberRules()
 
 
 class FleetModel(EngineClient):
-    """A model that any number of tasks on one event loop may ask, on members that may come and go."""
+    """A model for any number of tasks on one event loop, run by members that join and leave."""
 
     def __init__(
         self,
@@ -58,22 +58,22 @@ class FleetModel(EngineClient):
         keys: GatewayKeys | None,
         max_held: int = 1024,
         suspect_after_s: float = SUSPECT_AFTER_S,
-        strangers: StrangerRules = NO_STRANGERS,
+        openai_rules: OpenAIMemberRules = DEFAULT_OPENAI_RULES,
     ) -> None:
         super().__init__()
         self._name = name
         self._source = source
         self._keys = keys
-        self._strangers = strangers
+        self._openai_rules = openai_rules
         self._context = zmq.asyncio.Context()
         self.work = MemberWork()
         self._gateway = token_hex(4)
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
-        self.links: dict[str, MemberLink | StrangerLink] = {}
+        self.links: dict[str, MemberLink | OpenAIMemberLink] = {}
         self._leaving: set[str] = set()
-        """Of these, those that nobody names as members any more."""
-        self.event_links: dict[str, EventLink] = {}
-        """Of members that are there and tell what they hold."""
+        """Of these, those that the source no longer lists."""
+        self.event_links: dict[str, KVEventSubscriber] = {}
+        """Of connected members that publish KV events."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
@@ -84,10 +84,10 @@ class FleetModel(EngineClient):
                 asyncio.create_task(self._follow_source(), name="quire-members"),
                 asyncio.create_task(self._tick(), name="quire-fleet"),
             ]
-            words = await self._words()
+            text_assets = await self._fetch_text_assets()
             if self.fleet.info is None:
-                raise EngineDeadError("a member was ready that had not said what it computes")
-            self._text = await asyncio.to_thread(text_of, self._name, self.fleet.info, words)
+                raise EngineDeadError("a member became ready before it sent its model card")
+            self._text = await asyncio.to_thread(text_of, self._name, self.fleet.info, text_assets)
         except BaseException:
             await self._close()
             raise
@@ -95,33 +95,33 @@ class FleetModel(EngineClient):
         return self
 
     async def _first_addresses(self) -> Sequence[str]:
-        """A name may come to resolve a moment after its gateway has started."""
+        """A name may resolve only a moment after its gateway has started."""
         try:
             return await self._source.addresses()
         except ConfigError as error:
-            log.warning("there are no members yet: %s", error)
+            log.warning("no members yet: %s", error)
             return ()
 
-    async def _words(self) -> ModelWords:
-        """Those that were given, once a member is ready; or of the first member that sends some: whoever is asked may
-        go before it has."""
-        words: asyncio.Future[ModelWords] = asyncio.get_running_loop().create_future()
-        self.fleet.words = words
+    async def _fetch_text_assets(self) -> TextAssets:
+        """The operator's, once a member is ready; otherwise of the first member that sends them: the first to get the
+        request may leave before."""
+        text_assets: asyncio.Future[TextAssets] = asyncio.get_running_loop().create_future()
+        self.fleet.text_assets = text_assets
         changed = asyncio.Event()
         self.fleet.on_change = changed.set
-        words.add_done_callback(lambda _words: changed.set())
-        given = self._strangers.words
-        while not words.done():
+        text_assets.add_done_callback(lambda _done: changed.set())
+        tokenizer_source = self._openai_rules.tokenizer_source
+        while not text_assets.done():
             changed.clear()
             ready = [self.fleet.members[one].link for one in self.fleet.router.membership.ready_members]
-            first = next((link for link in ready if not link.is_stranger), None)
-            if ready and given is not None:
-                return given.words
+            first = next((link for link in ready if not link.is_openai), None)
+            if ready and tokenizer_source is not None:
+                return tokenizer_source.text_assets
             if first is not None:
-                first.send(AskWords())
+                first.send(RequestTextAssets())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), WORDS_S)
-        return words.result()
+                await asyncio.wait_for(changed.wait(), TEXT_ASSETS_S)
+        return text_assets.result()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -148,7 +148,7 @@ class FleetModel(EngineClient):
         return self._port is not None and self.fleet.num_ready > 0
 
     def stats(self) -> EngineStats:
-        """Of all members together, as they told last."""
+        """Of all members together, as of their latest reports."""
         known = list(self.fleet.members.values())
         num_blocks = sum(one.card.info.num_blocks for one in known)
         return EngineStats(
@@ -167,11 +167,11 @@ class FleetModel(EngineClient):
 
     @property
     def num_gateways(self) -> int:
-        """As the member knows that hears the most."""
+        """The largest number that a member reported."""
         return max((1, *(known.num_gateways for known in self.fleet.members.values())))
 
     def fleet_stats(self) -> FleetStats:
-        """Who is there, and what has moved."""
+        """Members, and counts of moved requests."""
         fleet, counts = self.fleet, self.fleet.counts
         membership, in_flight = fleet.router.membership, fleet.router.loads.in_flight_tokens
         members = tuple(
@@ -190,7 +190,7 @@ class FleetModel(EngineClient):
         return FleetStats(members, *moves, fleet.num_held, self.num_gateways)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until what runs has ended; false if it has not in time."""
+        """Take nothing new and wait until open requests have ended; false on timeout."""
         self.fleet.is_draining = True
         until_s = monotonic() + timeout_s
         while self.fleet.num_open and monotonic() < until_s:
@@ -203,29 +203,30 @@ class FleetModel(EngineClient):
             self.fleet.tick(monotonic())
 
     async def _follow_source(self) -> None:
-        """Whoever is meant to be a member is tried; whoever is not any more is drained, and then left."""
+        """Connect to members that the source lists; drain and then disconnect those that it no longer lists."""
         problem = ""
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 await self._follow(await self._source.addresses())
                 problem = ""
             except ConfigError as error:
                 if str(error) != problem:
                     problem = str(error)
-                    log.warning("members stay as they are: %s", problem)
+                    log.warning("keeping the current members: %s", problem)
 
     def _check(self, wanted: Sequence[str]) -> None:
-        """Raise ConfigError for members that may not be spoken to, or could not be understood."""
+        """Raise ConfigError for members that need keys or a tokenizer that is missing."""
         for address in wanted:
-            if is_stranger(address):
-                check_stranger(parse_stranger(address), allows_clear=self._strangers.allows_clear)
+            if is_openai(address):
+                check_openai_request(parse_openai_address(address), allows_clear=self._openai_rules.allows_clear)
             else:
                 check_clear(address, has_keys=self._keys is not None)
-        if wanted and all(map(is_stranger, wanted)) and self._strangers.words is None and self._text is None:
+        has_tokenizer = self._openai_rules.tokenizer_source is not None or self._text is not None
+        if wanted and all(map(is_openai, wanted)) and not has_tokenizer:
             raise ConfigError(
-                f"of {len(wanted)} members none is quire, and others send no tokenizer; give --tokenizer MODEL, a "
-                "directory or a .gguf file of the model that they serve"
+                f"expected a quire member or --tokenizer, got {len(wanted)} OpenAI members, which send no tokenizer; "
+                "give --tokenizer MODEL, a directory or a .gguf file of the model that they serve"
             )
 
     async def _follow(self, wanted: Sequence[str]) -> None:
@@ -245,45 +246,46 @@ class FleetModel(EngineClient):
                 self._leaving.remove(address)
                 await self.links.pop(address).close()
 
-    def _link(self, address: str) -> MemberLink | StrangerLink:
-        listener = LinkListener(self._hear, self._lost)
-        if is_stranger(address):
-            return StrangerLink(parse_stranger(address), self._claim, listener, self.work)
+    def _link(self, address: str) -> MemberLink | OpenAIMemberLink:
+        listener = LinkListener(self._on_message, self._lost)
+        if is_openai(address):
+            return OpenAIMemberLink(parse_openai_address(address), self._claim, listener, self.work)
         return MemberLink(self._context, address, self._keys, self._gateway, listener)
 
     def _claim(self) -> ModelClaim | None:
-        """What strangers are believed to compute; None as long as nobody has said what that is."""
-        given = self._strangers.words
-        info = self.fleet.info or (None if given is None else given.info)
-        tokenizer = given.tokenizer if given is not None else None if self._text is None else self._text.tokenizer
+        """The model that OpenAI members are configured to run; None until the model is known."""
+        tokenizer_source = self._openai_rules.tokenizer_source
+        info = self.fleet.info or (None if tokenizer_source is None else tokenizer_source.info)
+        source = tokenizer_source or self._text
+        tokenizer = None if source is None else source.tokenizer
         if info is None or tokenizer is None:
             return None
         return ModelClaim(info, lambda text: tokenizer.encode(text, add_special_tokens=False))
 
-    def _hear(self, link: LinkToMember, message: ToGateway) -> None:
-        self.fleet.hear(link, message)
+    def _on_message(self, link: LinkToMember, message: ToGateway) -> None:
+        self.fleet.receive(link, message)
         if isinstance(message, Welcome) and message.card.events:
             self._follow_events(link, message.card)
 
     def _lost(self, link: LinkToMember, why: str) -> None:
-        """What was said in one meeting is not believed in the next."""
+        """KV events of one connection are not valid for the next."""
         events = self.event_links.pop(link.address, None)
         if events is not None:
             events.stop()
         self.fleet.lost(link, why)
 
     def _follow_events(self, link: LinkToMember, card: MemberCard) -> None:
-        """Without them a request goes where earlier ones went: worse, and never wrong. Strangers have neither keys nor
-        snapshots, and whether they may be heard in clear was asked when they were listed."""
+        """Without KV events a request goes where earlier ones went: slower, never wrong. OpenAI members have no keys
+        and no snapshots; whether they may publish unencrypted was checked when they were listed."""
         member, info = link.address, self.fleet.info or card.info
         events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
         try:
-            for address in filter(None, () if link.is_stranger else (events, replay)):
+            for address in filter(None, () if link.is_openai else (events, replay)):
                 check_clear(address, has_keys=self._keys is not None)
         except ConfigError as error:
-            log.warning("what %s holds is not followed: %s", member, error)
+            log.warning("not subscribing to KV events of %s: %s", member, error)
             return
-        has_snapshots = bool(card.replay) and not link.is_stranger
+        has_snapshots = bool(card.replay) and not link.is_openai
         reader = EventReader(
             self.fleet.router.index,
             member,
@@ -292,31 +294,31 @@ class FleetModel(EngineClient):
             card.info.num_blocks if card.has_size else None,
             has_snapshots=has_snapshots,
         )
-        places = EventPlaces(events, replay, None if link.is_stranger else self._keys)
-        following = EventLink(self._context, places, reader, self.work, self.links[member].distrust)
+        endpoints = EventEndpoints(events, replay, None if link.is_openai else self._keys)
+        following = KVEventSubscriber(self._context, endpoints, reader, self.work, self.links[member].distrust)
         self.event_links[member] = following
         following.start()
 
 
-def text_of(name: str, info: ModelInfo, words: ModelWords) -> TextModel:
-    """A model's words as a member sent them. Reads a tokenizer: not for an event loop."""
-    tokenizer = tokenizer_of(words)
-    named = {tokenizer.library.token_to_id(text) for text in words.eos_texts}
-    ends = frozenset(words.eos_token_ids) | {token for token in named if token is not None}
-    tokenizer_json = words.tokenizer_json.decode()
+def text_of(name: str, info: ModelInfo, assets: TextAssets) -> TextModel:
+    """The text model, from assets that a member sent. Reads a tokenizer: not for an event loop."""
+    tokenizer = tokenizer_of(assets)
+    named = {tokenizer.library.token_to_id(text) for text in assets.eos_texts}
+    ends = frozenset(assets.eos_token_ids) | {token for token in named if token is not None}
+    tokenizer_json = assets.tokenizer_json.decode()
     return TextModel(
         name=name,
         info=info,
         tokenizer=tokenizer.limited(MAX_BYTES_PER_TOKEN * info.max_sequence_tokens, info.max_sequence_tokens),
-        template=None if words.chat_template is None else ChatTemplate(words.chat_template, words.special_tokens),
+        template=None if assets.chat_template is None else ChatTemplate(assets.chat_template, assets.special_tokens),
         eos_token_ids=ends,
-        defaults=words.generation_defaults,
-        grammars=GrammarChecker(lambda: LoadVocabulary(tokenizer_json, info.vocabulary_size, _grammar_ends(words))),
-        writes_tools=words.writes_tools,
+        defaults=assets.generation_defaults,
+        grammars=GrammarChecker(lambda: LoadVocabulary(tokenizer_json, info.vocabulary_size, _grammar_ends(assets))),
+        writes_tools=assets.writes_tools,
     )
 
 
-def _grammar_ends(words: ModelWords) -> tuple[int, ...]:
-    added = {one["content"]: one["id"] for one in json.loads(words.tokenizer_json).get("added_tokens") or ()}
-    named = {added[text] for text in words.eos_texts if text in added}
-    return tuple(sorted(named | set(words.eos_token_ids)))
+def _grammar_ends(assets: TextAssets) -> tuple[int, ...]:
+    added = {one["content"]: one["id"] for one in json.loads(assets.tokenizer_json).get("added_tokens") or ()}
+    named = {added[text] for text in assets.eos_texts if text in added}
+    return tuple(sorted(named | set(assets.eos_token_ids)))

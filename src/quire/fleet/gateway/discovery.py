@@ -1,12 +1,12 @@
-"""Who is meant to be a member: a file that may change, a name that resolves to addresses, or a fixed list.
+"""Which members a gateway connects to: a file that may change, a name that resolves to addresses, or a fixed list.
 
     # members.txt: one address a line
     tcp://10.0.0.5:7000
     tcp://10.0.0.6:7000
-    openai:http://10.0.0.7:8000     # one that is not quire; see stranger_address
+    openai:http://10.0.0.7:8000     # an OpenAI server; see `openai.address`
 
-A source that cannot be read at this moment, or names nobody, says nothing, and who is there stays: membership freezes,
-traffic goes on.
+If a source cannot be read at this moment, or is empty, the gateway keeps its members: membership freezes, traffic
+goes on.
 """
 
 import asyncio
@@ -17,35 +17,35 @@ from pathlib import Path
 from typing import Protocol
 
 from quire.errors import ConfigError
-from quire.fleet.openai.address import STRANGER, is_stranger, parse_stranger
+from quire.fleet.openai.address import OPENAI_PREFIX, is_openai, parse_openai_address
 
-KINDS = ("tcp://", "ipc://", f"{STRANGER}http://", f"{STRANGER}https://")
+KINDS = ("tcp://", "ipc://", f"{OPENAI_PREFIX}http://", f"{OPENAI_PREFIX}https://")
 DEFAULT_PORT = 7000
 MAX_PORT = 65535
 
 
 class MemberSource(Protocol):
-    """Knows who is meant to be a member now."""
+    """Lists the addresses of the members."""
 
     async def addresses(self) -> Sequence[str]:
-        """All of them, at least one. Raises ConfigError if that cannot be told at this moment."""
+        """All of them, at least one. Raises ConfigError if they cannot be read at this moment."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedMembers:
-    """Always the same."""
+    """A list that does not change."""
 
-    given: Sequence[str]
+    listed: Sequence[str]
 
     async def addresses(self) -> Sequence[str]:
         """See `MemberSource`."""
-        return self.given
+        return self.listed
 
 
 @dataclass(frozen=True, slots=True)
 class ListedMembers:
-    """Those that a file lists; it is read again and again."""
+    """A list in a file, which is read again and again."""
 
     file: Path
 
@@ -56,7 +56,7 @@ class ListedMembers:
 
 @dataclass(frozen=True, slots=True)
 class NamedMembers:
-    """All addresses of a host name, such as a headless service of Kubernetes has."""
+    """All addresses of a host name, such as that of a headless service of Kubernetes."""
 
     host: str
     port: int
@@ -71,17 +71,17 @@ class NamedMembers:
         return [f"tcp://[{host}]:{self.port}" if ":" in host else f"tcp://{host}:{self.port}" for host in hosts]
 
 
-def parse_source(given: str) -> MemberSource:
+def parse_source(text: str) -> MemberSource:
     """`dns:NAME[:PORT]`, or a file. Raises ConfigError."""
-    if given.startswith("dns:"):
-        host, _, port = given.removeprefix("dns:").partition(":")
+    if text.startswith("dns:"):
+        host, _, port = text.removeprefix("dns:").partition(":")
         if not host or not (port or "1").isdecimal() or not 1 <= int(port or DEFAULT_PORT) <= MAX_PORT:
             raise ConfigError(
-                f"members by name are dns:NAME or dns:NAME:PORT with a port up to {MAX_PORT}, {given!r} given"
+                f"members by name are dns:NAME or dns:NAME:PORT with a port up to {MAX_PORT}, {text!r} given"
             )
         return NamedMembers(host, int(port or DEFAULT_PORT))
-    read_list(Path(given))
-    return ListedMembers(Path(given))
+    read_list(Path(text))
+    return ListedMembers(Path(text))
 
 
 def read_list(file: Path) -> list[str]:
@@ -89,14 +89,14 @@ def read_list(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the list of members {file} cannot be read: {error}; give a file or dns:NAME") from error
+        raise ConfigError(f"cannot read the member list {file}: {error}; give a file or dns:NAME") from error
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     addresses = list(dict.fromkeys(filter(None, lines)))
     for address in addresses:
         if not address.startswith(KINDS):
             raise ConfigError(f"a member's address begins with {' or '.join(KINDS)}, {address!r} in {file} does not")
-        if is_stranger(address):
-            parse_stranger(address)
+        if is_openai(address):
+            parse_openai_address(address)
     if not addresses:
-        raise ConfigError(f"a list of members has at least one address, {file} has none; write one a line")
+        raise ConfigError(f"expected at least one address in {file}, got none; write one per line")
     return addresses

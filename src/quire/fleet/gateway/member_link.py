@@ -1,8 +1,8 @@
-"""A gateway's connection to one member: one socket for each time they meet.
+"""A gateway's connection to one member: a new socket for each session.
 
-A socket that has lost its member is closed with all that it had not sent: what was meant for one life of a member never
-reaches another. Then a new one is tried: soon if the member was fine, later and later if nobody answers or if whoever
-answered said what cannot be.
+A socket that has lost its member is closed with all that it had not sent: messages for one incarnation of a member
+never reach another. Then the link reconnects: soon if the member was fine, with growing delays if it does not respond
+or sent an invalid message.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import MessageError
 from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now
-from quire.fleet.protocol.link import BEAT_S, BROKE, LinkListener, MeetingLink
+from quire.fleet.protocol.link import BEAT_S, BROKE, LinkListener, ReconnectingLink
 from quire.fleet.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MAX_STEP_BYTES,
     PROTOCOL,
-    AskWords,
     GatewayBeat,
     Hello,
-    ModelWords,
+    RequestTextAssets,
+    TextAssets,
     ToGateway,
     ToMember,
     Welcome,
@@ -35,17 +35,17 @@ from quire.fleet.protocol.messages import (
 log = logging.getLogger("quire.fleet")
 
 GREETING_S = 5.0
-"""How long a member may take to answer the first message."""
+"""How long a member may take to respond to the first message."""
 LAST_READ_MS = 20
 LONG_BYTES = 256 << 10
 """Reading so many takes up to 15 ms of processor time."""
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
-class MemberLink(MeetingLink):
-    """To a member of quire's own."""
+class MemberLink(ReconnectingLink):
+    """To a quire member."""
 
-    is_stranger = False
+    is_openai = False
 
     def __init__(
         self, context: zmq.asyncio.Context, address: str, keys: GatewayKeys | None, gateway: str, listener: LinkListener
@@ -56,29 +56,29 @@ class MemberLink(MeetingLink):
         self._gateway = gateway
         self._listener = listener
         self._socket: zmq.asyncio.Socket | None = None
-        self._awaits_words = False
+        self._awaits_text_assets = False
 
     def send(self, message: ToMember) -> None:
-        """Say something to the member that answered; to nobody if it is lost: whoever asked hears of that."""
+        """Send a message to a connected member; without one it is dropped, and the listener learns of the loss."""
         if self._socket is None:
             return
-        self._awaits_words |= isinstance(message, AskWords)
+        self._awaits_text_assets |= isinstance(message, RequestTextAssets)
         if not sent_now(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
             self._is_over.set()
 
     def end(self, why: str) -> None:
-        """This meeting is over: the member is not to be trusted, or silent."""
+        """End this session: the member is silent or sent invalid messages."""
         self.problem = why
         self._is_over.set()
 
-    async def _meet(self) -> bool:
-        """One meeting; whether a member answered, and said nothing that cannot be."""
-        self._is_over, self._is_honest, self._awaits_words = asyncio.Event(), True, False
+    async def _run_session(self) -> bool:
+        """One session; whether the member responded, and sent nothing invalid."""
+        self._is_over, self._is_trusted, self._awaits_text_assets = asyncio.Event(), True, False
         socket = self._socket = self._context.socket(zmq.DEALER)
         is_fine = False
         try:
             self._prepare(socket)
-            is_fine = await self._talk(socket)
+            is_fine = await self._serve_session(socket)
         except zmq.ZMQError as error:
             self.problem = str(error)
         finally:
@@ -103,7 +103,7 @@ class MemberLink(MeetingLink):
         ):
             socket.setsockopt(option, value)
 
-    async def _talk(self, socket: zmq.asyncio.Socket) -> bool:
+    async def _serve_session(self, socket: zmq.asyncio.Socket) -> bool:
         """From hello to the end; whether all was well until then."""
         monitor = socket.get_monitor_socket(LOST)
         watching, listening, *others = tasks = [
@@ -116,7 +116,7 @@ class MemberLink(MeetingLink):
             socket.connect(self.address)
             self.send(Hello(PROTOCOL, self._gateway))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # What a member said before it died has arrived, and is read to its end.
+            # What a member sent before it died has arrived, and is read to its end.
             while watching.done() and not listening.done() and not any(one.done() for one in others):
                 if not await socket.poll(LAST_READ_MS):
                     break
@@ -125,15 +125,15 @@ class MemberLink(MeetingLink):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # In this order: the library says goodbye to the monitor, and waits for ever if nobody is there to hear it.
+            # In this order: the library sends a last event to the monitor, and blocks for ever if that is closed.
             socket.disable_monitor()
             monitor.close()
-        lie = listening.exception() if not listening.cancelled() else None
-        if lie is not None:
-            self.problem = str(lie)
-            if not isinstance(lie, MessageError | zmq.ZMQError):
-                log.error("what member %s said could not be taken in", self.address, exc_info=lie)
-        return self.is_open and lie is None and self._is_honest
+        error = listening.exception() if not listening.cancelled() else None
+        if error is not None:
+            self.problem = str(error)
+            if not isinstance(error, MessageError | zmq.ZMQError):
+                log.error("failed to handle a message from member %s", self.address, exc_info=error)
+        return self.is_open and error is None and self._is_trusted
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         await recv_monitor_message(monitor)
@@ -145,25 +145,25 @@ class MemberLink(MeetingLink):
             raise MessageError(
                 f"a member begins with its welcome in protocol {PROTOCOL}, {type(message).__name__} came"
             )
-        self._listener.hear(self, message)
+        self._listener.on_message(self, message)
         self.is_open = True
         while True:
             for part in bounded_parts(await self._received(socket)):
-                self._listener.hear(self, part)
-                await asyncio.sleep(0)  # everybody else on this loop wants a turn too
+                self._listener.on_message(self, part)
+                await asyncio.sleep(0)  # other tasks of this loop get a turn
 
     async def _received(self, socket: zmq.asyncio.Socket) -> ToGateway:
-        """The next message. A long one is read beside the loop."""
+        """The next message. A long one is decoded in a thread."""
         data = await socket.recv()
-        if len(data) > MAX_STEP_BYTES and not self._awaits_words:
+        if len(data) > MAX_STEP_BYTES and not self._awaits_text_assets:
             raise MessageError(f"expected a message of up to {MAX_STEP_BYTES} bytes, got {len(data)}")
         is_long = len(data) > LONG_BYTES
         message = await asyncio.to_thread(decode_to_gateway, data) if is_long else decode_to_gateway(data)
-        self._awaits_words &= not isinstance(message, ModelWords)
+        self._awaits_text_assets &= not isinstance(message, TextAssets)
         return message
 
     async def _beat(self) -> None:
-        """Signs of life; a member that does not answer the first message is given up."""
+        """Heartbeats; a member that does not respond to the first message is dropped."""
         began_s = monotonic()
         while self.is_open or monotonic() - began_s < GREETING_S:
             await asyncio.sleep(BEAT_S)

@@ -1,13 +1,13 @@
-"""The third way behind a client's port: many members, and a router that chooses among them.
+"""The third implementation of a client's port: many members, and a router that chooses among them.
 
     submit ─► a ledger of its own ─► router chooses ─► link ─► member
       ▲            │                                             │
-      └─ events ◄──┴── what is new to the client ◄── events ◄────┘     member gone: the ledger asks another for the rest
+      └─ events ◄──┴── what is new to the client ◄── events ◄────┘     member gone: the ledger moves the rest to another
 
-A request's ledger keeps what its client was told. When its member is killed, hung or cut off, the request is chosen for
-again as prompt and tokens, and the client sees the next token and nothing of this; what the old member still says is
-of an old epoch and is dropped. A request that was running on three members that died, with no token between, is ended.
-A request that nobody can take, because nobody is there, is held until somebody is.
+A request's ledger keeps what was sent to its client. When its member is killed, hung or cut off, the request is routed
+again as prompt and tokens, and the client sees the next token and nothing of this; late events of the old member have
+an old epoch and are dropped. A request that was running on three members that died, with no token between, is ended.
+A request that no member can take is held until one can.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from msgspec.structs import replace as struct_replace
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Explained, Finished, FirstToken, Refused, Replayed, RequestEvent, Token
 from quire.core.request import Request
-from quire.core.scheduling.shares import Verdict
+from quire.core.scheduling.shares import AdmissionHint
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
 from quire.engine.engine import Clock, ModelInfo
 from quire.engine.port import Listener
@@ -32,11 +32,11 @@ from quire.fleet.gateway.watch import FleetWatch
 from quire.fleet.protocol.link import LinkToMember
 from quire.fleet.protocol.messages import (
     Assign,
-    Farewell,
-    FarewellHeard,
+    Goodbye,
+    GoodbyeAck,
     MemberBeat,
     MemberStepped,
-    ModelWords,
+    TextAssets,
     ToGateway,
     Welcome,
 )
@@ -46,7 +46,7 @@ log = logging.getLogger("quire.fleet")
 
 TICK_S = 0.25
 MAX_OTHERS = 3
-"""Members that are asked after the first has turned a request away, before the client is told."""
+"""Members tried after the first has refused a request, before the client gets the refusal."""
 FULL = (QueueFullError, TenantShareError)
 LEAVING = (DrainingError, EngineDeadError)
 """Refusals that are about the member and not about the request."""
@@ -54,17 +54,17 @@ LEAVING = (DrainingError, EngineDeadError)
 
 @dataclass(frozen=True, slots=True)
 class FleetCounts:
-    """What has happened since the start."""
+    """Since the start."""
 
     num_moved: int
-    """Requests that went on with another member."""
+    """Requests that continued on another member."""
     num_moved_inexact: int
-    """Of these, to one that may compute other bits."""
+    """Of these, to a member whose results may differ in bits."""
     num_quarantined: int
 
 
 class FleetPort:
-    """Where requests of one model go. Lives on one event loop."""
+    """Routes the requests of one model. Lives on one event loop."""
 
     def __init__(
         self,
@@ -80,28 +80,28 @@ class FleetPort:
         self._clock = clock
         self._members = FleetMembers(salt, suspect_after_s, clock)
         self.router = self._members.router
-        self.words: asyncio.Future[ModelWords] | None = None
-        self._flights: dict[str, FleetRequest] = {}
+        self.text_assets: asyncio.Future[TextAssets] | None = None
+        self._in_flight: dict[str, FleetRequest] = {}
         self._held: dict[str, FleetRequest] = {}
-        """Those that no member has, because nobody can take them now."""
+        """Requests that no member has, because none can take them now."""
         self._questions: dict[str, str] = {}
-        """Question -> the member that was asked."""
-        self.verdicts: Sequence[Verdict] = ()
+        """Query -> the member that got it."""
+        self.verdicts: Sequence[AdmissionHint] = ()
         self.watching = FleetWatch()
         self._num_moved = self._num_moved_inexact = self._num_quarantined = 0
         self.is_draining = False
         self._is_closed = False
         self.on_change: Callable[[], None] = lambda: None
-        """Told when somebody may have become ready or have left."""
+        """Called when a member may have become ready or have left."""
 
     @property
     def members(self) -> dict[str, KnownMember]:
-        """Those that are there, by their addresses. Read only."""
+        """Connected members, by their addresses. Read only."""
         return self._members.known
 
     @property
     def info(self) -> ModelInfo | None:
-        """Of the first member: all others must compute the same model."""
+        """Of the first member: all others must run the same model."""
         return self._members.info
 
     @property
@@ -112,11 +112,11 @@ class FleetPort:
     @property
     def num_open(self) -> int:
         """Requests that have not had their last event."""
-        return len(self._flights)
+        return len(self._in_flight)
 
     @property
     def num_held(self) -> int:
-        """Of these, those that nobody has."""
+        """Of these, those that no member has."""
         return len(self._held)
 
     @property
@@ -130,47 +130,49 @@ class FleetPort:
         """Queue a request: `Queued` or `Refused` is its first event."""
         refusal: DrainingError | QueueFullError | None = None
         if self.is_draining:
-            refusal = DrainingError("the gateway is going down and takes no new requests; ask another one, or later")
+            refusal = DrainingError(
+                "the gateway is shutting down and takes no new requests; use another one, or retry later"
+            )
         elif len(self._held) >= self._max_held:
             refusal = QueueFullError(len(self._held), self._max_held)
         if refusal is not None:
-            self._tell([Refused.of(request.request_id, refusal)])
+            self._emit([Refused.of(request.request_id, refusal)])
             return
         flight = FleetRequest.of(request, 1 << 31 if self.info is None else self.info.vocabulary_size)
-        self._flights[request.request_id] = flight
+        self._in_flight[request.request_id] = flight
         self._place(flight)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it lives."""
-        flight = self._flights.get(request_id)
+        """End a request, or one of its answers alone, if it is open."""
+        flight = self._in_flight.get(request_id)
         if flight is None:
             return
         ledger = flight.ledger
         commands, events = ledger.cancel(request_id) if index is None else ledger.cancel_answer(request_id, index)
         for command in commands:
-            self._say(flight.member, command)
-        self._tell(self._forget_ended(flight, events))
+            self._send(flight.member, command)
+        self._emit(self._forget_ended(flight, events))
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses, on all members."""
+        """Drop every unused cached block, on all members."""
         for member in self.members:
-            self._say(member, ClearCache())
+            self._send(member, ClearCache())
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Ask the member that would get this prompt why it is not in its cache."""
+        """Query the member that would get this prompt why it is not in its cache."""
         members = self._members
-        best = self.router.best(members.routed(question_id, namespace, prompt, {}), members.strangers)
+        best = self.router.best(members.routed(question_id, namespace, prompt, {}), members.openai_members)
         if best is None:
-            error = EngineDeadError("there is no member of quire's own at this moment; ask again when one is ready")
-            self._tell([Refused.of(question_id, error)])
+            error = EngineDeadError("no quire member is ready; retry when one is")
+            self._emit([Refused.of(question_id, error)])
             return
         self._questions[question_id] = best.member
-        self._say(best.member, Explain(question_id, self._as_named_by(best.member, namespace), prompt))
+        self._send(best.member, Explain(question_id, self._as_named_by(best.member, namespace), prompt))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def hear(self, link: LinkToMember, message: ToGateway) -> None:
-        """What a link brings. Raises MessageError for what cannot be: the link must be broken off."""
+    def receive(self, link: LinkToMember, message: ToGateway) -> None:
+        """Handle a message of a link. Raises MessageError for an invalid one: the link must be closed."""
         match message:
             case Welcome(_, card):
                 self._members.welcome(link, card)
@@ -181,38 +183,38 @@ class FleetPort:
             case MemberBeat(state, report):
                 self._members.report(link.address, report)
                 self._followed(self._members.beat(link.address, state))
-            case Farewell():
-                link.send(FarewellHeard())
-            case ModelWords():
-                if self.words is not None and not self.words.done():
-                    self.words.set_result(message)
+            case Goodbye():
+                link.send(GoodbyeAck())
+            case TextAssets():
+                if self.text_assets is not None and not self.text_assets.done():
+                    self.text_assets.set_result(message)
 
     def lost(self, link: LinkToMember, why: str) -> None:
-        """Nothing more comes over this link."""
+        """The link is down."""
         known = self.members.get(link.address)
         if known is not None and known.link is link:
             log.log(logging.INFO if self._is_closed else logging.WARNING, "member %s is gone: %s", link.address, why)
             self._followed(self.router.leave(link.address))
 
     def tick(self, now_s: float) -> None:
-        """Judge who is silent, and end who is held too long. To be called a few times a second."""
+        """Suspect silent members, and end requests that are held too long. To be called a few times a second."""
         self._followed(self._members.advance(now_s), "it was not heard of any more")
         for flight in list(self._held.values()):
-            self._tell(self._forget_ended(flight, flight.ledger.expire(now_s)))
+            self._emit(self._forget_ended(flight, flight.ledger.expire(now_s)))
         if self.num_ready:
-            self._place_held()  # those who were turned away in the middle of their answers
+            self._place_held()  # those that were refused after output began
 
     def drain(self, member: str) -> None:
-        """It gets nothing new."""
+        """Give it no new requests."""
         self._followed(self._members.drain(member))
 
     def _followed(self, transitions: Iterable[Transition], why: str | None = None) -> None:
-        """Whoever is gone has its requests taken from it; with a reason its link is broken off as well."""
+        """Move the requests of members that are gone; with a reason the link is closed as well."""
         for one in transitions:
             if one.after is MemberState.GONE:
                 known = self.members.pop(one.member)
                 if why is not None:
-                    log.warning("member %s is given up: %s", one.member, why)
+                    log.warning("dropping member %s: %s", one.member, why)
                     known.link.end(why)
                 self._move_all(one.member)
             if one.after is MemberState.READY:
@@ -220,13 +222,13 @@ class FleetPort:
             self.on_change()
 
     def _move_all(self, member: str) -> None:
-        dead = EngineDeadError(f"the member that was asked is gone: {member}")
-        gone = [question for question, asked in self._questions.items() if asked == member]
+        dead = EngineDeadError(f"lost the member that had the request: {member}")
+        gone = [question for question, queried in self._questions.items() if queried == member]
         for question in gone:
             del self._questions[question]
-        self._tell([Refused.of(question, dead) for question in gone])
-        for flight in [one for one in self._flights.values() if one.member == member]:
-            self._tell(self._taken_back(flight, was_running=flight.is_running))
+        self._emit([Refused.of(question, dead) for question in gone])
+        for flight in [one for one in self._in_flight.values() if one.member == member]:
+            self._emit(self._taken_back(flight, was_running=flight.is_running))
             if not flight.has_ended:
                 flight.is_moving = True
                 self._place(flight)
@@ -234,7 +236,7 @@ class FleetPort:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _place(self, flight: FleetRequest) -> None:
-        """Choose and send; hold it if that cannot be."""
+        """Choose a member and send; hold the request if there is none."""
         request_id, now_s = flight.request.request_id, self._clock()
         choice = self._members.choose(flight, now_s)
         if choice is None:
@@ -246,50 +248,50 @@ class FleetPort:
         num_uncached = len(flight.tokens) - choice.num_cached_tokens
         for command in flight.ledger.due(now_s):
             if isinstance(command, Submit | Restore):
-                self._members.given(choice.member, now_s)
+                self._members.note_assignment(choice.member, now_s)
                 own = struct_replace(command, namespace=self._as_named_by(choice.member, command.namespace))
-                self._say(choice.member, Assign(own, num_uncached))
+                self._send(choice.member, Assign(own, num_uncached))
 
     def _as_named_by(self, member: str, namespace: Namespace) -> Namespace:
-        """A gateway that began with strangers alone had to call the model something; its members know what it is."""
+        """A gateway that began with OpenAI members has its own name for the model; a member needs the fingerprint."""
         return replace(namespace, model=self.members[member].card.info.identity.fingerprint)
 
     def _count_move(self, flight: FleetRequest, member: str) -> None:
         self._num_moved += flight.is_moving
         if flight.exactness not in (None, self.members[member].exactness):
             self._num_moved_inexact += 1
-            log.warning("request %s goes on with a member of other bits", flight.request.request_id)
-            self._tell([Replayed(flight.request.request_id, is_exact=False)])
+            log.warning("request %s moved to a member with different numerics", flight.request.request_id)
+            self._emit([Replayed(flight.request.request_id, is_exact=False)])
 
     def _place_held(self) -> None:
-        """Whoever turned them away before may take them now."""
+        """Members that refused them before may take them now."""
         for flight in list(self._held.values()):
             flight.refusals.clear()
             self._place(flight)
 
     def _stepped(self, link: LinkToMember, events: Sequence[RequestEvent]) -> None:
-        told: list[RequestEvent] = []
+        output: list[RequestEvent] = []
         try:
             for event in events:
-                self._take(link, event, told)
+                self._take(link, event, output)
         finally:
-            self._tell(told)
+            self._emit(output)
 
-    def _take(self, link: LinkToMember, event: RequestEvent, told: list[RequestEvent]) -> None:
+    def _take(self, link: LinkToMember, event: RequestEvent, output: list[RequestEvent]) -> None:
         if isinstance(event, Explained | Refused) and self._questions.get(event.request_id) == link.address:
             del self._questions[event.request_id]
-            told.append(event)
+            output.append(event)
             return
-        flight = self._flights.get(event.request_id)
+        flight = self._in_flight.get(event.request_id)
         if flight is None or flight.member != link.address:
             return  # of an assignment that is over
         is_current = event.epoch == flight.entry.epoch
         if is_current and isinstance(event, Replayed):
-            flight.is_running = False  # its worker was replaced, and begins with it anew
-            told.append(event)
+            flight.is_running = False  # its worker was replaced, and starts it again
+            output.append(event)
             return
         if is_current and isinstance(event, Refused):
-            self._take_refusal(flight, event, told)
+            self._take_refusal(flight, event, output)
             return
         new: list[RequestEvent] = []
         flight.ledger.take([event], new)
@@ -299,65 +301,65 @@ class FleetPort:
             self.router.computed(event.request_id)
         elif is_current and isinstance(event, Token) and flight.exactness is None:
             flight.exactness = self.members[link.address].exactness
-        told += self._forget_ended(flight, new)
+        output += self._forget_ended(flight, new)
 
-    def _take_refusal(self, flight: FleetRequest, event: Refused, told: list[RequestEvent]) -> None:
-        """A member without room, or one that is leaving: others are asked, a few. Who has begun is never sent away."""
+    def _take_refusal(self, flight: FleetRequest, event: Refused, output: list[RequestEvent]) -> None:
+        """The member is full or leaving: try a few others. A request with output is never refused."""
         member, error = flight.member, event.error
         if flight.entry.is_cancelled or member is None or not isinstance(error, FULL + LEAVING):
-            self._end_refused(flight, event, told)
+            self._end_refused(flight, event, output)
             return
         flight.refusals[member] = event
         num_left = len(self.router.membership.ready_members.keys() - flight.refusals.keys())
         has_tried = len(flight.refusals) > MAX_OTHERS or (num_left == 0 and isinstance(error, FULL))
         if has_tried and not flight.has_begun:
-            self._end_refused(flight, flight.best_refusal(), told)
+            self._end_refused(flight, flight.best_refusal(), output)
             return
-        told += self._taken_back(flight, was_running=False)
+        output += self._taken_back(flight, was_running=False)
         if flight.has_ended:
-            return  # its client had all it wanted
+            return  # its client needs no more of it
         if has_tried:
             self._held[event.request_id] = flight
         else:
             self._place(flight)
 
-    def _end_refused(self, flight: FleetRequest, event: Refused, told: list[RequestEvent]) -> None:
+    def _end_refused(self, flight: FleetRequest, event: Refused, output: list[RequestEvent]) -> None:
         new: list[RequestEvent] = []
         flight.ledger.take([event], new)
-        told += self._forget_ended(flight, new)
+        output += self._forget_ended(flight, new)
 
     def _taken_back(self, flight: FleetRequest, *, was_running: bool) -> list[RequestEvent]:
-        told = flight.taken_back(was_running=was_running)
+        output = flight.taken_back(was_running=was_running)
         self._num_quarantined += flight.ledger.num_quarantined
         self._followed(self.router.moved(flight.request.request_id))
-        return self._forget_ended(flight, told)
+        return self._forget_ended(flight, output)
 
     def _forget_ended(self, flight: FleetRequest, events: list[RequestEvent]) -> list[RequestEvent]:
-        """A request that has had its last event is nobody's any more."""
+        """Drop a request that has had its last event."""
         if any(isinstance(event, Finished | Refused) for event in events):
             request_id = flight.request.request_id
-            self._flights.pop(request_id, None)
+            self._in_flight.pop(request_id, None)
             self._held.pop(request_id, None)
             self._followed(self.router.ended(request_id))
         return events
 
-    # -- what is said to whom ------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------------
 
-    def _say(self, member: str | None, command: Assign | Cancel | ClearCache | Explain) -> None:
+    def _send(self, member: str | None, command: Assign | Cancel | ClearCache | Explain) -> None:
         known = None if member is None else self.members.get(member)
         if known is not None:
             known.link.send(command)
 
-    def _tell(self, events: list[RequestEvent]) -> None:
+    def _emit(self, events: list[RequestEvent]) -> None:
         if events:
             self._listener(events)
 
     def abandon(self, why: str) -> None:
-        """There will be no member any more: who waits to be let in is told."""
+        """Refuse the requests that are not admitted: there will be no member any more."""
         self._is_closed = True
         error = EngineDeadError(why)
-        for request_id, flight in list(self._flights.items()):
-            del self._flights[request_id]
+        for request_id, flight in list(self._in_flight.items()):
+            del self._in_flight[request_id]
             self._held.pop(request_id, None)
             self._followed(self.router.ended(request_id))
-            self._tell(flight.ledger.abandon(error))
+            self._emit(flight.ledger.abandon(error))

@@ -1,23 +1,23 @@
-"""What is there to look at where members compute: nothing. Each member's own server shows its pool."""
+"""Inspection of a gateway: it has no pool of its own; each member's own server shows one."""
 
 from collections.abc import Callable, Sequence
 
 from quire.core.inspect.snapshots import EngineSnapshot
-from quire.engine.port import TellBlock, WorkerRecord
+from quire.engine.port import OnBlock, WorkerRecord
 from quire.errors import EngineDeadError
 
 
 class FleetWatch:
-    """A port through which no pool is seen."""
+    """A port without a pool to inspect."""
 
     workers: Sequence[WorkerRecord] = ()
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
-        """There is nothing to show."""
+        """Nothing to show."""
 
     def unwatch(self) -> None:
-        """There was nothing."""
+        """Nothing was shown."""
 
-    def ask_block(self, block_id: int, tell: TellBlock) -> None:
+    def request_block(self, block_id: int, on_block: OnBlock) -> None:
         """Blocks are the members' own."""
-        tell(EngineDeadError("this gateway has no blocks; ask a member's own server for its blocks"))
+        on_block(EngineDeadError("a gateway has no KV blocks; query a member's own server"))

@@ -3,8 +3,8 @@
     {"type": "BlockStored", "block_hashes": [...], ...}      an event as a map
     ["BlockStored", [...], ...]                              the same as an array: fields by position
 
-Hashes are integers or bytes, whatever their sender makes of them. Kinds that are not known are left out. Bytes that are
-no batch raise `MessageError`, and nothing else.
+Hashes are integers or bytes, as the publisher chooses. Events of unknown kinds are skipped. Bytes that are no batch
+raise `MessageError`, and nothing else.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import msgspec
 from quire.errors import MessageError
 
 MEDIUM = "GPU"
-"""The field's word for the memory that a model computes in."""
+"""Other servers' word for the memory that a model computes in."""
 MAX_BATCH_BYTES = 4 << 20
-"""A step that computes 128,000 tokens says so in one."""
+"""A step that computes 128,000 tokens fits into one."""
 MAX_EVENTS, MAX_EVENT_BYTES = 10_000, 1 << 19
 """Of a batch: reading one event takes up to 12 ms of processor time, opening a batch as long."""
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -28,7 +28,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Blocks that can be hit, each after the one before it."""
+    """Consecutive blocks that can be hit."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
@@ -50,11 +50,11 @@ class ClearedBlocks:
     """No block can be hit any more."""
 
 
-HeardEvent = StoredRun | RemovedBlocks | ClearedBlocks
+ReceivedEvent = StoredRun | RemovedBlocks | ClearedBlocks
 
 
 @dataclass(frozen=True, slots=True)
-class HeardBatch:
+class KVEventBatch:
     """What one step of a member did to its cache."""
 
     at_s: float
@@ -118,37 +118,37 @@ _anything = msgspec.msgpack.Decoder()
 _events = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
-def open_batch(data: bytes) -> HeardBatch:
-    """What a member published, its events not read yet. Raises MessageError."""
+def open_batch(data: bytes) -> KVEventBatch:
+    """A published batch, its events not read yet. Raises MessageError."""
     try:
         batch = _batch.decode(data)
         if (num_events := _num_of(batch.events)) > MAX_EVENTS:
             raise MessageError(f"expected a batch of up to {MAX_EVENTS} KV events, got {num_events}")
-        return HeardBatch(batch.at_s, _events.decode(batch.events))
+        return KVEventBatch(batch.at_s, _events.decode(batch.events))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"{len(data)} bytes of a member are no batch of KV events: {error}") from error
+        raise MessageError(f"malformed batch of KV events ({len(data)} bytes): {error}") from error
 
 
 def _num_of(array: msgspec.Raw) -> int:
-    """How many elements its head says that it has; 0 for what is no array."""
+    """The number of elements by its head; 0 for what is no array."""
     head = bytes(memoryview(array)[:5])
     if head[:1] in (b"\xdc", b"\xdd"):
         return int.from_bytes(head[1 : 3 if head[:1] == b"\xdc" else 5], "big")
     return head[0] & 0x0F if b"\x90" <= head[:1] <= b"\x9f" else 0
 
 
-def read_kv_event(raw: msgspec.Raw) -> HeardEvent | None:
-    """None for what says nothing of the memory that prompts hit. Raises MessageError."""
+def read_kv_event(raw: msgspec.Raw) -> ReceivedEvent | None:
+    """None for an event that is not about the memory that prompts hit. Raises MessageError."""
     num_bytes = len(memoryview(raw))
     if num_bytes > MAX_EVENT_BYTES:
         raise MessageError(f"expected a KV event of up to {MAX_EVENT_BYTES} bytes, got {num_bytes}")
     try:
         return _event(raw)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"{num_bytes} bytes of a member are no KV event: {error}") from error
+        raise MessageError(f"malformed KV event ({num_bytes} bytes): {error}") from error
 
 
-def _event(raw: msgspec.Raw) -> HeardEvent | None:
+def _event(raw: msgspec.Raw) -> ReceivedEvent | None:
     try:
         event: Any = (_map if _is_map(bytes(memoryview(raw)[:1])) else _array).decode(raw)
     except msgspec.ValidationError:
@@ -204,7 +204,7 @@ def _stored(event: _Stored) -> StoredRun | None:
 
 
 def _group_of(keys: Sequence[Any] | None, adapter: str) -> str | None:
-    """What beside the adapter entered the hash of a first block; None: more than a cache group."""
+    """The cache group that entered the hash of a first block beside the adapter; None: there is more."""
     others = [key for key in keys or () if key != adapter]
     if not others:
         return ""

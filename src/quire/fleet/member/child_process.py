@@ -1,10 +1,10 @@
-"""A member in a process of its own, for whoever looks after it: is it there, is it heard, let it end.
+"""A member in a process of its own, for its supervisor: start it, check its health, end it.
 
     this process ── what to load ──► stdin ─ member ─ worker
                  ◄── each second ─── stdout ─┘
 
-Works without an event loop: a thread reads what the member tells. When this process ends, the member's standard input
-closes, and it drains and ends by itself.
+Works without an event loop: a thread reads the status lines. When this process ends, the member's standard input
+closes, and it drains and exits by itself.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ from quire.fleet.member.status import MemberStatus, decode_status
 log = logging.getLogger("quire.fleet")
 
 SILENT_S = 10.0
-"""A member that was not heard for so long is not well: it tells each second."""
+"""A member that sent no status line for so long is unhealthy: it sends one each second."""
 NOT_FOR_CHILDREN = ("OMP_NUM_THREADS",)
 """Control planes set it for their own processes; a member's threads are a setting of quire's."""
 
 
 class WatchedMember:
-    """One life of a member."""
+    """One process of a member."""
 
     def __init__(self, order: ReplicaOrder, command: Sequence[str] = REPLICA) -> None:
-        self._order = msgspec.structs.replace(order, tells_status=True)
+        self._order = msgspec.structs.replace(order, reports_status=True)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._told = threading.Event()
-        """It has said how it is for the first time, or will not any more."""
-        self._heard_s = monotonic()
+        self._first_status = threading.Event()
+        """The first status line has come, or none will any more."""
+        self._last_status_s = monotonic()
         self.status: MemberStatus | None = None
-        """What it told last."""
+        """The latest."""
 
     @property
     def pid(self) -> int | None:
@@ -49,7 +49,7 @@ class WatchedMember:
         return None if self._process is None else self._process.pid
 
     def start(self) -> MemberStatus:
-        """Wait until it is ready: a model may take minutes to load. Raises EngineDeadError if it ends before."""
+        """Wait until it is ready: a model may take minutes to load. Raises EngineDeadError if it exits before."""
         environ = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
             [*self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
@@ -60,27 +60,27 @@ class WatchedMember:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(packed_order(self._order))
                 process.stdin.flush()  # and it stays open: this is the leash
-        self._told.wait()
+        self._first_status.wait()
         if self.status is None:
             code = process.wait()
             self.end()
-            raise EngineDeadError(f"a member ended with code {code} before it was ready; what it said stands above")
+            raise EngineDeadError(f"a member exited with code {code} before it was ready; see its output above")
         return self.status
 
     def problem(self, now_s: float | None = None) -> str:
-        """Why it should be replaced; empty if it is well."""
+        """Why it should be replaced; empty if it is healthy."""
         if self._process is None:
             return "it was not started"
         code = self._process.poll()
         if code is not None:
-            return f"it has ended with code {code}"
-        silent_s = (monotonic() if now_s is None else now_s) - self._heard_s
+            return f"it exited with code {code}"
+        silent_s = (monotonic() if now_s is None else now_s) - self._last_status_s
         if silent_s > SILENT_S:
-            return f"it tells each second how it is, and was not heard for {silent_s:.0f} s"
+            return f"expected a status line every second, got none for {silent_s:.0f} s"
         return ""
 
     def end(self) -> None:
-        """Let it finish what it has; kill it if that takes longer than it may."""
+        """Let it finish its requests; kill it after its time limit."""
         process = self._process
         if process is None:
             return
@@ -88,7 +88,7 @@ class WatchedMember:
         try:
             process.wait(self._order.drain_s + END_S)
         except subprocess.TimeoutExpired:
-            log.warning("member %s did not end in time, and is killed", process.pid)
+            log.warning("member %s did not exit in time; killing it", process.pid)
             process.kill()
             process.wait()
         if process.stdin is not None:
@@ -100,14 +100,14 @@ class WatchedMember:
         if process.stdout is not None:
             with process.stdout as lines:
                 for line in lines:
-                    self._hear(line)
-        self._told.set()
+                    self._take_line(line)
+        self._first_status.set()
 
-    def _hear(self, line: bytes) -> None:
+    def _take_line(self, line: bytes) -> None:
         try:
             self.status = decode_status(line)
         except MessageError as error:
             log.warning("%s", error)
             return
-        self._heard_s = monotonic()
-        self._told.set()
+        self._last_status_s = monotonic()
+        self._first_status.set()

@@ -1,4 +1,4 @@
-"""A member that is the child of another process, of a gateway perhaps, which it does not outlive.
+"""A member as a child of another process, a gateway perhaps, which it does not outlive.
 
 python -m quire.fleet.member.replica_process          its order comes through standard input
 """
@@ -14,7 +14,7 @@ import msgspec
 import uvloop
 
 from quire.errors import QuireError
-from quire.fleet.kv_events.relay import MemberPlaces
+from quire.fleet.kv_events.relay import MemberEndpoints
 from quire.fleet.member.replicas import ReplicaOrder
 from quire.fleet.member.run import MemberPlan, run_member
 from quire.fleet.member.status import write_status
@@ -25,7 +25,7 @@ FAILED = 2
 
 
 def read_order(source: BinaryIO) -> ReplicaOrder:
-    """What the parent wants. Its end of the pipe stays open."""
+    """The parent's order. Its end of the pipe stays open."""
     num_bytes = int.from_bytes(source.read(8), "big")
     return msgspec.msgpack.decode(source.read(num_bytes), type=ReplicaOrder)
 
@@ -33,11 +33,11 @@ def read_order(source: BinaryIO) -> ReplicaOrder:
 def plan_of(order: ReplicaOrder) -> MemberPlan:
     """The member that was ordered."""
     worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
-    return MemberPlan(order.name, MemberPlaces(order.address).resolved(), order.keys, worker, order.words)
+    return MemberPlan(order.name, MemberEndpoints(order.address).resolved(), order.keys, worker, order.text_assets)
 
 
-async def serve_order(plan: MemberPlan, drain_s: float, *, tells_status: bool = False) -> bool:
-    """Until told to end, or until the parent is gone."""
+async def serve_order(plan: MemberPlan, drain_s: float, *, reports_status: bool = False) -> bool:
+    """Serve until a signal, or until the parent has exited."""
     loop, ending = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ending.set)
@@ -47,28 +47,28 @@ async def serve_order(plan: MemberPlan, drain_s: float, *, tells_status: bool = 
         loop.remove_reader(leash)
         ending.set()
 
-    loop.add_reader(leash, let_go)  # nothing more is said there: it can only have closed
-    if not tells_status:
-        return await run_member(plan, ending, drain_s, _say)
-    told = sys.stdout.fileno()
-    os.set_blocking(told, False)
-    return await run_member(plan, ending, drain_s, _say, partial(write_status, told))
+    loop.add_reader(leash, let_go)  # the parent sends no more: it can only have closed
+    if not reports_status:
+        return await run_member(plan, ending, drain_s, _print_line)
+    descriptor = sys.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    return await run_member(plan, ending, drain_s, _print_line, partial(write_status, descriptor))
 
 
 def main() -> int:
-    """The process; how it ended."""
+    """The process; its exit code."""
     set_up("plain")
     try:
         order = read_order(sys.stdin.buffer)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_order(plan_of(order), order.drain_s, tells_status=order.tells_status))
+            runner.run(serve_order(plan_of(order), order.drain_s, reports_status=order.reports_status))
     except (QuireError, msgspec.MsgspecError) as error:
-        _say(f"error: {error}")
+        _print_line(f"error: {error}")
         return FAILED
     return 0
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

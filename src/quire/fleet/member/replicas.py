@@ -3,8 +3,8 @@
     this process: API, gateway ──ipc──► member 1 ─► worker
                                 ──ipc──► member 2 ─► worker
 
-Each is told what to load through its standard input, which stays open as long as its parent lives: when it closes, the
-member drains and ends. One that ends by itself is started again, later and later.
+Each gets its order through its standard input, which stays open as long as its parent lives: when it closes, the
+member drains and exits. One that exits by itself is started again, with growing delays.
 """
 
 import asyncio
@@ -32,45 +32,45 @@ from quire.errors import ConfigError, EngineDeadError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.protocol.keys import MemberKeys
-from quire.fleet.protocol.messages import ModelWords
-from quire.fleet.protocol.text_assets import words_of
+from quire.fleet.protocol.messages import TextAssets
+from quire.fleet.protocol.text_assets import text_assets_of
 from quire.worker.messages import Open
 
 log = logging.getLogger("quire.fleet")
 
 REPLICA = (sys.executable, "-m", "quire.fleet.member.replica_process")
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
-LOOK_S = 0.02
+POLL_S = 0.02
 END_S = 10.0
-"""Beyond the time that its requests may take, until a member that was told to end is killed."""
+"""Beyond the time that its requests may take, until a member that should exit is killed."""
 
 
 class ReplicaOrder(msgspec.Struct, frozen=True):
-    """What a member is told by its parent, as msgpack with its length before it."""
+    """A parent's order for a member, as msgpack with its length before it."""
 
     name: str
     address: str
     open: Open
-    words: ModelWords
+    text_assets: TextAssets
     stuck_s: float
     drain_s: float
     keys: MemberKeys | None = None
-    """None: its address is reached by this machine alone."""
-    tells_status: bool = False
-    """Whether its standard output is read: it says there each second how it is."""
+    """None: only this machine reaches its address."""
+    reports_status: bool = False
+    """Whether it writes a status line to its standard output each second."""
 
 
 def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSettings:
     """A part of the machine for each: memory and threads are those of all together."""
     if num_replicas < 1:
-        raise ConfigError(f"replicas must be at least 1, {num_replicas} given")
+        raise ConfigError(f"expected at least 1 replica, got {num_replicas}")
     memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     num_threads = settings.num_threads or default_threads()
     return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
 
 
 def packed_order(order: ReplicaOrder) -> bytes:
-    """As a member reads it from its standard input."""
+    """The bytes that a member reads from its standard input."""
     data = msgspec.msgpack.encode(order)
     return len(data).to_bytes(8, "big") + data
 
@@ -78,7 +78,7 @@ def packed_order(order: ReplicaOrder) -> bytes:
 def order_replicas(
     model: str, num_replicas: int, settings: ModelSettings, serving: ServingSettings, drain_s: float
 ) -> ReplicaOrder:
-    """What each of them is told. Reads disks and perhaps a network: not for an event loop."""
+    """The order for each of them. Reads disks and perhaps a network: not for an event loop."""
     if serving.kv_events is not None:
         raise ConfigError(
             f"with replicas nothing can be announced at one address, kv_events {serving.kv_events} given; leave it out"
@@ -86,7 +86,7 @@ def order_replicas(
     own = settings_of_replica(settings, num_replicas)
     plan = plan_worker(model, own, serving)().plan
     return ReplicaOrder(
-        Path(model).name, "", plan.open, words_of(resolve(model), settings), plan.limits.stuck_s, drain_s
+        Path(model).name, "", plan.open, text_assets_of(resolve(model), settings), plan.limits.stuck_s, drain_s
     )
 
 
@@ -94,7 +94,7 @@ def order_replicas(
 async def replicated_model(
     name: str, order: ReplicaOrder, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
 ) -> AsyncIterator[FleetModel]:
-    """A model that so many members on this machine compute; it is there when all of them are."""
+    """A model that so many members on this machine run; open once all of them are ready."""
     async with Replicas(order, num_replicas, command) as replicas, AsyncExitStack() as held:
         model = FleetModel(name, FixedMembers(replicas.addresses), None, max_held)
         opening = asyncio.create_task(_all_ready(held, model, num_replicas))
@@ -113,11 +113,11 @@ async def replicated_model(
 async def _all_ready(held: AsyncExitStack, model: FleetModel, num_replicas: int) -> None:
     await held.enter_async_context(model)
     while model.fleet.num_ready < num_replicas:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
 class Replicas:
-    """Member processes with addresses of their own in a folder that only we may enter."""
+    """Member processes with addresses of their own in a folder that only this user may enter."""
 
     def __init__(self, order: ReplicaOrder, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
         """`order` is that of each, but for its address."""
@@ -128,10 +128,10 @@ class Replicas:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
         self.pids: dict[str, int] = {}
-        """Of those that live, by their addresses."""
+        """Of live processes, by their addresses."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises EngineDeadError if one ends before `is_ready` was said."""
-        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # nobody may look
+        """Raises EngineDeadError if one exits before `is_ready` was set."""
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # may never be awaited
         self.is_ready = False
 
     async def __aenter__(self) -> "Replicas":
@@ -153,10 +153,10 @@ class Replicas:
             code = await self._live_once(address)
             if self._closing.is_set():
                 return
-            log.warning("member %s has ended with code %s; a new one is started", address, code)
+            log.warning("member %s exited with code %s; starting a new one", address, code)
             if not self.is_ready and not self.failed.done():
                 self.failed.set_exception(
-                    EngineDeadError(f"a member ended with code {code} before it was ready; what it said stands above")
+                    EngineDeadError(f"a member exited with code {code} before it was ready; see its output above")
                 )
             lived_s = asyncio.get_running_loop().time() - began_s
             delay_s = FIRST_DELAY_S if lived_s > MAX_DELAY_S else min(MAX_DELAY_S, delay_s * 2)
@@ -177,9 +177,9 @@ class Replicas:
                 process.stdin.write(order)
                 with contextlib.suppress(ConnectionError):
                     await process.stdin.drain()
-            ended, told = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())
-            await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
-            told.cancel()
+            ended, closing = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())
+            await asyncio.wait({ended, closing}, return_when=asyncio.FIRST_COMPLETED)
+            closing.cancel()
             if not ended.done():
                 process.send_signal(signal.SIGTERM)
                 await asyncio.wait({ended}, timeout=self._order.drain_s + END_S)

@@ -1,4 +1,4 @@
-"""A member from its start to its end: a worker that loads, an address that gateways find, and a way to leave."""
+"""A member from its start to its end: a worker that loads, an address that gateways connect to, and a drain."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from quire.client.engines.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
 from quire.engine.engine import ModelInfo
 from quire.errors import ConfigError
-from quire.fleet.kv_events.relay import EventRelay, MemberPlaces
+from quire.fleet.kv_events.relay import EventRelay, MemberEndpoints
 from quire.fleet.member.server import MemberServer
 from quire.fleet.member.status import MemberStatus
 from quire.fleet.protocol.keys import MemberKeys
-from quire.fleet.protocol.messages import MemberCard, ModelWords
-from quire.fleet.protocol.text_assets import words_of
+from quire.fleet.protocol.messages import MemberCard, TextAssets
+from quire.fleet.protocol.text_assets import text_assets_of
 from quire.worker.messages import Ready
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import WorkerPlan
 
-TellStatus = Callable[[MemberStatus], None]
+ReportStatus = Callable[[MemberStatus], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class MemberPlan:
     """What a member needs to begin."""
 
     name: str
-    places: MemberPlaces
+    endpoints: MemberEndpoints
     keys: MemberKeys | None
     worker: WorkerPlan
-    words: ModelWords
+    text_assets: TextAssets
 
 
 def plan_member(
-    model: str, places: MemberPlaces, keys: MemberKeys | None, settings: ModelSettings, serving: ServingSettings
+    model: str, endpoints: MemberEndpoints, keys: MemberKeys | None, settings: ModelSettings, serving: ServingSettings
 ) -> MemberPlan:
     """Resolve a model. Reads disks and perhaps a network: not for an event loop."""
     if serving.kv_events is not None:
@@ -48,17 +48,21 @@ def plan_member(
         )
     return MemberPlan(
         Path(model).name,
-        places.resolved(),
+        endpoints.resolved(),
         keys,
         plan_worker(model, settings, serving)().plan,
-        words_of(resolve(model), settings),
+        text_assets_of(resolve(model), settings),
     )
 
 
 async def run_member(
-    plan: MemberPlan, ending: asyncio.Event, drain_s: float, say: Callable[[str], None], tell: TellStatus | None = None
+    plan: MemberPlan,
+    ending: asyncio.Event,
+    drain_s: float,
+    print_line: Callable[[str], None],
+    report_status: ReportStatus | None = None,
 ) -> bool:
-    """Until it is told to end; false if what ran had to be broken off. `tell` hears each second how it is."""
+    """Until `ending` is set; false if requests had to be cut off. `report_status` gets the status each second."""
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -66,10 +70,10 @@ async def run_member(
         ending.set()
 
     async with AsyncExitStack() as held:
-        relay = EventRelay(plan.places.events, plan.places.replay)
+        relay = EventRelay(plan.endpoints.events, plan.endpoints.replay)
         held.push_async_callback(relay.close)
-        server = MemberServer(plan.places.listen, plan.keys, plan.words, relay)
-        server.tell = tell
+        server = MemberServer(plan.endpoints.listen, plan.keys, plan.text_assets, relay)
+        server.report_status = report_status
         opened = msgspec.structs.replace(plan.worker.open, kv_events=relay.inside)
         supervisor = Supervisor(replace(plan.worker, open=opened), server.listener, fail)
         held.push_async_callback(supervisor.close)
@@ -81,29 +85,29 @@ async def run_member(
             return True
         info = replace(ready.info, exactness=exactness_of(ready.info))
         server.start(supervisor, lambda incarnation: MemberCard(plan.name, info, incarnation))
-        say(f"{plan.name}: {ready.info.line}")
-        say(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
-        say(f"what it holds is told at {relay.events}, and again at {relay.replay}")
+        print_line(f"{plan.name}: {ready.info.line}")
+        print_line(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
+        print_line(f"KV events: {relay.events}, replay: {relay.replay}")
         await ending.wait()
         if failures:
             raise failures[0]
         server.drain()
         is_done = await supervisor.drain(drain_s)
-        await server.farewell()
+        await server.send_goodbye()
         return is_done
 
 
 def exactness_of(info: ModelInfo) -> str:
-    """With the version of the kernels, which may change how they add up."""
+    """With the version of the kernels, which may change the order of their sums."""
     return f"{info.exactness} quire {__version__}" if info.exactness else ""
 
 
 async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:
-    """None: it was told to end while it loaded."""
+    """None: `ending` was set while it loaded."""
     starting = asyncio.ensure_future(supervisor.start())
-    told = asyncio.ensure_future(ending.wait())
-    await asyncio.wait({starting, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    end_requested = asyncio.ensure_future(ending.wait())
+    await asyncio.wait({starting, end_requested}, return_when=asyncio.FIRST_COMPLETED)
+    end_requested.cancel()
     if starting.done():
         return starting.result()
     starting.cancel()

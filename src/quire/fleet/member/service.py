@@ -1,13 +1,13 @@
-"""What a member does for gateways: takes their assignments, and tells each what became of its own. No sockets.
+"""A member's service for gateways: takes their assignments, and sends each the events of its own. No sockets.
 
-    gateway ─┐              ┌─► supervisor ─► worker
-    gateway ─┼─► this desk ─┤
-    gateway ─┘       ▲      └── what became of whose requests
-                     └──────────────────┘
+    gateway ─┐                ┌─► supervisor ─► worker
+    gateway ─┼─► the service ─┤
+    gateway ─┘       ▲        └── events of requests
+                     └────────────────────┘
 
-Every assignment has a short name of its own here: two gateways may call requests alike, and the same request may come
-again while the one before is still being ended. A gateway that was not heard for a while, or cannot be reached, wants
-nothing any more: what it asked for is ended.
+Every assignment has a short name of its own here: two gateways may use the same request id, and the same request may
+come again while the one before is still being ended. A gateway that was silent for a while, or cannot be reached,
+needs nothing any more: its requests are ended.
 """
 
 import logging
@@ -26,17 +26,17 @@ from quire.engine.loop import received
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.protocol.messages import (
     PROTOCOL,
-    AskWords,
     Assign,
-    Farewell,
-    FarewellHeard,
     GatewayBeat,
+    Goodbye,
+    GoodbyeAck,
     Hello,
     MemberBeat,
     MemberCard,
     MemberReport,
     MemberStepped,
-    ModelWords,
+    RequestTextAssets,
+    TextAssets,
     ToGateway,
     ToMember,
     Welcome,
@@ -47,17 +47,17 @@ from quire.worker.parent.supervisor import State
 
 log = logging.getLogger("quire.fleet")
 
-UNHEARD_S = 10.0
-"""A gateway that was silent for so long wants nothing any more."""
+MAX_SILENT_S = 10.0
+"""The requests of a gateway that was silent for so long are ended."""
 REPORT_EVERY_S = 0.1
 MAX_NAME_CHARS = 64
 
 SendTo = Callable[[bytes, ToGateway], bool]
-"""Say something to a gateway; false if nobody is there."""
+"""Send a message to a gateway; false if it cannot be reached."""
 
 
 class SupervisedPort(Protocol):
-    """What a desk needs of a supervisor."""
+    """What the service needs of a supervisor."""
 
     state: State
 
@@ -75,70 +75,70 @@ class SupervisedPort(Protocol):
         ...
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Ask why a prompt is not in the cache."""
+        """Query why a prompt is not in the cache."""
         ...
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Drop every unused cached block."""
         ...
 
 
 @dataclass(slots=True)
 class _Taken:
-    """One assignment of a gateway's, or a question."""
+    """One assignment of a gateway's, or a query."""
 
     gateway: bytes
     request_id: str
     epoch: int
     num_prompt_tokens: int = 0
     num_uncomputed: int = 0
-    """Prompt tokens that are still to be computed: what the gateway believes, until it begins."""
+    """Prompt tokens still to be computed: by the gateway's estimate, until it is admitted."""
 
 
 @dataclass(slots=True)
 class _Gateway:
-    """One that has said hello."""
+    """A gateway that has sent Hello."""
 
     name: str
-    heard_s: float
+    last_received_s: float
     names: dict[str, str] = field(default_factory=dict)
-    """Its requests and questions that live here -> what the latest assignment of each is called here."""
-    num_heard: int = 0
+    """Its requests and queries that are open here -> the name of the latest assignment of each."""
+    num_received: int = 0
     """Assignments."""
     reported_s: float = float("-inf")
     num_reported_tokens: int = 0
-    """What it was told last that is still to be computed here."""
+    """In the latest report to it."""
 
 
-class MemberDesk:
+class MemberService:
     """Serves gateways with one supervisor. Lives on the supervisor's event loop."""
 
     def __init__(
-        self, supervisor: SupervisedPort, card: MemberCard, words: ModelWords, send: SendTo, clock: Clock
+        self, supervisor: SupervisedPort, card: MemberCard, text_assets: TextAssets, send: SendTo, clock: Clock
     ) -> None:
         self._supervisor = supervisor
         self._card = card
-        self._words = words
+        self._text_assets = text_assets
         self._send_to = send
         self._clock = clock
         self._gateways: dict[bytes, _Gateway] = {}
         self._taken: dict[str, _Taken] = {}
-        """Own name -> what it is of."""
+        """Own name -> its assignment."""
         self._num_names = 0
         self._num_uncomputed = 0
         """Prompt tokens of all of them that are still to be computed."""
         self.is_draining = False
-        self._unheard: set[bytes] = set()
-        """Gateways that have not said that they heard the farewell."""
+        self._unacknowledged: set[bytes] = set()
+        """Gateways that have not acknowledged the goodbye."""
 
     @property
     def num_gateways(self) -> int:
-        """Those that were heard lately."""
+        """Connected gateways."""
         return len(self._gateways)
 
     @property
     def num_open(self) -> int:
-        """Assignments and questions that have not had their last event, and whose gateway wants it."""
+        """Assignments and queries that have not had their last event."""
         return len(self._taken)
 
     @property
@@ -148,18 +148,18 @@ class MemberDesk:
 
     # -- from gateways -------------------------------------------------------------------------------------------------
 
-    def hear(self, identity: bytes, message: ToMember) -> None:
-        """What a gateway says. Raises MessageError for what cannot be."""
+    def receive(self, identity: bytes, message: ToMember) -> None:
+        """Handle a message of a gateway. Raises MessageError for an invalid one."""
         if isinstance(message, Hello):
-            self._greet(identity, message)
+            self._welcome(identity, message)
             return
         gateway = self._gateways.get(identity)
         if gateway is None:
-            raise MessageError("a gateway says hello before it says anything else")
-        gateway.heard_s = self._clock()
+            raise MessageError("expected Hello as a gateway's first message")
+        gateway.last_received_s = self._clock()
         match message:
             case Assign(command, num_uncached_tokens):
-                gateway.num_heard += 1
+                gateway.num_received += 1
                 self._assign(identity, gateway, command, num_uncached_tokens)
             case Cancel(request_id, index):
                 if request_id in gateway.names:
@@ -168,64 +168,64 @@ class MemberDesk:
                 self._explain(identity, gateway, message)
             case ClearCache():
                 self._supervisor.clear_cache()
-            case AskWords():
-                self._send(identity, self._words)
-            case FarewellHeard():
-                self._unheard.discard(identity)
+            case RequestTextAssets():
+                self._send(identity, self._text_assets)
+            case GoodbyeAck():
+                self._unacknowledged.discard(identity)
             case GatewayBeat():
                 pass
 
-    def farewell(self) -> None:
-        """Nothing more will be said; who hears it answers."""
-        self._unheard = set(self._gateways)
-        for identity in list(self._unheard):
-            self._send(identity, Farewell())
+    def send_goodbye(self) -> None:
+        """Send the last message; each gateway acknowledges it."""
+        self._unacknowledged = set(self._gateways)
+        for identity in list(self._unacknowledged):
+            self._send(identity, Goodbye())
 
     @property
-    def is_farewell_heard(self) -> bool:
-        """Whether all gateways that are there have heard everything."""
-        return not self._unheard & self._gateways.keys()
+    def is_goodbye_acknowledged(self) -> bool:
+        """Whether all connected gateways have received everything."""
+        return not self._unacknowledged & self._gateways.keys()
 
     def drain(self) -> None:
-        """Take nothing new; gateways are told."""
+        """Take nothing new, and send gateways the new state."""
         self.is_draining = True
         self.beat()
 
     def beat(self) -> None:
-        """Tell everybody how this member is."""
+        """Send a heartbeat to all gateways."""
         for identity in list(self._gateways):
             self._beat_to(identity)
 
     def forget_silent(self) -> None:
-        """Gateways that were not heard for long want nothing any more."""
+        """End the requests of gateways that were silent for long."""
         now_s = self._clock()
         for identity, gateway in list(self._gateways.items()):
-            if now_s - gateway.heard_s > UNHEARD_S:
-                log.warning("gateway %s was not heard for %g s", gateway.name, UNHEARD_S)
+            if now_s - gateway.last_received_s > MAX_SILENT_S:
+                log.warning("no heartbeat from gateway %s for %g s", gateway.name, MAX_SILENT_S)
                 self.forget(identity)
 
     def forget(self, identity: bytes) -> None:
-        """A gateway that is gone, or begins anew: what it asked for is ended."""
+        """A gateway that is gone, or restarts its session: its requests are ended."""
         if self._gateways.pop(identity, None) is None:
             return
         for name in [name for name, taken in self._taken.items() if taken.gateway == identity]:
             self._expect(self._taken.pop(name), 0)
             self._supervisor.cancel(name)
 
-    def _greet(self, identity: bytes, hello: Hello) -> None:
+    def _welcome(self, identity: bytes, hello: Hello) -> None:
         name = hello.gateway[:MAX_NAME_CHARS]
         if hello.protocol != PROTOCOL:
-            log.warning("gateway %s speaks protocol %d, this member %d", name, hello.protocol, PROTOCOL)
+            log.warning("gateway %s uses protocol %d, this member %d", name, hello.protocol, PROTOCOL)
         self.forget(identity)
         self._gateways[identity] = _Gateway(name, self._clock())
         self._send(identity, Welcome(PROTOCOL, self._card))
         self._beat_to(identity)
 
     def _assign(self, identity: bytes, gateway: _Gateway, command: Submit | Restore, num_uncached_tokens: int) -> None:
-        """One request, in the namespace that this member gives it."""
+        """Submit one request, in this member's own namespace."""
         before = self._taken.get(gateway.names.get(command.request_id, ""))
         if before is not None and command.epoch <= before.epoch:
-            raise MessageError(f"epoch {command.epoch} of a request came after {before.epoch}")
+            raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}")
         if before is not None:
             self._supervisor.cancel(gateway.names[command.request_id])
         try:
@@ -239,21 +239,23 @@ class MemberDesk:
         self._supervisor.submit(replace(received(command, self._clock()), request_id=name, namespace=own))
 
     def _checked(self, command: Submit | Restore) -> Namespace:
-        """What this member calls the request's namespace. Raises what its gateway is told if it is not taken."""
+        """This member's name of the request's namespace. Raises the refusal for the gateway."""
         wanted, info = command.namespace, self._card.info
         own = info.namespace(wanted.cache_group, wanted.adapter)
         if len(command.request_id) > MAX_ID_CHARS:
-            raise RequestError(f"a request's id has up to {MAX_ID_CHARS} characters, {len(command.request_id)} given")
+            raise RequestError(
+                f"expected a request id of up to {MAX_ID_CHARS} characters, got {len(command.request_id)}"
+            )
         if (wanted.format_version, wanted.model) != (own.format_version, own.model):
             raise RequestError(f"this member computes {own.model}, {wanted.model[:MAX_ID_CHARS]} was asked for")
         check_assignment(command, info)
         if self.is_draining:
-            raise DrainingError("this member is going down and takes no new requests; ask another one")
+            raise DrainingError("this member is shutting down and takes no new requests; use another one")
         return own
 
     def _explain(self, identity: bytes, gateway: _Gateway, question: Explain) -> None:
         if question.question_id in gateway.names or len(question.question_id) > MAX_ID_CHARS:
-            raise MessageError("a question has an id of its own, and a short one")
+            raise MessageError("expected a unique query id of at most 256 characters")
         space, info = question.namespace, self._card.info
         try:
             check_tokens("a prompt", question.prompt, info.vocabulary_size)
@@ -264,7 +266,7 @@ class MemberDesk:
         self._supervisor.explain(name, info.namespace(space.cache_group, space.adapter), question.prompt)
 
     def _take(self, gateway: _Gateway, taken: _Taken) -> str:
-        # Short, whatever the gateway calls it: a worker writes the names of all that run onto one page.
+        # Short, whatever the gateway's id is: a worker writes the names of all that run onto one page.
         self._num_names += 1
         name = gateway.names[taken.request_id] = f"assignment-{self._num_names}"
         self._taken[name] = taken
@@ -273,14 +275,14 @@ class MemberDesk:
     # -- from the supervisor -------------------------------------------------------------------------------------------
 
     def listener(self, events: Sequence[RequestEvent]) -> None:
-        """What the supervisor tells: sorted by whose it is, under the names that the gateways know."""
+        """Events of the supervisor, sorted by gateway, under the gateways' own request ids."""
         by_gateway: dict[bytes, list[RequestEvent]] = {}
         for event in events:
             taken = self._taken.get(event.request_id)
             if taken is None:
                 continue  # its gateway is gone
-            told = replace(event, request_id=taken.request_id, epoch=taken.epoch)
-            by_gateway.setdefault(taken.gateway, []).append(told)
+            renamed = replace(event, request_id=taken.request_id, epoch=taken.epoch)
+            by_gateway.setdefault(taken.gateway, []).append(renamed)
             if isinstance(event, Admitted):
                 self._expect(taken, max(0, taken.num_prompt_tokens - event.num_cached_tokens))
             elif isinstance(event, Replayed):
@@ -294,7 +296,7 @@ class MemberDesk:
             gateway = self._gateways.get(identity)
             if gateway is None:
                 continue
-            # By what is to be computed here the next request is sent here or elsewhere: that must not be old news.
+            # The load here decides where the next request goes: a changed one is reported at once.
             is_due = self._num_uncomputed != gateway.num_reported_tokens or now_s - gateway.reported_s >= REPORT_EVERY_S
             self._send(identity, MemberStepped(tuple(its_events), self._report(gateway, now_s) if is_due else None))
 
@@ -319,7 +321,7 @@ class MemberDesk:
 
     def _report(self, gateway: _Gateway, now_s: float) -> MemberReport:
         gateway.reported_s, gateway.num_reported_tokens = now_s, self._num_uncomputed
-        return MemberReport(self._supervisor.load, self._num_uncomputed, gateway.num_heard, len(self._gateways))
+        return MemberReport(self._supervisor.load, self._num_uncomputed, gateway.num_received, len(self._gateways))
 
     def _send(self, identity: bytes, message: ToGateway) -> None:
         if identity in self._gateways and not self._send_to(identity, message):

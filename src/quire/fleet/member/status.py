@@ -1,9 +1,9 @@
-"""What a member tells whoever started it, each second: one line of JSON on its standard output.
+"""A member's status for its parent, each second: one line of JSON on its standard output.
 
     {"address": "tcp://127.0.0.1:40123", "state": "ready", "num_running": 3, ...}
 
-Gateways are not told this way: they hear beats on their own sockets. This is for those that start members, look after
-them and decide how many there should be. Where probes ask instead, the same line stands in a file.
+Gateways do not read it: they get heartbeats on their own sockets. This is for control planes that start members, check
+their health and scale them. For probes, the same line is written to a file.
 """
 
 import os
@@ -19,10 +19,10 @@ MAX_LINE_BYTES = 4096
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """How a member is."""
+    """A member's state and load."""
 
     address: str
-    """Where gateways find it."""
+    """Where gateways connect to it."""
     state: str
     """Its supervisor's: only one that is `ready` takes new requests."""
     num_running: NotNegative = 0
@@ -37,15 +37,15 @@ def encode_status(status: MemberStatus) -> bytes:
 
 
 def decode_status(line: bytes) -> MemberStatus:
-    """What a line says. Raises MessageError."""
+    """A status from its line. Raises MessageError."""
     try:
         return msgspec.json.decode(line, type=MemberStatus)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise MessageError(f"{len(line)} bytes of a member's output are no status: {error}") from error
+        raise MessageError(f"malformed status line of a member ({len(line)} bytes): {error}") from error
 
 
 def write_status_file(file: Path, status: MemberStatus) -> None:
-    """For probes, which read it and look how old it is: always one whole status. Raises ConfigError."""
+    """For probes, which read it and check its age: always one whole status. Raises ConfigError."""
     begun = file.with_name(f"{file.name}.new")
     try:
         begun.write_bytes(encode_status(status))
@@ -55,10 +55,10 @@ def write_status_file(file: Path, status: MemberStatus) -> None:
 
 
 def write_status(descriptor: int, status: MemberStatus) -> None:
-    """Never waits: a parent that does not read misses a line, and the next one says more."""
+    """Never blocks: a parent that does not read misses a line, and the next one is newer."""
     line = encode_status(status)
     if len(line) > MAX_LINE_BYTES:
-        raise MessageError(f"a status has up to {MAX_LINE_BYTES} bytes, {len(line)} given")
+        raise MessageError(f"expected a status of up to {MAX_LINE_BYTES} bytes, got {len(line)}")
     try:
         os.write(descriptor, line)
     except (BlockingIOError, BrokenPipeError):

@@ -1,9 +1,9 @@
-"""A member that is not quire, as a line of the list of members names it.
+"""An OpenAI member, as a line of the list of members.
 
     openai:http://10.0.0.7:8000 events=tcp://10.0.0.7:5557 replay=tcp://10.0.0.7:5558 key-file=/etc/quire/gpu.key
 
-What such a server says and hears is in clear, prompts among it. So a line that leads beyond this machine is taken only
-where the operator has said that it may be. Reads key files; opens no socket.
+Messages of such a server may be unencrypted, prompts among them. So a line that leads beyond this machine is accepted
+only where the operator allows it. Reads key files; opens no socket.
 """
 
 import os
@@ -14,36 +14,36 @@ from urllib.parse import SplitResult, urlsplit
 from quire.errors import ConfigError
 from quire.fleet.protocol.keys import is_loopback
 
-STRANGER = "openai:"
+OPENAI_PREFIX = "openai:"
 """How lines of such members begin."""
 KEY_VARIABLE = "QUIRE_STRANGER_KEY"
-"""The environment's key for those without a file of their own."""
+"""The environment's key for members without a key file."""
 OPTIONS = ("events", "replay", "key-file", "model")
 SCHEMES = {"http": 80, "https": 443}
 EVENT_KINDS = ("tcp://", "ipc://")
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerAddress:
-    """One line, taken apart."""
+class OpenAIAddress:
+    """One line, parsed."""
 
     line: str
-    """As it was written: what the member is called."""
+    """As it was written: the member's name."""
     host: str
     port: int
     has_tls: bool = False
     path: str = ""
     """What comes before the paths of the API."""
     events: str = ""
-    """Where it announces what it holds; empty: nowhere."""
+    """Where it publishes KV events; empty: nowhere."""
     replay: str = ""
     key_file: Path | None = None
     model: str = ""
-    """What it calls the model; empty: whatever it names first."""
+    """Its name of the model; empty: the first that it lists."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether others than this machine could read what is said."""
+        """Whether other machines could read the messages."""
         speaks_clear = not self.has_tls and not is_loopback(f"http://{self.authority}")
         return speaks_clear or any(not is_loopback(one) for one in (self.events, self.replay) if one)
 
@@ -53,21 +53,21 @@ class StrangerAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def is_stranger(address: str) -> bool:
-    """Whether an address in the list of members is of one that is not quire."""
-    return address.startswith(STRANGER)
+def is_openai(address: str) -> bool:
+    """Whether an address in the list of members is that of an OpenAI server."""
+    return address.startswith(OPENAI_PREFIX)
 
 
-def parse_stranger(line: str) -> StrangerAddress:
-    """Raises ConfigError for a line that names no server."""
-    url, *words = line.removeprefix(STRANGER).split()
+def parse_openai_address(line: str) -> OpenAIAddress:
+    """Raises ConfigError for an invalid line."""
+    url, *fields = line.removeprefix(OPENAI_PREFIX).split()
     options = dict[str, str]()
-    for word in words:
-        name, _, value = word.partition("=")
+    for text in fields:
+        name, _, value = text.partition("=")
         if name not in OPTIONS or not value or name in options:
             raise ConfigError(
                 f"behind its address a member that is not quire has {', '.join(f'{one}=…' for one in OPTIONS)}, each "
-                f"at most once; {word!r} given"
+                f"at most once; {text!r} given"
             )
         options[name] = value
     for name in ("events", "replay"):
@@ -76,7 +76,7 @@ def parse_stranger(line: str) -> StrangerAddress:
     if "replay" in options and "events" not in options:
         raise ConfigError(f"replay needs events: what was missed is of what is told there; {line!r} has none")
     parts, port = _split(url)
-    return StrangerAddress(
+    return OpenAIAddress(
         line,
         parts.hostname or "",
         port,
@@ -98,14 +98,14 @@ def _split(url: str) -> tuple[SplitResult, int]:
     has_more = parts.query or parts.fragment or parts.username is not None or parts.password is not None
     if parts.scheme not in SCHEMES or not parts.hostname or has_more:
         raise ConfigError(
-            f"a member that is not quire is openai:http://HOST:PORT or openai:https://HOST:PORT, {STRANGER}{url!r} "
-            "given; its key goes into a file: key-file=PATH"
+            f"a member that is not quire is openai:http://HOST:PORT or openai:https://HOST:PORT, "
+            f"{OPENAI_PREFIX}{url!r} given; its key goes into a file: key-file=PATH"
         )
     return parts, SCHEMES[parts.scheme] if port is None else port
 
 
-def check_stranger(address: StrangerAddress, *, allows_clear: bool) -> None:
-    """Raise ConfigError for one that is reached in clear beyond this machine, unless that was allowed."""
+def check_openai_request(address: OpenAIAddress, *, allows_clear: bool) -> None:
+    """Raise ConfigError for one that is reached unencrypted beyond this machine, unless that is allowed."""
     if address.is_clear and not allows_clear:
         raise ConfigError(
             f"a member that is not quire is spoken to in clear, so only on this machine; {address.line!r} leads beyond "
@@ -113,8 +113,8 @@ def check_stranger(address: StrangerAddress, *, allows_clear: bool) -> None:
         )
 
 
-def read_key(address: StrangerAddress) -> str | None:
-    """What the server wants to be told; None: nothing. Raises ConfigError, which never shows a key."""
+def read_key(address: OpenAIAddress) -> str | None:
+    """The server's API key; None: it needs none. Raises ConfigError, which never shows a key."""
     if address.key_file is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
     else:

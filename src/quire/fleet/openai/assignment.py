@@ -1,30 +1,30 @@
-"""One assignment of a member that is not quire: what its streams say, as the events that a gateway takes. Pure.
+"""One assignment of an OpenAI member: its streams' chunks as the events that a gateway handles. Pure.
 
     streams of the answers ──chunks──► this ──► Queued Admitted FirstToken Token … SequenceFinished … Finished
 
-How much of the prompt was cached such a server says at the end, so the last event brings it and the first token none.
+Such a server reports cached prompt tokens only at the end, so the last event has them and the first token none.
 """
 
 from quire.core.events import Admitted, Finished, FirstToken, Queued, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason
 from quire.engine.commands import Restore, Submit
-from quire.fleet.openai.stream import StrangerChunk
+from quire.fleet.openai.stream import OpenAIChunk
 
 
-class StrangerFlight:
-    """From its assignment to its last event. What comes behind that is nothing."""
+class OpenAIAssignment:
+    """From its assignment to its last event. Later data is discarded."""
 
     def __init__(self, command: Submit | Restore, num_uncached_tokens: int) -> None:
         self.command = command
         self._num_uncached = min(max(num_uncached_tokens, 0), len(command.prompt))
         self._num_tokens = {one.index: len(one.produced) for one in command.continuations}
         self._untaken = set(self._num_tokens)
-        """Answers that the server has not agreed to yet."""
+        """Answers that the server has not accepted yet."""
         self._unended = set(self._num_tokens)
         self._streaming = set(self._num_tokens)
-        """Answers of which something may still come, if only what they cost."""
+        """Answers of which something may still come, if only usage."""
         self._cached_tokens: list[int] = []
-        """What the streams said of the prompt."""
+        """By the streams' usage."""
         self._has_begun = False
 
     @property
@@ -34,7 +34,7 @@ class StrangerFlight:
 
     @property
     def is_taken(self) -> bool:
-        """The server has agreed to all answers."""
+        """The server has accepted all answers."""
         return not self._untaken
 
     @property
@@ -46,22 +46,22 @@ class StrangerFlight:
         """Whether this answer has not ended."""
         return index in self._unended
 
-    def agreed(self, index: int) -> list[RequestEvent]:
-        """The server has begun to answer. What that tells, once it is so for all of them."""
+    def accepted(self, index: int) -> list[RequestEvent]:
+        """The server has accepted this answer. Returns events once it has accepted all of them."""
         if self.is_taken or self.is_over:
             return []
         self._untaken.discard(index)
         if self._untaken:
             return []
         name, epoch = self.command.request_id, self.command.epoch
-        # A server of another make does not say when it begins. If it dies of this request, that must be known.
+        # An OpenAI server does not report when it begins. If it dies of this request, that must be known.
         return [
             Queued(name, epoch=epoch),
             Admitted(name, age_s=0.0, wait_s=max(0.0, self.command.age_s), num_cached_tokens=0, epoch=epoch),
         ]
 
-    def heard(self, index: int, chunk: StrangerChunk) -> list[RequestEvent]:
-        """What some bytes of this answer's stream tell."""
+    def take_chunk(self, index: int, chunk: OpenAIChunk) -> list[RequestEvent]:
+        """The events of one chunk of this answer's stream."""
         if index not in self._streaming:
             return []
         name, epoch, events = self.command.request_id, self.command.epoch, list[RequestEvent]()
@@ -79,21 +79,21 @@ class StrangerFlight:
         return events
 
     def over(self, index: int) -> list[RequestEvent]:
-        """Nothing more comes of this answer, which has ended."""
+        """The stream of this answer, which has ended, is closed."""
         if index not in self._streaming:
             return []
         self._streaming.remove(index)
         return [] if self._streaming else [self._finished()]
 
     def cancelled(self, index: int) -> list[RequestEvent]:
-        """Nobody wants this answer any more: its stream is left."""
+        """This answer was cancelled: its stream is closed."""
         if index not in self._streaming:
             return []
         events: list[RequestEvent] = [self._end(index, FinishReason.CANCELLED)] if self.is_open(index) else []
-        return [*self.agreed(index), *events, *self.over(index)]
+        return [*self.accepted(index), *events, *self.over(index)]
 
     def ended(self, reason: FinishReason, error: str | None = None) -> list[RequestEvent]:
-        """All that has not ended ends so, and with it the request."""
+        """All answers that have not ended end with this reason, and with them the request."""
         if self.is_over:
             return []
         events: list[RequestEvent] = [self._end(index, reason, error) for index in sorted(self._unended)]
@@ -106,7 +106,7 @@ class StrangerFlight:
         return SequenceFinished(name, index, reason, self._num_tokens[index], error, epoch=epoch)
 
     def _finished(self) -> Finished:
-        """Answers may find what the first of them left; what that one found is what nobody had to compute."""
+        """Answers may hit what the first of them left; only what that one hit was not computed."""
         num_cached = min(self._cached_tokens, default=0)
         num_output = sum(self._num_tokens.values())
         return Finished(

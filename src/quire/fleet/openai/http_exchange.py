@@ -1,7 +1,7 @@
-"""One request over HTTP/1.1 and its answer, on a connection of its own: whoever leaves it closes it, and that is seen.
+"""One HTTP/1.1 request and its response, on a connection of its own: closing it cancels the request.
 
-Small on purpose: a gateway asks a few servers that its operator has named, and needs no redirects, proxies, cookies or
-compression. `httptools`, which the API's own server reads requests with, reads the answers.
+Small on purpose: a gateway sends requests to a few servers that its operator has listed, and needs no redirects,
+proxies, cookies or compression. `httptools`, which the API's own server reads requests with, reads the responses.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ CONNECT_S = 5.0
 READ_BYTES = 1 << 16
 MAX_HEAD_BYTES = 1 << 16
 MAX_BODY_BYTES = 256 << 10
-"""Of an answer that is read as a whole: lists of models, figures, errors."""
+"""Of a response that is read as a whole: lists of models, metrics, errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """Where a server is, and how it lets us in."""
+    """The address of a server, and the key for it."""
 
     host: str
     port: int
@@ -62,7 +62,7 @@ class _Answer:
 
 
 class HttpExchange:
-    """An answer as it comes. Reading raises OSError for a connection that broke, MessageError for what is no HTTP."""
+    """A response as it comes. Reading raises OSError for a broken connection, MessageError for invalid HTTP."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
         self._reader = reader
@@ -70,11 +70,11 @@ class HttpExchange:
 
     @property
     def status(self) -> int:
-        """Of the answer, once its head is there."""
+        """Of the response, once its head is there."""
         return int(self._answer.parser.get_status_code())
 
     def header(self, name: str) -> str:
-        """One of the answer's; empty if it has none of this name."""
+        """A response header; empty if there is none of this name."""
         return self._answer.headers.get(name.lower().encode(), b"").decode("latin-1")
 
     async def head(self) -> int:
@@ -83,7 +83,7 @@ class HttpExchange:
         while not self._answer.has_head:
             num_bytes += await self._more()
             if num_bytes > MAX_HEAD_BYTES and not self._answer.has_head:
-                raise MessageError(f"the head of an answer has up to {MAX_HEAD_BYTES} bytes, more came")
+                raise MessageError(f"expected a response head of up to {MAX_HEAD_BYTES} bytes, got more")
         return self.status
 
     async def read(self) -> bytes:
@@ -103,20 +103,20 @@ class HttpExchange:
             pieces.append(piece)
             num_bytes += len(piece)
             if num_bytes > MAX_BODY_BYTES:
-                raise MessageError(f"an answer has up to {MAX_BODY_BYTES} bytes, more came")
+                raise MessageError(f"expected a response body of up to {MAX_BODY_BYTES} bytes, got more")
         return b"".join(pieces)
 
     async def _more(self) -> int:
         data = await self._reader.read(READ_BYTES)
         if not data:
             if not self._answer.has_head or not self._answer.ends_with_connection:
-                raise ConnectionResetError("the connection broke in the middle of an answer")
+                raise ConnectionResetError("the connection broke during a response")
             self._answer.is_whole = True
             return 0
         try:
             self._answer.parser.feed_data(data)
         except httptools.HttpParserError as error:
-            raise MessageError(f"an answer over HTTP was expected, {data[:80]!r} came: {error}") from error
+            raise MessageError(f"expected an HTTP response, got {data[:80]!r}: {error}") from error
         return len(data)
 
 
@@ -124,7 +124,7 @@ class HttpExchange:
 async def opened_exchange(
     server: HttpServer, method: str, path: str, body: object = None
 ) -> AsyncIterator[HttpExchange]:
-    """Send a request; the connection is closed when this is left. Raises OSError and TimeoutError."""
+    """Send a request; the connection is closed on exit. Raises OSError and TimeoutError."""
     async with asyncio.timeout(CONNECT_S):
         tls = _tls() if server.has_tls else None
         reader, writer = await asyncio.open_connection(server.host, server.port, ssl=tls)
@@ -133,15 +133,15 @@ async def opened_exchange(
         await writer.drain()
         yield HttpExchange(reader)
     finally:
-        writer.transport.abort()  # at once: what is left unread is nothing that anybody waits for
+        writer.transport.abort()  # at once: unread data is not needed
 
 
-async def ask(
+async def fetch(
     server: HttpServer, method: str, path: str, body: object = None, *, timeout_s: float = CONNECT_S
 ) -> tuple[int, bytes]:
-    """A small question and its whole answer. Raises OSError, TimeoutError and MessageError."""
-    async with asyncio.timeout(timeout_s), opened_exchange(server, method, path, body) as asked:
-        return await asked.head(), await asked.whole()
+    """A small request and its whole response. Raises OSError, TimeoutError and MessageError."""
+    async with asyncio.timeout(timeout_s), opened_exchange(server, method, path, body) as exchange:
+        return await exchange.head(), await exchange.whole()
 
 
 def _request(server: HttpServer, method: str, path: str, body: object) -> bytes:

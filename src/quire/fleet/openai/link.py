@@ -1,11 +1,11 @@
-"""A gateway's connection to a member that is not quire: to the fleet it speaks as any member does.
+"""A gateway's connection to an OpenAI member: to the fleet it looks like any member's.
 
     fleet ── Assign, Cancel ──► this ── POST /v1/completions, one connection for each answer ──► server
     fleet ◄── Welcome, MemberStepped, MemberBeat ◄── this ◄── streams · GET /metrics each second ◄──┘
 
-A meeting begins when the server lists its models and cuts a text into our tokens, and ends when it cannot be reached,
-says what cannot be, or is told to. Then its requests move, and it is tried again. A stream that breaks while the server
-is well ends its own request alone.
+A session begins when the server lists its models and its tokenizer matches ours, and ends when it cannot be reached,
+sends an invalid message, or `end` is called. Then its requests move, and the link reconnects. A stream that breaks
+while the server is healthy ends its own request alone.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from quire.core.request import Continuation, FinishReason
 from quire.core.work_budget import WorkAccount, WorkKind
 from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
-from quire.fleet.openai.address import StrangerAddress, read_key
-from quire.fleet.openai.assignment import StrangerFlight
-from quire.fleet.openai.http_exchange import HttpExchange, HttpServer, ask, opened_exchange
-from quire.fleet.openai.metrics import StrangerFigures, read_figures
+from quire.fleet.openai.address import OpenAIAddress, read_key
+from quire.fleet.openai.assignment import OpenAIAssignment
+from quire.fleet.openai.http_exchange import HttpExchange, HttpServer, fetch, opened_exchange
+from quire.fleet.openai.metrics import OpenAIFigures, read_figures
 from quire.fleet.openai.model_card import PROBE, ModelClaim, card_of, check_probe, read_model, report_of
 from quire.fleet.openai.requests import completion_body, lacking
-from quire.fleet.openai.stream import StrangerFailure, StrangerStream, error_of, refusal_of
-from quire.fleet.protocol.link import BEAT_S, LinkListener, MeetingLink
+from quire.fleet.openai.stream import OpenAIFailure, OpenAIStream, error_of, refusal_of
+from quire.fleet.protocol.link import BEAT_S, LinkListener, ReconnectingLink
 from quire.fleet.protocol.messages import (
     PROTOCOL,
     Assign,
@@ -46,12 +46,12 @@ from quire.fleet.protocol.work import MemberWork
 log = logging.getLogger("quire.fleet")
 
 READY, DRAINING = "ready", "draining"
-"""What the fleet is told of a server: one that shuts down in order gets nothing new, and ends what it has."""
+"""States of a server: one that shuts down in order gets nothing new, and finishes its requests."""
 T = TypeVar("T")
-LOOK_TIMEOUT_S = 10.0
-"""For `/metrics`. Whoever is silent for longer than the fleet waits is left before."""
+POLL_TIMEOUT_S = 10.0
+"""For `/metrics`. A server that is silent for longer than the fleet's limit is dropped before."""
 PIECE_BYTES, PIECE_TOKENS = 4096, 64
-"""Of a stream, before others on the loop may have a turn."""
+"""Of a stream, before other tasks of the loop may have a turn."""
 NO_CLAIM = (
     "the model's tokens are not known yet: a member that is not quire sends no tokenizer, so a member of quire's own "
     "must be ready first, or the gateway be given --tokenizer MODEL"
@@ -59,9 +59,9 @@ NO_CLAIM = (
 
 
 class _RefusedError(Exception):
-    """The server did not take a request, or broke it off by its own word."""
+    """The server refused a request, or ended it with an error."""
 
-    def __init__(self, failure: StrangerFailure, retry_after: str = "") -> None:
+    def __init__(self, failure: OpenAIFailure, retry_after: str = "") -> None:
         super().__init__(failure.message)
         self.failure = failure
         self.retry_after = retry_after
@@ -69,31 +69,31 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Open:
-    """An assignment on its way."""
+    """An open assignment."""
 
-    flight: StrangerFlight
-    all_agreed: asyncio.Event = field(default_factory=asyncio.Event)
+    flight: OpenAIAssignment
+    all_accepted: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
     answers: "dict[int, asyncio.Task[None]]" = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
-    """A server that has said who it is."""
+class _Session:
+    """A server that has listed its model."""
 
     server: HttpServer
     card: MemberCard
     has_metrics: bool
 
 
-class StrangerLink(MeetingLink):
-    """To a server of another make."""
+class OpenAIMemberLink(ReconnectingLink):
+    """To an OpenAI server."""
 
-    is_stranger = True
+    is_openai = True
 
     def __init__(
         self,
-        address: StrangerAddress,
+        address: OpenAIAddress,
         claim: Callable[[], ModelClaim | None],
         listener: LinkListener,
         work: MemberWork,
@@ -104,66 +104,66 @@ class StrangerLink(MeetingLink):
         self._listener = listener
         self._work = work
         self._account = WorkAccount(self.address)
-        """What all its figures have cost; each answer has an account of its own."""
-        self._meeting: _Meeting | None = None
-        self._figures = StrangerFigures()
-        self._flights: dict[str, _Open] = {}
-        self._num_heard = 0
+        """For all its metrics; each answer has an account of its own."""
+        self._session: _Session | None = None
+        self._figures = OpenAIFigures()
+        self._in_flight: dict[str, _Open] = {}
+        self._num_received = 0
         self._state = READY
-        self._has_heard = False
-        """Something came of the server since the last beat."""
+        self._has_received = False
+        """The server has sent something since the last heartbeat."""
         self._others: set[asyncio.Task[None]] = set()
 
-    # -- as every link -------------------------------------------------------------------------------------------------
+    # -- the link's interface ------------------------------------------------------------------------------------------
 
     def end(self, why: str) -> None:
-        """This meeting is over: the server is not to be trusted, or silent."""
+        """End this session: the server is silent or sent invalid messages."""
         if not self._is_over.is_set():
             self.problem = why
         self._is_over.set()
 
     def send(self, message: ToMember) -> None:
-        """Have the server do what a member would; what becomes of it is told later, never from within."""
+        """Have the server do what a member would; events follow later, never from within this call."""
         if not self.is_open or self._is_over.is_set():
             return
         match message:
             case Assign(command, num_uncached_tokens):
-                self._num_heard += 1
+                self._num_received += 1
                 self._assign(command, num_uncached_tokens)
             case Cancel(request_id, index):
                 self._cancel(request_id, index)
             case Explain(question_id):
-                error = RequestError("a member that is not quire cannot say why a prompt is not cached")
-                asyncio.get_running_loop().call_soon(self._tell, [Refused.of(question_id, error)])
+                error = RequestError("an OpenAI member cannot explain why a prompt is not cached")
+                asyncio.get_running_loop().call_soon(self._emit, [Refused.of(question_id, error)])
             case ClearCache():
                 task = asyncio.create_task(self._clear_cache())
                 self._others.add(task)
                 task.add_done_callback(self._others.discard)
             case _:
-                pass  # greetings and signs of life: HTTP needs none
+                pass  # greetings and heartbeats: HTTP needs none
 
-    # -- meetings ------------------------------------------------------------------------------------------------------
+    # -- sessions ------------------------------------------------------------------------------------------------------
 
-    async def _meet(self) -> bool:
-        """One meeting; whether the server answered, and said nothing that cannot be."""
+    async def _run_session(self) -> bool:
+        """One session; whether the server responded, and sent nothing invalid."""
         claim = self._claim()
         if claim is None:
             self.problem = NO_CLAIM
             return True
         self._is_over = asyncio.Event()
-        self._is_honest, self._num_heard, is_fine = True, 0, False
+        self._is_trusted, self._num_received, is_fine = True, 0, False
         self._account = WorkAccount(self.address)
         try:
-            meeting = self._meeting = await self._greet(claim)
-            await self._talk(meeting)
-            is_fine = self._is_honest
+            session = self._session = await self._open_session(claim)
+            await self._serve_session(session)
+            is_fine = self._is_trusted
         except (OSError, QuireError) as error:
             self.problem = str(error) or type(error).__name__
-        except Exception as error:  # whatever it is, it is tried again
+        except Exception as error:  # whatever it is, the link reconnects
             self.problem = f"{type(error).__name__} here"
-            log.exception("what member %s said could not be taken in", self.address)
+            log.exception("failed to handle a message from member %s", self.address)
         finally:
-            self._meeting = None
+            self._session = None
             was_open, self.is_open = self.is_open, False
             if was_open:
                 self._listener.lost(self, self.problem)
@@ -171,37 +171,37 @@ class StrangerLink(MeetingLink):
         return is_fine
 
     async def _leave_all(self) -> None:
-        flights, self._flights = self._flights, {}
+        flights, self._in_flight = self._in_flight, {}
         tasks = [*(one.task for one in flights.values() if one.task is not None), *self._others]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _greet(self, claim: ModelClaim) -> _Meeting:
-        """Who is there? Raises OSError or QuireError if it cannot be a member."""
+    async def _open_session(self, claim: ModelClaim) -> _Session:
+        """Check the server. Raises OSError or QuireError if it cannot be a member."""
         where = self._where
         server = HttpServer(where.host, where.port, where.has_tls, where.path, read_key(where))
-        status, body = await ask(server, "GET", "/v1/models")
+        status, body = await fetch(server, "GET", "/v1/models")
         if status != 200:
             raise MessageError(f"/v1/models answers {status}: {refusal_of(status, body).message}; has it a key?")
         model = await self._charged(partial(read_model, body, where.model))
-        status, body = await ask(server, "GET", "/metrics")
+        status, body = await fetch(server, "GET", "/metrics")
         has_metrics = status == 200
-        self._figures = await self._charged(partial(read_figures, body)) if has_metrics else StrangerFigures()
+        self._figures = await self._charged(partial(read_figures, body)) if has_metrics else OpenAIFigures()
         question = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
-        status, body = await ask(server, "POST", "/tokenize", question)
+        status, body = await fetch(server, "POST", "/tokenize", question)
         if status == 200:
             await self._charged(partial(check_probe, body, claim.encode(PROBE)))
         else:
-            log.info("member %s has no /tokenize: nobody has checked that its tokens are ours", self.address)
-        return _Meeting(server, card_of(where, claim, model, self._figures, token_hex(8)), has_metrics)
+            log.info("member %s has no /tokenize: its tokenizer is not verified", self.address)
+        return _Session(server, card_of(where, claim, model, self._figures, token_hex(8)), has_metrics)
 
-    async def _talk(self, meeting: _Meeting) -> None:
+    async def _serve_session(self, session: _Session) -> None:
         """From its welcome to its end. Raises OSError if it cannot be reached any more."""
-        self._listener.hear(self, Welcome(PROTOCOL, meeting.card))
-        self.is_open = self._has_heard = True
+        self._listener.on_message(self, Welcome(PROTOCOL, session.card))
+        self.is_open = self._has_received = True
         tasks = [
-            asyncio.create_task(self._look(meeting)),
+            asyncio.create_task(self._poll(session)),
             asyncio.create_task(self._beat()),
             asyncio.create_task(self._is_over.wait()),
         ]
@@ -215,32 +215,32 @@ class StrangerLink(MeetingLink):
             if isinstance(end, Exception):
                 raise end
 
-    async def _look(self, meeting: _Meeting) -> None:
-        """Each second: is it there, and how busy? Raises OSError if nobody is, twice; whoever counts beats judges one
-        that is slow, or says nothing of use. One that lets nobody in, but whose streams go on, shuts down in order: it
-        is left behind their ends."""
-        path = "/metrics" if meeting.has_metrics else "/v1/models"
+    async def _poll(self, session: _Session) -> None:
+        """Poll its load each second. Raises OSError if the server cannot be reached twice; one that is slow, or sends
+        nothing useful, is left to the count of heartbeats. One that accepts no connection while its streams continue is
+        shutting down in order: it is left after their ends."""
+        path = "/metrics" if session.has_metrics else "/v1/models"
         has_failed = False
         while True:
             await asyncio.sleep(BEAT_S)
             try:
-                status, body = await ask(meeting.server, "GET", path, timeout_s=LOOK_TIMEOUT_S)
+                status, body = await fetch(session.server, "GET", path, timeout_s=POLL_TIMEOUT_S)
             except TimeoutError:
                 continue
             except OSError as error:
-                if self._state == DRAINING and not self._flights:
+                if self._state == DRAINING and not self._in_flight:
                     return
                 if has_failed and not self._leaves(error):
                     raise
                 has_failed = True
                 continue
             has_failed = False
-            self._has_heard |= status == 200
-            if status == 200 and meeting.has_metrics:
+            self._has_received |= status == 200
+            if status == 200 and session.has_metrics:
                 self._figures = await self._charged(partial(read_figures, body))
 
     async def _charged(self, read: Callable[[], T]) -> T:
-        """What it says of itself. Raises MessageError if that took longer than it may."""
+        """Read a response. Raises MessageError if that took longer than it may."""
         await self._work.turn()
         began_s = thread_time()
         found = read()
@@ -249,40 +249,40 @@ class StrangerLink(MeetingLink):
 
     async def _beat(self) -> None:
         while True:
-            if self._has_heard:
-                self._has_heard = False
-                self._hear(MemberBeat(self._state, self._report()))
+            if self._has_received:
+                self._has_received = False
+                self._deliver(MemberBeat(self._state, self._report()))
             await asyncio.sleep(BEAT_S)
 
     def _report(self) -> MemberReport:
-        own = [one.flight.num_uncomputed_tokens for one in self._flights.values()]
-        return report_of(self._figures, own, self._num_heard)
+        own = [one.flight.num_uncomputed_tokens for one in self._in_flight.values()]
+        return report_of(self._figures, own, self._num_received)
 
-    # -- what the fleet is told ----------------------------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------------------------------
 
-    def _tell(self, events: Sequence[RequestEvent]) -> None:
+    def _emit(self, events: Sequence[RequestEvent]) -> None:
         if events:
-            self._hear(MemberStepped(tuple(events)))
+            self._deliver(MemberStepped(tuple(events)))
 
-    def _hear(self, message: ToGateway) -> None:
+    def _deliver(self, message: ToGateway) -> None:
         if not self.is_open or self._is_over.is_set():
             return
         try:
-            self._listener.hear(self, message)
+            self._listener.on_message(self, message)
         except MessageError as error:
             self.distrust(str(error))
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _assign(self, command: Submit | Restore, num_uncached_tokens: int) -> None:
-        before = self._flights.pop(command.request_id, None)
+        before = self._in_flight.pop(command.request_id, None)
         if before is not None and before.task is not None:
             before.task.cancel()
-        opened = self._flights[command.request_id] = _Open(StrangerFlight(command, num_uncached_tokens))
-        opened.task = asyncio.create_task(self._fly(opened))
+        opened = self._in_flight[command.request_id] = _Open(OpenAIAssignment(command, num_uncached_tokens))
+        opened.task = asyncio.create_task(self._run_assignment(opened))
 
     def _cancel(self, request_id: str, index: int | None) -> None:
-        opened = self._flights.get(request_id)
+        opened = self._in_flight.get(request_id)
         if opened is None:
             return
         events = opened.flight.ended(FinishReason.CANCELLED) if index is None else opened.flight.cancelled(index)
@@ -290,108 +290,108 @@ class StrangerLink(MeetingLink):
         if leaving is not None:
             leaving.cancel()
         if opened.flight.is_taken:
-            opened.all_agreed.set()
+            opened.all_accepted.set()
         if opened.flight.is_over:
-            del self._flights[request_id]
-        asyncio.get_running_loop().call_soon(self._tell, events)
+            del self._in_flight[request_id]
+        asyncio.get_running_loop().call_soon(self._emit, events)
 
-    async def _fly(self, opened: _Open) -> None:
-        """All answers of one request, from their asking to their ends."""
+    async def _run_assignment(self, opened: _Open) -> None:
+        """All answers of one request, from the requests to their ends."""
         flight, command = opened.flight, opened.flight.command
         missing = lacking(command.params, command.grammar, command.namespace.adapter)
         try:
             if missing is not None:
-                self._refuse(flight, RequestError(f"no member that is ready can do this: it needs {missing}"))
+                self._refuse(flight, RequestError(f"no ready member can serve this request: it needs {missing}"))
                 return
             async with asyncio.timeout(command.time_left_s), asyncio.TaskGroup() as group:
                 for answer in command.continuations:
                     opened.answers[answer.index] = group.create_task(self._answer(opened, answer))
         except TimeoutError:
-            self._tell(flight.ended(FinishReason.DEADLINE))
+            self._emit(flight.ended(FinishReason.DEADLINE))
         except ExceptionGroup as failures:
             await self._take_failure(flight, failures.exceptions[0])
         finally:
-            if self._flights.get(command.request_id) is opened:
-                del self._flights[command.request_id]
+            if self._in_flight.get(command.request_id) is opened:
+                del self._in_flight[command.request_id]
 
     async def _answer(self, opened: _Open, answer: Continuation) -> None:
-        """One answer. None of several is told of before the server has agreed to all."""
-        flight, meeting = opened.flight, self._meeting
-        if meeting is None:
+        """One answer. None of several has events before the server has accepted all."""
+        flight, session = opened.flight, self._session
+        if session is None:
             return
-        command, index, info = flight.command, answer.index, meeting.card.info
-        body = completion_body(command, answer, meeting.card.model, info.max_sequence_tokens)
-        stream = StrangerStream(
+        command, index, info = flight.command, answer.index, session.card.info
+        body = completion_body(command, answer, session.card.model, info.max_sequence_tokens)
+        stream = OpenAIStream(
             command.prompt + answer.produced, info.vocabulary_size, command.params.logprobs, body["max_tokens"]
         )
-        async with opened_exchange(meeting.server, "POST", "/v1/completions", body) as asked:
-            status = await asked.head()
+        async with opened_exchange(session.server, "POST", "/v1/completions", body) as exchange:
+            status = await exchange.head()
             if status != 200:
-                raise _RefusedError(refusal_of(status, await asked.whole()), asked.header("retry-after"))
-            self._tell(flight.agreed(index))
+                raise _RefusedError(refusal_of(status, await exchange.whole()), exchange.header("retry-after"))
+            self._emit(flight.accepted(index))
             if flight.is_taken:
-                opened.all_agreed.set()
-            await opened.all_agreed.wait()
-            await self._follow(asked, flight, index, stream)
+                opened.all_accepted.set()
+            await opened.all_accepted.wait()
+            await self._follow(exchange, flight, index, stream)
         if flight.is_open(index):
-            raise ConnectionResetError("a stream ended before its answer had")
-        self._tell(flight.over(index))
+            raise ConnectionResetError("a stream ended before its response was complete")
+        self._emit(flight.over(index))
 
-    async def _follow(self, asked: HttpExchange, flight: StrangerFlight, index: int, stream: StrangerStream) -> None:
-        """A stream to its last word, in small pieces: all others on this loop want their turns, too."""
+    async def _follow(self, exchange: HttpExchange, flight: OpenAIAssignment, index: int, stream: OpenAIStream) -> None:
+        """Read a stream to its end, in small pieces: other tasks of this loop need their turns, too."""
         account = WorkAccount(self.address)
-        while data := await asked.read():
+        while data := await exchange.read():
             for at in range(0, len(data), PIECE_BYTES):
                 await self._work.turn()
                 if self._is_over.is_set():
-                    return  # another stream of this member was strange
-                self._has_heard, began_s = True, thread_time()
+                    return  # another stream of this member was invalid
+                self._has_received, began_s = True, thread_time()
                 chunk = stream.feed(data[at : at + PIECE_BYTES])
                 self._work.charge(account, WorkKind.MEMBER_STREAM, began_s, len(chunk.token_ids))
                 for part in chunk.parts(PIECE_TOKENS):
                     await self._work.turn()
                     began_s = thread_time()
-                    self._tell(flight.heard(index, part))
+                    self._emit(flight.take_chunk(index, part))
                     self._work.count(began_s)
                 if chunk.failure is not None:
                     raise _RefusedError(chunk.failure)
                 if chunk.is_done:
                     return
 
-    async def _take_failure(self, flight: StrangerFlight, error: Exception) -> None:
-        """Whose fault is it? A server that is not well loses all its requests, one that is well this one."""
+    async def _take_failure(self, flight: OpenAIAssignment, error: Exception) -> None:
+        """A server that is not healthy loses all its requests, a healthy one this request only."""
         if isinstance(error, MessageError):
             self.distrust(str(error))
         elif isinstance(error, _RefusedError):
             await self._take_refusal(flight, error)
         elif isinstance(error, OSError) and not flight.is_taken and self._leaves(error):
-            self._refuse(flight, DrainingError("the member that was asked shuts down"))
+            self._refuse(flight, DrainingError("the member is shutting down"))
         elif isinstance(error, OSError):
             await self._break_off(flight, str(error) or type(error).__name__)
         else:
-            log.error("an answer of member %s could not be taken in", self.address, exc_info=error)
+            log.error("failed to handle a response of member %s", self.address, exc_info=error)
             self.end(f"{type(error).__name__} here")
 
-    async def _take_refusal(self, flight: StrangerFlight, error: _RefusedError) -> None:
+    async def _take_refusal(self, flight: OpenAIAssignment, error: _RefusedError) -> None:
         status, message = error.failure.status, error.failure.message
         if flight.is_taken and status < 500:
-            self._tell(flight.ended(FinishReason.ERROR, message))
+            self._emit(flight.ended(FinishReason.ERROR, message))
         elif flight.is_taken and await self._is_well():
-            self._tell(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {message}"))
+            self._emit(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {message}"))
         elif flight.is_taken:
-            # By its own word, and not by a broken connection: nothing was lost, others go on with it.
+            # It ended the stream itself, the connection did not break: nothing was lost, other members continue it.
             self._drain()
-            self._refuse(flight, DrainingError(f"the member that had it shuts down: {message}"))
-        elif (told := error_of(error.failure, error.retry_after, self._figures.num_waiting)) is not None:
-            self._refuse(flight, told)
+            self._refuse(flight, DrainingError(f"its member is shutting down: {message}"))
+        elif (refusal := error_of(error.failure, error.retry_after, self._figures.num_waiting)) is not None:
+            self._refuse(flight, refusal)
         elif status >= 500:
             await self._break_off(flight, message)
         else:
             self.distrust(f"/v1/completions answers {status}: {message}")
 
     def _leaves(self, error: OSError) -> bool:
-        """Whether it shuts down in order: it lets nobody in any more, and what it has begun goes on."""
-        has_streams = any(one.flight.is_taken for one in self._flights.values())
+        """Whether it shuts down in order: it accepts no connection any more, and its streams continue."""
+        has_streams = any(one.flight.is_taken for one in self._in_flight.values())
         if isinstance(error, ConnectionRefusedError) and has_streams:
             self._drain()
         return self._state == DRAINING
@@ -399,32 +399,33 @@ class StrangerLink(MeetingLink):
     def _drain(self) -> None:
         if self._state != DRAINING:
             self._state, self.problem = DRAINING, "it shuts down"
-            log.info("member %s shuts down in order: it gets nothing new", self.address)
-            self._hear(MemberBeat(self._state, self._report()))
+            log.info("member %s is shutting down: sending it no new requests", self.address)
+            self._deliver(MemberBeat(self._state, self._report()))
 
-    async def _break_off(self, flight: StrangerFlight, why: str) -> None:
-        """If nobody answers there, all its requests move, this one among them."""
+    async def _break_off(self, flight: OpenAIAssignment, why: str) -> None:
+        """If the server does not respond, all its requests move, this one among them."""
         if await self._is_well():
-            self._tell(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {why}"))
+            self._emit(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {why}"))
         else:
             self.end(why)
 
     async def _is_well(self) -> bool:
-        if self._meeting is None:
+        if self._session is None:
             return False
         try:
-            status, _ = await ask(self._meeting.server, "GET", "/health")
+            status, _ = await fetch(self._session.server, "GET", "/health")
         except (OSError, MessageError):
             return False
         return status in (200, 404)
 
-    def _refuse(self, flight: StrangerFlight, error: QuireError) -> None:
-        self._tell([Refused.of(flight.command.request_id, error, flight.command.epoch)])
+    def _refuse(self, flight: OpenAIAssignment, error: QuireError) -> None:
+        self._emit([Refused.of(flight.command.request_id, error, flight.command.epoch)])
 
     async def _clear_cache(self) -> None:
         try:
-            status = 0 if self._meeting is None else (await ask(self._meeting.server, "POST", "/reset_prefix_cache"))[0]
+            reset = "POST", "/reset_prefix_cache"
+            status = 0 if self._session is None else (await fetch(self._session.server, *reset))[0]
         except (OSError, MessageError):
             return
         if status != 200:
-            log.warning("the cache of member %s cannot be cleared from here: it answers %d", self.address, status)
+            log.warning("cannot clear the cache of member %s: it responded with %d", self.address, status)

@@ -1,7 +1,7 @@
-"""A server's `/metrics`, read for what a router wants to know: how busy it is, and how large. Pure.
+"""Parses a server's `/metrics` for the router: its load, and its size. Pure.
 
-The names are vLLM's. Of several engines behind one address the counts are added up. What is not understood is left out:
-without figures a member is chosen by what this gateway gave it alone. Only the lines with these names are looked at,
+The names are vLLM's. Counts of several engines behind one address are added up. Unknown lines are skipped: without
+metrics a member is chosen by this gateway's own assignments alone. Only the lines with these names are parsed,
 and of each name a bounded number: the page is read every second, on the gateway's event loop.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 DEFAULT_BLOCK_SIZE = 16
-"""vLLM's own where it says nothing else."""
+"""vLLM's default."""
 MAX_COUNT = 1 << 40
 MAX_SAMPLES = 256
 """Of one name: a server has that many engines at most."""
@@ -19,8 +19,8 @@ _SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,13})"')
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerFigures:
-    """What a server says of itself."""
+class OpenAIFigures:
+    """A server's metrics."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -39,13 +39,13 @@ class StrangerFigures:
         return round(self.kv_usage * (self.num_blocks or 0))
 
 
-def read_figures(page: bytes) -> StrangerFigures:
-    """What this page says. Never raises: a line that says nothing is none."""
+def read_figures(page: bytes) -> OpenAIFigures:
+    """The metrics of a page. Never raises: malformed lines are skipped."""
     usage = _values(page, b"kv_cache_usage_perc") or _values(page, b"gpu_cache_usage_perc") or [0.0]
     sizes = [found for labels, _ in _samples(page, b"cache_config_info") for found in _SIZES.findall(labels)]
     counts = [(name, min(int(number), MAX_COUNT)) for name, number in sizes]
     num_prompts = sum(_values(page, b"request_prompt_tokens_count"))
-    return StrangerFigures(
+    return OpenAIFigures(
         num_running=int(sum(_values(page, b"num_requests_running"))),
         num_waiting=int(sum(_values(page, b"num_requests_waiting"))),
         kv_usage=min(1.0, sum(usage) / len(usage)),
@@ -75,7 +75,7 @@ def _samples(page: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _number(text: bytes) -> float:
-    """Counts are not negative, and not endless."""
+    """Counts are finite and not negative."""
     try:
         value = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""What a member that is not quire says of itself, and what of that can be checked. Pure.
+"""The card of an OpenAI member, and what of it can be checked. Pure.
 
-It has no fingerprint: whoever lists it says that it computes the gateway's model. What can be asked is whether it cuts
-a text into the same tokens; one that does not is never let in.
+The server has no fingerprint: its operator vouches that it runs the gateway's model. What can be checked is whether
+its tokenizer returns the same tokens; a server whose tokenizer does not is never accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ import msgspec
 
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError
-from quire.fleet.openai.address import StrangerAddress
-from quire.fleet.openai.metrics import DEFAULT_BLOCK_SIZE, StrangerFigures
+from quire.fleet.openai.address import OpenAIAddress
+from quire.fleet.openai.metrics import DEFAULT_BLOCK_SIZE, OpenAIFigures
 from quire.fleet.protocol.messages import MemberCard, MemberReport
 from quire.worker.messages import WorkerLoad
 
 PROBE = "The quick brown fox: 12,345 naïve cafés 你好, мир 🙂\n\tdef f(x):  return x**2  # ΔΣ"
-"""Words, numbers, white space and alphabets that tokenizers cut differently."""
+"""Words, numbers, white space and alphabets that tokenizers split differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClaim:
-    """What the gateway's model is, which a stranger is believed to compute."""
+    """The gateway's model, which an OpenAI member is assumed to run."""
 
     info: ModelInfo
     encode: Callable[[str], list[int]]
@@ -30,7 +30,7 @@ class ModelClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerModel:
+class OpenAIModelCard:
     """A model as a server lists it."""
 
     name: str
@@ -54,25 +54,25 @@ _models = msgspec.json.Decoder(_Models)
 _tokens = msgspec.json.Decoder(_Tokens)
 
 
-def read_model(body: bytes, wanted: str) -> StrangerModel:
-    """The model of this name, or the first if any will do. Raises MessageError."""
+def read_model(body: bytes, wanted: str) -> OpenAIModelCard:
+    """The model of this name, or the first if none is required. Raises MessageError."""
     try:
         listed = _models.decode(body).data
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"/v1/models does not list models as the OpenAI API does: {error}") from error
+        raise MessageError(f"malformed response of /v1/models: {error}") from error
     found = next((one for one in listed if one.id == wanted or not wanted), None)
     if found is None:
         names = ", ".join(one.id[:64] for one in listed[:8]) or "nothing"
         raise MessageError(f"the server has {names}, {wanted!r} was asked for; change model=NAME in its line")
-    return StrangerModel(found.id, found.max_model_len)
+    return OpenAIModelCard(found.id, found.max_model_len)
 
 
 def check_probe(body: bytes, expected: Sequence[int]) -> None:
-    """Raise MessageError unless the server cuts the probe into the tokens that this gateway does."""
+    """Raise MessageError unless the server's tokenizer splits the probe as this gateway's does."""
     try:
         tokens = _tokens.decode(body).tokens
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"/tokenize does not answer with tokens: {error}") from error
+        raise MessageError(f"malformed response of /tokenize: {error}") from error
     if tokens != list(expected):
         raise MessageError(
             f"the server has another tokenizer than this gateway: a text that has the tokens {list(expected)[:8]} … "
@@ -81,9 +81,9 @@ def check_probe(body: bytes, expected: Sequence[int]) -> None:
 
 
 def card_of(
-    address: StrangerAddress, claim: ModelClaim, model: StrangerModel, figures: StrangerFigures, incarnation: str
+    address: OpenAIAddress, claim: ModelClaim, model: OpenAIModelCard, figures: OpenAIFigures, incarnation: str
 ) -> MemberCard:
-    """What a member of quire's own would have said."""
+    """A card such as a quire member sends."""
     longest = model.max_sequence_tokens or claim.info.max_sequence_tokens
     block_size = figures.block_size or DEFAULT_BLOCK_SIZE
     num_blocks = figures.num_blocks or max(1, longest // block_size)
@@ -100,9 +100,9 @@ def card_of(
     return MemberCard(model.name, info, incarnation, address.events, address.replay, has_size)
 
 
-def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: int) -> MemberReport:
-    """How busy it is by its own word, and by what it was given from here: tokens that each request still has to have
-    computed. What others have waiting there is taken to be like what it had before."""
+def report_of(figures: OpenAIFigures, own_tokens: Sequence[int], num_received: int) -> MemberReport:
+    """Its load, by its own metrics and by this gateway's assignments: tokens that each request still has to have
+    computed. Requests of others that wait there are estimated by its mean prompt."""
     num_others = max(0, figures.num_waiting - sum(1 for num in own_tokens if num))
     load = WorkerLoad(
         num_running=figures.num_running,
@@ -111,4 +111,4 @@ def report_of(figures: StrangerFigures, own_tokens: Sequence[int], num_heard: in
         num_computed_tokens=figures.num_computed_tokens,
         num_preemptions=figures.num_preemptions,
     )
-    return MemberReport(load, sum(own_tokens) + round(num_others * figures.mean_prompt_tokens), num_heard)
+    return MemberReport(load, sum(own_tokens) + round(num_others * figures.mean_prompt_tokens), num_received)

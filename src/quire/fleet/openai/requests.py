@@ -1,11 +1,11 @@
-"""An assignment as a server of the OpenAI API is asked for it: `/v1/completions` with token ids. Pure.
+"""An assignment as a request of the OpenAI API: `/v1/completions` with token ids. Pure.
 
-Every answer is a request of its own, so that one of several can be ended by closing its connection, and goes on from
+Every answer is a request of its own, so that one of several can be ended by closing its connection, and continues from
 its own tokens after a move: its prompt is then prompt and tokens, its limits are less by them, its seed is the same.
-That is the best such a server can do. It is not exact: its dice begin anew, and penalties take tokens for prompt.
+That is the best such a server can do. It is not exact: its random state restarts, and penalties take tokens for prompt.
 
-Names beyond the standard are vLLM's. All that decides which token is chosen is sent, because what is left out the
-server would take from the model's own settings.
+Names beyond the standard are vLLM's. All parameters that decide which token is chosen are sent, because for a missing
+one the server would use the model's own default.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ NO_TOP_K = -1
 
 
 def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str | None:
-    """What a request needs that only members of quire's own have; None: nothing."""
+    """What a request needs that only quire members have; None: nothing."""
     if grammar is not None:
         return "a grammar, as tools and schemas that must be kept to have one"
     if params.prompt_logprobs is not None or params.max_tokens < 1:
@@ -32,7 +32,7 @@ def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str 
 def completion_body(
     command: Submit | Restore, answer: Continuation, model: str, max_sequence_tokens: int
 ) -> dict[str, Any]:
-    """What is posted for one answer."""
+    """The request body of one answer."""
     params = command.params
     prompt = [*command.prompt, *answer.produced]
     num_left = max(1, min(params.max_tokens - len(answer.produced), max_sequence_tokens - len(prompt)))

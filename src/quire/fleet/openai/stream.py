@@ -1,14 +1,14 @@
-"""What a server of the OpenAI API streams, read as tokens: bytes in, chunks out. Pure.
+"""Parses the stream of an OpenAI server into tokens: bytes in, chunks out. Pure.
 
     data: {"choices": [{"index": 0, "text": " cat", "token_ids": [2836], "finish_reason": null}]}
     data: {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 128}}}
     data: [DONE]
 
-Texts are not read: token ids are what is asked for, and a server that does not tell them cannot be a member. Bytes may
-be cut anywhere. What cannot be raises `MessageError`, and nothing else.
+Texts are ignored: token ids are requested, and a server that does not send them cannot be a member. Bytes may
+be split anywhere. Invalid data raises `MessageError`, and nothing else.
 
 All of this runs on the gateway's event loop, so the work is linear in the bytes, and a line has no more of them than
-its request allows: only the first repeats the prompt, which is cut out and compared as bytes before JSON is read.
+its request allows: only the first repeats the prompt, which is cut out and compared as bytes before JSON is parsed.
 """
 
 import re
@@ -29,46 +29,46 @@ MAX_TOKEN_BYTES = 12
 """What a token of the prompt adds to the first line, which repeats it."""
 _PROMPT = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
 SHOWN_CHARS = 300
-"""Of a server's own words in an error."""
+"""Of a server's error message."""
 DONE = b"[DONE]"
 TOKEN_ID = "token_id:"  # noqa: S105 - how servers write a token's id where a text is meant
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-"""All others mean that the server broke it off."""
+"""All others mean that the server ended it early."""
 FULL, NOT_LET_IN = (429, 503), (401, 403, 404)
-"""Statuses that say nothing of the request: there is no room, or this gateway has no key, or the model is gone."""
+"""Statuses that do not depend on the request: the server is full, or rejects the key, or has no such model."""
 MAX_RETRY_S = 600
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerFailure:
-    """Why an answer does not go on, by the server's own word."""
+class OpenAIFailure:
+    """Why an answer ended early, by the server's error."""
 
     status: int
-    """As HTTP counts: below 500 it is the request's own fault."""
+    """An HTTP status: below 500 it is the request's own fault."""
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerChunk:
-    """What some bytes of one answer said."""
+class OpenAIChunk:
+    """The content of some bytes of one answer."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, where they were asked for."""
+    """One for each token, where they were requested."""
     reason: FinishReason | None = None
     """Why it ended, if it has."""
     num_cached_tokens: int | None = None
-    failure: StrangerFailure | None = None
+    failure: OpenAIFailure | None = None
     is_done: bool = False
-    """The server has said its last word."""
+    """The server has ended the stream."""
 
-    def parts(self, num_tokens: int) -> "Sequence[StrangerChunk]":
-        """The same in chunks of at most so many tokens; what comes behind tokens is in the last."""
+    def parts(self, num_tokens: int) -> "Sequence[OpenAIChunk]":
+        """The same in chunks of at most so many tokens; what follows the tokens is in the last."""
         if len(self.token_ids) <= num_tokens:
             return (self,)
         *borders, last = range(0, len(self.token_ids), num_tokens)
         first = [
-            StrangerChunk(self.token_ids[at : at + num_tokens], self.logprobs[at : at + num_tokens]) for at in borders
+            OpenAIChunk(self.token_ids[at : at + num_tokens], self.logprobs[at : at + num_tokens]) for at in borders
         ]
         return (*first, replace(self, token_ids=self.token_ids[last:], logprobs=self.logprobs[last:]))
 
@@ -117,18 +117,18 @@ _error_body = msgspec.json.Decoder(_ErrorBody)
 
 
 @dataclass(slots=True)
-class _Heard:
-    """What the lines of one piece have said so far."""
+class _PartialChunk:
+    """The content of the lines of one piece so far."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
     num_cached_tokens: int | None = None
-    failure: StrangerFailure | None = None
+    failure: OpenAIFailure | None = None
     is_done: bool = False
 
 
-class StrangerStream:
+class OpenAIStream:
     """One answer's stream."""
 
     def __init__(
@@ -146,52 +146,52 @@ class StrangerStream:
         self._reason: FinishReason | None = None
         self._is_done = False
 
-    def feed(self, data: bytes) -> StrangerChunk:
-        """What is said by the lines that end in these bytes."""
-        heard = _Heard()
+    def feed(self, data: bytes) -> OpenAIChunk:
+        """The content of the lines that end in these bytes."""
+        partial = _PartialChunk()
         for line in self._lines(data):
             if line.startswith(b"data:") and not self._is_done:
-                self._read(line[5:].strip(), heard)
-        return StrangerChunk(
-            tuple(heard.token_ids),
-            tuple(heard.logprobs),
-            heard.reason,
-            heard.num_cached_tokens,
-            heard.failure,
-            heard.is_done,
+                self._read(line[5:].strip(), partial)
+        return OpenAIChunk(
+            tuple(partial.token_ids),
+            tuple(partial.logprobs),
+            partial.reason,
+            partial.num_cached_tokens,
+            partial.failure,
+            partial.is_done,
         )
 
     def _lines(self, data: bytes) -> list[bytes]:
-        """Those that end here. Only new bytes are searched, and what is held is copied once, when its line ends."""
+        """Lines that end here. Only new bytes are searched, and the buffer is copied once, when its line ends."""
         first, *others = data.split(b"\n")
         self._rest += first
         if len(self._rest) > self._max_bytes:
-            raise MessageError(f"a line of this stream has up to {self._max_bytes} bytes, more came")
+            raise MessageError(f"expected a stream line of up to {self._max_bytes} bytes, got more")
         if not others:
             return []
         lines, self._rest = [bytes(self._rest), *others[:-1]], bytearray(others[-1])
         return lines
 
-    def _read(self, data: bytes, heard: _Heard) -> None:
+    def _read(self, data: bytes, partial: _PartialChunk) -> None:
         if data == DONE:
-            heard.is_done = self._is_done = True
+            partial.is_done = self._is_done = True
         if not data or self._is_done:
             return
         data = self._without_prompt(data)
         try:
             chunk = _chunk.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise MessageError(f"a chunk of a completion was expected, {_shown(data)!r} came: {error}") from error
+            raise MessageError(f"expected a completion chunk, got {_shown(data)!r}: {error}") from error
         if chunk.error is not None:
-            heard.failure = heard.failure or _failure(chunk.error, 500)
+            partial.failure = partial.failure or _failure(chunk.error, 500)
             return
         details = None if chunk.usage is None else chunk.usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
-            heard.num_cached_tokens = self._capped(details.cached_tokens)
+            partial.num_cached_tokens = self._capped(details.cached_tokens)
         if len(chunk.choices) > 1:
             raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}")
         for choice in chunk.choices:
-            self._take(choice, heard)
+            self._take(choice, partial)
 
     def _without_prompt(self, data: bytes) -> bytes:
         """A line without the prompt that it repeats, which must be ours."""
@@ -199,61 +199,59 @@ class StrangerStream:
         if found is not None:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
             if data[begin:end].translate(None, b" \t\r") != msgspec.json.encode(self._prompt):
-                raise MessageError("the server answers another prompt than it was given: its tokens are not ours")
+                raise MessageError("the server returned a different prompt than it was sent: its tokenizer differs")
             data = data[:begin] + b"null" + data[end:]
         self._max_bytes = MAX_LINE_BYTES
         if len(data) > MAX_LINE_BYTES:
-            raise MessageError(f"a line of a stream has up to {MAX_LINE_BYTES} bytes beside its prompt, more came")
+            raise MessageError(f"expected a stream line of up to {MAX_LINE_BYTES} bytes beside its prompt, got more")
         return data
 
     def _capped(self, num_cached: int) -> int:
         if not 0 <= num_cached <= len(self._prompt):
-            raise MessageError(f"{num_cached} of {len(self._prompt)} prompt tokens are said to be cached")
+            raise MessageError(f"{num_cached} of {len(self._prompt)} prompt tokens reported as cached")
         return num_cached
 
-    def _take(self, choice: _Choice, heard: _Heard) -> None:
+    def _take(self, choice: _Choice, partial: _PartialChunk) -> None:
         if choice.index != 0:
-            raise MessageError(f"one answer was asked for, number {choice.index} came")
+            raise MessageError(f"expected one choice, got index {choice.index}")
         if choice.token_ids is None and choice.text:
-            raise MessageError(
-                "the server does not tell token ids, which return_token_ids asks for; vLLM does from 0.10.2 on"
-            )
+            raise MessageError("expected token ids (return_token_ids), got none; vLLM sends them from 0.10.2 on")
         token_ids = choice.token_ids or []
         self._check_tokens(token_ids, choice.finish_reason)
-        heard.token_ids += token_ids
-        heard.logprobs += self._logprobs(token_ids, choice.logprobs)
+        partial.token_ids += token_ids
+        partial.logprobs += self._logprobs(token_ids, choice.logprobs)
         if choice.finish_reason is None:
             return
-        heard.reason = self._reason = REASONS.get(choice.finish_reason)
+        partial.reason = self._reason = REASONS.get(choice.finish_reason)
         if self._reason is None:
-            words = f"the server ended it with {choice.finish_reason[:SHOWN_CHARS]!r}"
-            heard.failure = heard.failure or StrangerFailure(500, words)
+            message = f"the server ended the response with {choice.finish_reason[:SHOWN_CHARS]!r}"
+            partial.failure = partial.failure or OpenAIFailure(500, message)
 
     def _check_tokens(self, token_ids: list[int], finish_reason: str | None) -> None:
         if self._reason is not None and (token_ids or finish_reason):
-            raise MessageError("an answer went on behind its end")
+            raise MessageError("got tokens after the end of a response")
         self._num_tokens += len(token_ids)
         if self._num_tokens > self._max_tokens:
-            raise MessageError(f"an answer has up to {self._max_tokens} tokens, {self._num_tokens} came")
+            raise MessageError(f"expected up to {self._max_tokens} tokens, got {self._num_tokens}")
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocabulary_size):
             strange = next(one for one in token_ids if not 0 <= one < self._vocabulary_size)
-            raise MessageError(f"the vocabulary has tokens from 0 to {self._vocabulary_size - 1}, {strange} came")
+            raise MessageError(f"expected token ids from 0 to {self._vocabulary_size - 1}, got {strange}")
 
-    def _logprobs(self, token_ids: list[int], told: _Logprobs | None) -> list[TokenLogprobs]:
+    def _logprobs(self, token_ids: list[int], received: _Logprobs | None) -> list[TokenLogprobs]:
         if self._num_alternatives is None or not token_ids:
             return []
-        tops = [] if told is None else told.top_logprobs or [None] * len(token_ids)
-        if told is None or not len(token_ids) == len(told.token_logprobs) == len(tops):
-            _lie("log-probabilities were asked for, one for each token")
+        tops = [] if received is None else received.top_logprobs or [None] * len(token_ids)
+        if received is None or not len(token_ids) == len(received.token_logprobs) == len(tops):
+            _raise_invalid("log-probabilities were asked for, one for each token")
         return [
             self._entry(token, value, top)
-            for token, value, top in zip(token_ids, told.token_logprobs, tops, strict=True)
+            for token, value, top in zip(token_ids, received.token_logprobs, tops, strict=True)
         ]
 
     def _entry(self, token_id: int, value: float | None, top: dict[str, float | None] | None) -> TokenLogprobs:
-        """Ranks are not told: of a token that is not among the likeliest only that it is behind them all is known."""
+        """Ranks are not sent: a token that is not among the likeliest is ranked after all of them."""
         if value is None or not isfinite(value):
-            _lie("a token that was chosen has a log-probability")
+            _raise_invalid("a token that was chosen has a log-probability")
         likeliest = sorted(
             ((_token_of(name), -float("inf") if other is None else other) for name, other in (top or {}).items()),
             key=lambda one: (-one[1], one[0]),
@@ -262,43 +260,43 @@ class StrangerStream:
         return TokenLogprobs(token_id, value, rank, tuple(likeliest[: self._num_alternatives]))
 
 
-def refusal_of(status: int, body: bytes) -> StrangerFailure:
-    """What a server says that did not take a request, whatever form it has."""
+def refusal_of(status: int, body: bytes) -> OpenAIFailure:
+    """The server's reason for refusing a request, in whatever form."""
     try:
-        told = _error_body.decode(body)
+        received = _error_body.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return StrangerFailure(status, _shown(body) or "no reason given")
-    if told.error is not None:
-        return StrangerFailure(status, _failure(told.error, status).message)
-    return StrangerFailure(status, (told.message or told.detail or _shown(body))[:SHOWN_CHARS])
+        return OpenAIFailure(status, _shown(body) or "no reason given")
+    if received.error is not None:
+        return OpenAIFailure(status, _failure(received.error, status).message)
+    return OpenAIFailure(status, (received.message or received.detail or _shown(body))[:SHOWN_CHARS])
 
 
-def error_of(failure: StrangerFailure, retry_after: str, num_waiting: int) -> QuireError | None:
-    """Why a request was not let in, as its client is told; None: that is the server's own fault."""
+def error_of(failure: OpenAIFailure, retry_after: str, num_waiting: int) -> QuireError | None:
+    """The refusal for the client; None: the server is at fault."""
     if failure.status in FULL:
-        asked_s = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
-        return QueueFullError(num_waiting, num_waiting, max(1, min(asked_s, MAX_RETRY_S)))
+        retry_s = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
+        return QueueFullError(num_waiting, num_waiting, max(1, min(retry_s, MAX_RETRY_S)))
     if failure.status in NOT_LET_IN or failure.status >= 500:
         return None
-    return RequestError(f"a member that is not quire refused it: {failure.message}")
+    return RequestError(f"an OpenAI member refused the request: {failure.message}")
 
 
-def _failure(error: _ErrorFields | str, status: int) -> StrangerFailure:
+def _failure(error: _ErrorFields | str, status: int) -> OpenAIFailure:
     if isinstance(error, str):
-        return StrangerFailure(status, error[:SHOWN_CHARS])
+        return OpenAIFailure(status, error[:SHOWN_CHARS])
     code = error.code
     is_status = isinstance(code, int) and 400 <= code <= 599
-    return StrangerFailure(code if is_status and isinstance(code, int) else status, error.message[:SHOWN_CHARS])
+    return OpenAIFailure(code if is_status and isinstance(code, int) else status, error.message[:SHOWN_CHARS])
 
 
 def _token_of(name: str) -> int:
     number = name.removeprefix(TOKEN_ID)
     if number == name or not number.isascii() or not number.isdecimal() or len(number) > 10:
-        _lie(f"tokens of log-probabilities are written {TOKEN_ID}NUMBER")
+        _raise_invalid(f"tokens of log-probabilities are written {TOKEN_ID}NUMBER")
     return int(number)
 
 
-def _lie(rule: str) -> NoReturn:
+def _raise_invalid(rule: str) -> NoReturn:
     raise MessageError(f"{rule}; something else came")
 
 

@@ -1,4 +1,4 @@
-"""A model's words that an operator gives a gateway, because members that are not quire send none.
+"""A model's text assets from the operator, because OpenAI members send none.
 
 Reads disks and perhaps a network: not for an event loop.
 """
@@ -13,46 +13,48 @@ from quire.client.request.text_model import MAX_BYTES_PER_TOKEN
 from quire.config import ModelSettings
 from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.fleet.openai.metrics import DEFAULT_BLOCK_SIZE
-from quire.fleet.protocol.messages import ModelWords
-from quire.fleet.protocol.text_assets import words_of
+from quire.fleet.protocol.messages import TextAssets
+from quire.fleet.protocol.text_assets import text_assets_of
 from quire.text.tokenizer import Tokenizer
 
 DEFAULT_SEQUENCE_TOKENS = 4096
-"""Where neither the model nor the server says how long a sequence may be."""
+"""Where neither the model nor the server has a limit of a sequence's length."""
 MAX_PROBE_BYTES = 4096
 """Of texts by which tokenizers are compared."""
 
 
 @dataclass(frozen=True, slots=True)
-class GivenWords:
-    """What is known of a model that nobody here computes."""
+class TokenizerSource:
+    """What is known of a model that no member here describes."""
 
-    words: ModelWords
+    text_assets: TextAssets
     tokenizer: Tokenizer
     info: ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
-class StrangerRules:
-    """What a gateway's operator says of members that are not quire."""
+class OpenAIMemberRules:
+    """An operator's settings for OpenAI members."""
 
-    words: GivenWords | None = None
+    tokenizer_source: TokenizerSource | None = None
     allows_clear: bool = False
-    """Whether they may be spoken to in clear beyond this machine."""
+    """Whether connections to them may be unencrypted beyond this machine."""
 
 
-def read_words(model: str) -> GivenWords:
-    """The words of a model: a directory, a .gguf file, or a hub id. Raises CheckpointError."""
+def read_tokenizer_source(model: str) -> TokenizerSource:
+    """The text assets of a model: a directory, a .gguf file, or a hub id. Raises CheckpointError."""
     checkpoint = resolve(model)
-    words = words_of(checkpoint, ModelSettings())
+    text_assets = text_assets_of(checkpoint, ModelSettings())
     texts = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
-    return given_words(words, texts.get("vocab_size"), texts.get("max_position_embeddings"))
+    return tokenizer_source_of(text_assets, texts.get("vocab_size"), texts.get("max_position_embeddings"))
 
 
-def given_words(words: ModelWords, num_rows: object = None, max_sequence_tokens: object = None) -> GivenWords:
-    """The same of words that are there already. A model may have more rows than its tokenizer has tokens."""
-    tokenizer = tokenizer_of(words).limited(MAX_PROBE_BYTES, MAX_PROBE_BYTES)
-    name = blake2b(words.tokenizer_json, digest_size=16).hexdigest()
+def tokenizer_source_of(
+    text_assets: TextAssets, num_rows: object = None, max_sequence_tokens: object = None
+) -> TokenizerSource:
+    """The same of assets that are loaded already. A model may have more rows than its tokenizer has tokens."""
+    tokenizer = tokenizer_of(text_assets).limited(MAX_PROBE_BYTES, MAX_PROBE_BYTES)
+    name = blake2b(text_assets.tokenizer_json, digest_size=16).hexdigest()
     info = ModelInfo(
         ModelIdentity(f"tokenizer {name}", "not known"),
         DEFAULT_BLOCK_SIZE,
@@ -60,12 +62,12 @@ def given_words(words: ModelWords, num_rows: object = None, max_sequence_tokens:
         max(tokenizer.vocabulary_size, num_rows if isinstance(num_rows, int) else 0),
         max_sequence_tokens if isinstance(max_sequence_tokens, int) else DEFAULT_SEQUENCE_TOKENS,
     )
-    return GivenWords(words, tokenizer, info)
+    return TokenizerSource(text_assets, tokenizer, info)
 
 
-def tokenizer_of(words: ModelWords) -> Tokenizer:
+def tokenizer_of(text_assets: TextAssets) -> Tokenizer:
     """The library reads files only."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
-        file.write_bytes(words.tokenizer_json)
+        file.write_bytes(text_assets.tokenizer_json)
         return Tokenizer.from_files(file, MAX_BYTES_PER_TOKEN)

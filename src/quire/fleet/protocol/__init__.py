@@ -1,1 +1,1 @@
-"""What gateways and members send each other: messages, keys, checks of what was received."""
+"""Messages between gateways and members, keys, and validation of what was received."""

@@ -1,9 +1,9 @@
-"""Who may speak with whom in a fleet: CURVE key pairs, one for members and one for gateways, made once.
+"""Access control of a fleet: CURVE key pairs, one for members and one for gateways, made once.
 
-    member.json     the members' secret, and the public keys of gateways they let in
-    gateway.json    the gateways' secret, and the public key by which they know members
+    member.json     the members' secret, and the public keys of gateways they accept
+    gateway.json    the gateways' secret, and the public key by which they verify members
 
-Beyond loopback nothing is said or heard in clear: without keys an address of another machine is refused.
+Beyond loopback nothing is sent or received unencrypted: without keys an address of another machine is refused.
 """
 
 import asyncio
@@ -29,17 +29,17 @@ CurveKey = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
 
 @dataclass(frozen=True, slots=True)
 class MemberKeys:
-    """What a member has."""
+    """The keys of a member."""
 
     public: CurveKey
     secret: CurveKey = field(repr=False)
     gateways: tuple[CurveKey, ...] = ()
-    """Public keys of those it lets in."""
+    """Public keys of the gateways that it accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayKeys:
-    """What a gateway has."""
+    """The keys of a gateway."""
 
     public: CurveKey
     secret: CurveKey = field(repr=False)
@@ -51,13 +51,15 @@ _Keys = TypeVar("_Keys", MemberKeys, GatewayKeys)
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Two files with new keys that fit each other, readable by their owner alone. Never overwrites one."""
+    """Two files with new matching keys, readable by their owner alone. Never overwrites a file."""
     member, gateway = _pair(), _pair()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = folder / MEMBER_FILE, folder / GATEWAY_FILE
     there = [file for file in files if file.exists()]
     if there:
-        raise ConfigError(f"keys are never overwritten, {there[0]} is there; choose another folder, or remove it")
+        raise ConfigError(
+            f"{there[0]} exists already and keys are never overwritten; choose another folder, or remove it"
+        )
     _write(files[0], MemberKeys(*member, (gateway[0],)))
     _write(files[1], GatewayKeys(*gateway, member[0]))
     return files
@@ -74,7 +76,7 @@ def read_gateway_keys(file: Path) -> GatewayKeys:
 
 
 def check_clear(address: str, *, has_keys: bool) -> None:
-    """Raise ConfigError for an address that others than this machine reach, where there are no keys."""
+    """Raise ConfigError for an address that other machines can reach, without keys."""
     if not has_keys and not is_loopback(address):
         raise ConfigError(
             f"beyond this machine a fleet needs keys, {address} and none given; make some with "
@@ -83,7 +85,7 @@ def check_clear(address: str, *, has_keys: bool) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can speak to it."""
+    """Whether only this machine can reach it."""
     kind, _, rest = address.partition("://")
     if kind in ("ipc", "inproc"):
         return True
@@ -94,8 +96,8 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-class _LetIn:
-    """Answers the authenticator: exactly these keys."""
+class _KnownGateways:
+    """Credentials for the authenticator: exactly these keys."""
 
     def __init__(self, keys: MemberKeys) -> None:
         self._known = {key.encode() for key in keys.gateways}
@@ -105,15 +107,15 @@ class _LetIn:
 
 
 def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> AsyncioAuthenticator:
-    """Lets in those gateways whose keys are known, on all sockets of this context that have `secure_member`."""
+    """Accepts gateways with known keys, on all sockets of this context that have `secure_member`."""
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_LetIn(keys))
+    authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_KnownGateways(keys))
     return authenticator
 
 
 def secure_member(socket: zmq.asyncio.Socket, keys: MemberKeys | None) -> None:
-    """Before it is bound."""
+    """Call before it is bound."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
         socket.curve_server = True
@@ -121,14 +123,14 @@ def secure_member(socket: zmq.asyncio.Socket, keys: MemberKeys | None) -> None:
 
 
 def secure_gateway(socket: zmq.asyncio.Socket, keys: GatewayKeys | None) -> None:
-    """Before it is connected."""
+    """Call before it is connected."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
         socket.curve_serverkey = keys.member.encode()
 
 
 def sent_now(sending: object) -> bool:
-    """Whether an asyncio socket, told not to wait, has taken a message: its future is done at once."""
+    """Whether an asyncio socket has taken a message sent with DONTWAIT: its future is done at once."""
     return isinstance(sending, asyncio.Future) and sending.done() and sending.exception() is None
 
 

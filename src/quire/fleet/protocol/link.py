@@ -1,6 +1,6 @@
-"""What every connection to a member is: tried again and again, one meeting after the other, until it is closed.
+"""What every connection to a member is: session after session, until it is closed.
 
-What is at the other end is told by the classes that extend it: a member of quire's own, or an OpenAI server.
+Subclasses connect to the other end: a quire member, or an OpenAI server.
 """
 
 import asyncio
@@ -18,82 +18,82 @@ log = logging.getLogger("quire.fleet")
 BEAT_S = 1.0
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 LOADING_S = 30.0
-"""For so long it is no trouble that a member which nobody has met yet is not there: it loads, perhaps."""
+"""For so long a member that was never reached may be unreachable without a warning: it may be loading."""
 BROKE = "the connection broke"
 
 
 class LinkToMember(Protocol):
-    """What is needed of a connection."""
+    """A gateway's connection to one member."""
 
     address: str
-    is_stranger: bool
-    """What is at its other end is not quire: it has no fingerprint, and cannot do all that quire can."""
+    is_openai: bool
+    """The other end is an OpenAI server: it has no fingerprint, and lacks features of quire."""
 
     def send(self, message: ToMember) -> None:
-        """Say something, if the member is still there."""
+        """Send a message, if the member is connected."""
         ...
 
     def end(self, why: str) -> None:
-        """Break it off."""
+        """Close the session."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LinkListener:
-    """Who hears what a link has to say."""
+    """Callbacks of a link."""
 
-    hear: Callable[[LinkToMember, ToGateway], None]
-    """The first message of each meeting is Welcome. Raises MessageError for what cannot be: the link is closed."""
+    on_message: Callable[[LinkToMember, ToGateway], None]
+    """The first message of each session is Welcome. Raises MessageError for an invalid one: the link is closed."""
     lost: Callable[[LinkToMember, str], None]
-    """After a Welcome that was taken in: nothing more comes of this meeting."""
+    """After a Welcome that was accepted: the session is over."""
 
 
-class MeetingLink(ABC):
-    """Meets whoever is at an address again and again, until it is closed: soon if all was well, else later."""
+class ReconnectingLink(ABC):
+    """Connects to an address again and again, until it is closed: soon if all was well, else later."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._task: asyncio.Task[None] | None = None
         self._is_over = asyncio.Event()
         self.is_open = False
-        """Somebody has answered, and was not lost since."""
+        """The member has responded, and was not lost since."""
         self.problem = "not tried yet"
         """Why it is not open."""
-        self._is_honest = True
-        """In this meeting, as far as it has come."""
+        self._is_trusted = True
+        """No invalid message in this session so far."""
 
     def start(self) -> None:
-        """Begin to try."""
+        """Begin to connect."""
         self._task = asyncio.create_task(self._run(), name=f"quire-link {self.address}")
 
     async def close(self) -> None:
-        """For good."""
+        """Close for good."""
         self.problem = "this gateway leaves it"
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        delay_s, said, has_met, began_s = FIRST_DELAY_S, "", False, monotonic()
+        delay_s, logged, was_connected, began_s = FIRST_DELAY_S, "", False, monotonic()
         while True:
-            is_fine = await self._meet()
-            has_met = has_met or is_fine
-            may_load = self.problem == BROKE and not has_met and monotonic() - began_s < LOADING_S
-            if self.problem != said and not may_load:
-                said = self.problem
-                log.warning("member %s cannot be asked: %s", self.address, said)
+            is_fine = await self._run_session()
+            was_connected = was_connected or is_fine
+            may_load = self.problem == BROKE and not was_connected and monotonic() - began_s < LOADING_S
+            if self.problem != logged and not may_load:
+                logged = self.problem
+                log.warning("cannot reach member %s: %s", self.address, logged)
             delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
 
     @abstractmethod
     def end(self, why: str) -> None:
-        """This meeting is over."""
+        """End this session."""
 
     def distrust(self, why: str) -> None:
-        """The same, because of what came: it is not tried again at once."""
-        self._is_honest = False
+        """The same, because of an invalid message: the link does not reconnect at once."""
+        self._is_trusted = False
         self.end(why)
 
     @abstractmethod
-    async def _meet(self) -> bool:
-        """One meeting; whether somebody answered, and said nothing that cannot be."""
+    async def _run_session(self) -> bool:
+        """One session; whether the member responded, and sent nothing invalid."""

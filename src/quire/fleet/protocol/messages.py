@@ -1,7 +1,7 @@
 """What crosses between a gateway and a member: msgspec structs as msgpack. Nothing that can carry code.
 
-    gateway ──► Hello, then assignments, other commands and a sign of life each second ──► member
-    gateway ◄── Welcome · ModelWords · MemberStepped · MemberBeat · Farewell ◄── member
+    gateway ──► Hello, then assignments, other commands and a heartbeat each second ──► member
+    gateway ◄── Welcome · TextAssets · MemberStepped · MemberBeat · Goodbye ◄── member
 
 Token ids travel, never text and never tensors; durations, never instants. Bytes that are no message raise
 `MessageError`, and nothing else.
@@ -22,12 +22,12 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million tokens has 5 MB, the largest tokenizers have 40."""
 MAX_STEP_BYTES = 16 << 20
-"""Of what a member sends beside its words: log-probabilities of a step of 16,000 prompt tokens have 5 MB."""
+"""Of what a member sends beside its text assets: log-probabilities of 16,000 prompt tokens have 5 MB."""
 PART_EVENTS = 256
-"""Of a step, before others on the gateway's loop have a turn."""
+"""Of a step, before other tasks of the gateway's loop have a turn."""
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""What is counted."""
+"""A count."""
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -38,7 +38,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
 
 class Hello(_Message, frozen=True):
-    """The first message of a gateway. Whoever said another one before begins anew with it."""
+    """The first message of a gateway. A second one starts a new session."""
 
     protocol: int
     gateway: str
@@ -46,54 +46,54 @@ class Hello(_Message, frozen=True):
 
 
 class GatewayBeat(_Message, frozen=True):
-    """The gateway is alive, and still wants what it asked for."""
+    """The gateway is alive, and still needs its requests."""
 
 
-class AskWords(_Message, frozen=True):
-    """Send the model's words: a gateway has none of its own."""
+class RequestTextAssets(_Message, frozen=True):
+    """Send the text assets: a gateway has none of its own."""
 
 
 class Assign(_Message, frozen=True):
-    """A request, and how many tokens of its prompt the gateway believes are to be computed."""
+    """A request, and how many tokens of its prompt the gateway expects to be computed."""
 
     command: Submit | Restore
     num_uncached_tokens: int
 
 
-class FarewellHeard(_Message, frozen=True):
-    """The answer to Farewell: everything before it was heard."""
+class GoodbyeAck(_Message, frozen=True):
+    """The response to Goodbye: everything before it was received."""
 
 
-ToMember = Hello | GatewayBeat | AskWords | FarewellHeard | Assign | Cancel | Explain | ClearCache
+ToMember = Hello | GatewayBeat | RequestTextAssets | GoodbyeAck | Assign | Cancel | Explain | ClearCache
 
 # -- to the gateway ----------------------------------------------------------------------------------------------------
 
 
 class MemberCard(msgspec.Struct, array_like=True, frozen=True):
-    """What a member says of itself."""
+    """A member's description of itself."""
 
     model: str
-    """What its operator calls the model."""
+    """The operator's name of the model."""
     info: ModelInfo
     incarnation: str
-    """Another one after each start: whoever knew the one before has to forget its blocks."""
+    """A new one after each start: a gateway that has another one drops that one's blocks."""
     events: str = ""
-    """Where it announces what it holds; empty: nowhere."""
+    """Where it publishes KV events; empty: nowhere."""
     replay: str = ""
-    """Where announcements that were lost can be asked for."""
+    """Where lost KV events can be requested."""
     has_size: bool = True
-    """Its number of blocks is its own word, and no guess."""
+    """Whether the number of blocks is the server's own and not an estimate."""
 
 
 class Welcome(_Message, frozen=True):
-    """The answer to Hello."""
+    """The response to Hello."""
 
     protocol: int
     card: MemberCard
 
 
-class ModelWords(_Message, frozen=True):
-    """What turns texts into the model's tokens and back."""
+class TextAssets(_Message, frozen=True):
+    """What converts text to the model's tokens and back."""
 
     tokenizer_json: bytes
     chat_template: str | None
@@ -102,7 +102,7 @@ class ModelWords(_Message, frozen=True):
     special_tokens: dict[str, str]
     generation_defaults: dict[str, float | int]
     writes_tools: bool = False
-    """Where its template knows no tools, they are told of in words of ours."""
+    """Where the chat template has no tools, quire writes them into the prompt itself."""
 
 
 class MemberReport(msgspec.Struct, array_like=True, frozen=True):
@@ -111,33 +111,33 @@ class MemberReport(msgspec.Struct, array_like=True, frozen=True):
     load: WorkerLoad
     num_uncomputed_tokens: NotNegative
     """Prompt tokens that are still to be computed there, of all gateways' requests."""
-    num_heard: NotNegative
-    """Assignments that it has heard of this gateway: what came after them is not counted here."""
+    num_received: NotNegative
+    """Assignments received from this gateway: later ones are not counted here."""
     num_gateways: NotNegative = 1
-    """That it hears, this one among them."""
+    """Gateways connected to it, this one among them."""
 
 
 class MemberStepped(_Message, frozen=True):
-    """All that one step brought to one gateway's requests: either all of it arrives or nothing."""
+    """All events of one step for one gateway's requests: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
     report: MemberReport | None = None
-    """None: about as it was told last."""
+    """None: about the same as the one before."""
 
 
 class MemberBeat(_Message, frozen=True):
-    """The member is alive, told each second and whenever its state changes."""
+    """A heartbeat, sent each second and whenever the member's state changes."""
 
     state: str
     """Its supervisor's: only one that is `ready` takes new requests."""
     report: MemberReport
 
 
-class Farewell(_Message, frozen=True):
-    """The last message of a member that was told to end and has done what it had: it goes when this was heard."""
+class Goodbye(_Message, frozen=True):
+    """The last message of a member that has drained: it exits when this is acknowledged."""
 
 
-ToGateway = Welcome | ModelWords | MemberStepped | MemberBeat | Farewell
+ToGateway = Welcome | TextAssets | MemberStepped | MemberBeat | Goodbye
 
 encode_fleet_message = msgspec.msgpack.Encoder().encode
 _to_member = msgspec.msgpack.Decoder(ToMember)
@@ -145,17 +145,17 @@ _to_gateway = msgspec.msgpack.Decoder(ToGateway)
 
 
 def decode_to_member(data: bytes) -> ToMember:
-    """What a gateway says. Raises MessageError."""
+    """A message of a gateway. Raises MessageError."""
     return _decode(_to_member, data)  # type: ignore[no-any-return]
 
 
 def decode_to_gateway(data: bytes) -> ToGateway:
-    """What a member says. Raises MessageError."""
+    """A message of a member. Raises MessageError."""
     return _decode(_to_gateway, data)  # type: ignore[no-any-return]
 
 
 def bounded_parts(message: ToGateway) -> Iterator[ToGateway]:
-    """The same as messages that are each heard within a turn of the loop; the last brings the report."""
+    """The same as messages that each take less than a turn of the loop; the last has the report."""
     if not isinstance(message, MemberStepped):
         yield message
         return
@@ -170,4 +170,4 @@ def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
-        raise MessageError(f"{len(data)} bytes between gateway and member are no message: {error}") from error
+        raise MessageError(f"malformed message between gateway and member ({len(data)} bytes): {error}") from error

@@ -3,14 +3,14 @@
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
 from quire.errors import CheckpointError
-from quire.fleet.protocol.messages import ModelWords
+from quire.fleet.protocol.messages import TextAssets
 
 
-def words_of(checkpoint: Checkpoint, settings: ModelSettings) -> ModelWords:
+def text_assets_of(checkpoint: Checkpoint, settings: ModelSettings) -> TextAssets:
     """What gateways need to read and write the model's text."""
     if checkpoint.tokenizer_file is None:
         raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
-    return ModelWords(
+    return TextAssets(
         checkpoint.tokenizer_file.read_bytes(),
         checkpoint.chat_template,
         tuple(sorted(checkpoint.eos_token_ids)),

@@ -1,7 +1,7 @@
-"""What the other end of a link may not be trusted with: whatever would make a worker, or a router, fall over.
+"""Checks of messages from other machines, which must not crash a worker or a router.
 
-In one process a request was checked when it was made. What comes from another machine is checked again where it
-arrives: a token that the vocabulary has not, or a number that is none, ends in a refusal and not in a worker.
+In one process a request was checked when it was made. One from another machine is checked again where it arrives: a
+token outside the vocabulary, or a number that is none, ends in a refusal and not in a worker.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from quire.errors import MessageError, RequestError
 from quire.fleet.protocol.messages import MemberCard
 
 MAX_ID_CHARS = 256
-"""Of what a gateway calls a request."""
+"""Of a gateway's request id."""
 MAX_SECONDS = 1e9
 """Of an age or a time left: thirty years."""
 
 
 def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
-    """Raise RequestError for a request that no honest gateway makes for this model."""
+    """Raise RequestError for a request that no correct gateway sends for this model."""
     for name, value in (("age_s", command.age_s), ("time_left_s", command.time_left_s)):
         if value is not None and not (isfinite(value) and abs(value) <= MAX_SECONDS):
             raise RequestError(f"{name} must be a number of seconds up to {MAX_SECONDS:g}, {value} given")
@@ -29,7 +29,7 @@ def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
     answers = command.continuations
     indexes = [one.index for one in answers]
     if len(set(indexes)) != len(indexes) or not set(indexes) <= set(range(MAX_ANSWERS)):
-        raise RequestError(f"answers are numbered from 0 to {MAX_ANSWERS - 1}, each once; {indexes[:16]} given")
+        raise RequestError(f"expected distinct answer indexes from 0 to {MAX_ANSWERS - 1}, got {indexes[:16]}")
     for one in answers:
         check_tokens("an answer", one.produced, info.vocabulary_size)
         if len(command.prompt) + len(one.produced) > info.max_sequence_tokens:
@@ -41,20 +41,20 @@ def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
 
 
 def check_tokens(what: str, tokens: Sequence[int], vocabulary_size: int) -> None:
-    """Raise RequestError for tokens that the model has not."""
+    """Raise RequestError for tokens outside the vocabulary."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary_size):
         strange = next(one for one in tokens if not 0 <= one < vocabulary_size)
-        raise RequestError(f"{what} has tokens from 0 to {vocabulary_size - 1}, {strange} given")
+        raise RequestError(f"{what}: expected token ids from 0 to {vocabulary_size - 1}, got {strange}")
 
 
 def check_card(card: MemberCard) -> None:
-    """Raise MessageError for a member that no router could count with."""
+    """Raise MessageError for a member whose figures are out of range."""
     info = card.info
     counts = (info.block_size, info.num_blocks, info.vocabulary_size, info.max_sequence_tokens)
     if not _are_counts(counts):
         raise MessageError(f"a member has blocks, tokens and room for some; one came with {counts}")
     if not card.incarnation or not info.identity.fingerprint:
-        raise MessageError("a member names its incarnation and its model; one came without")
+        raise MessageError("invalid member card: expected an incarnation and a model")
 
 
 def _are_counts(numbers: Iterable[int]) -> bool:
@@ -62,9 +62,9 @@ def _are_counts(numbers: Iterable[int]) -> bool:
 
 
 def _check_sampling(params: ResolvedSampling, vocabulary_size: int) -> None:
-    """By the rules by which clients' parameters are checked."""
+    """By the rules for clients' parameters."""
     SamplingParams(
-        # Where a client gave no limit the room is one, and it may have asked for more tokens than fit.
+        # Where a client set no limit the room is one, and it may have requested more tokens than fit.
         max_tokens=max(params.max_tokens, params.min_tokens),
         min_tokens=params.min_tokens,
         temperature=params.temperature,
@@ -82,4 +82,4 @@ def _check_sampling(params: ResolvedSampling, vocabulary_size: int) -> None:
         prompt_logprobs=params.prompt_logprobs,
     ).settle({}, frozenset(), vocabulary_size)
     if params.max_tokens < 0:
-        raise RequestError(f"max_tokens must not be negative, {params.max_tokens} given")
+        raise RequestError(f"expected max_tokens of at least 0, got {params.max_tokens}")

@@ -1,11 +1,11 @@
-"""What reading the words of members costs a gateway's event loop: measured, charged to the member, spread over turns.
+"""Decoding messages of members takes time of a gateway's event loop: measured, charged to the member, bounded per turn.
 
-    bytes of a member ─► turn: waits while members have had their share of this turn of the loop
-                      ─► read ─► charge ─► the budget of `core/work_budget.py` ─► MessageError: the member is left
+    bytes of a member ─► turn: waits while members have used their share of this turn of the loop
+                      ─► read ─► charge ─► the budget of `core/work_budget.py` ─► MessageError: the member is dropped
                       ─► passed on to requests ─► count
 
 How long one piece may take is bounded by its bytes where it is read. This bounds how many pieces a turn has, and how
-much a member may cost in all. Lives on the event loop; decides nothing about bytes.
+much a member may cost in all. Lives on the event loop; does not inspect bytes.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from quire.core.work_budget import WorkAccount, WorkBudget, WorkKind
 from quire.errors import MessageError
 
 TURN_S = 0.004
-"""Of processor time: when members have had so much of a turn of the loop, the next piece waits for the next turn."""
+"""Processor time: when members have used so much of a turn of the loop, the next piece waits for the next turn."""
 
 
 class MemberWork:
@@ -32,7 +32,7 @@ class MemberWork:
             await asyncio.sleep(0)
 
     def charge(self, account: WorkAccount, kind: WorkKind, began_s: float, num_units: int = 1) -> None:
-        """A piece was read since this `thread_time`. Raises MessageError if its member has cost more than it may."""
+        """A piece was read since this `thread_time`. Raises MessageError if its member is over its budget."""
         seconds = self.count(began_s)
         cut = self.budget.spend(account, kind, seconds, monotonic(), num_units)
         if cut is not None:
@@ -42,7 +42,7 @@ class MemberWork:
             )
 
     def count(self, began_s: float) -> float:
-        """So much of this turn was spent since this `thread_time`, and is charged to no member: its length, in s."""
+        """Add the time since this `thread_time` to this turn, charged to no member; returns it, in s."""
         seconds = thread_time() - began_s
         if not self._turn_s:
             asyncio.get_running_loop().call_soon(self._end_turn)

@@ -1,9 +1,9 @@
-"""What a fleet on Ray is, as data: the arguments of its application, and the config file that Ray Serve deploys.
+"""The configuration of a fleet on Ray: its application's arguments, and the config file that Ray Serve deploys.
 
 Imports no ray: a config can be written, read and checked where it is not installed. `deploy/ray/fleet.yaml` is one.
 
-    args        what members load and gateways serve; another one replaces all replicas, one after the other
-    deployments how many there are of each; another number replaces nobody
+    args        what members load and gateways serve; a change replaces all replicas, one after the other
+    deployments how many there are of each; a change replaces none
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ from quire.fleet.ray.scaling import TOKENS_PER_MEMBER, ScalingRule
 
 APP, IMPORT_PATH = "quire", "quire.fleet.ray.deployments:app"
 MEMBER, GATEWAY = "Member", "Gateway"
-"""What the two deployments are called."""
+"""The names of the two deployments."""
 POLICY = "quire.fleet.ray.deployments:scale_members"
 UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 5.0, 120.0
 """A member that is not needed any more has a cache that may be: it stays a while."""
 METRICS_EVERY_S, LOOK_BACK_S = 2.0, 6.0
 END_GRACE_S = 30.0
-"""Beyond the time that requests may take to finish, until Ray kills a replica that was told to end."""
+"""Beyond the time that requests may take to finish, until Ray kills a replica that should exit."""
 MAX_MEMBERS = 10_000
 
 SettingValue = str | int | float | bool
@@ -38,28 +38,28 @@ class RayFleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     model: Annotated[str, msgspec.Meta(min_length=1)]
     """A directory, a .gguf file, or a hub id."""
     name: str = ""
-    """What clients call it; empty: the last part of `model`."""
+    """The model's name for clients; empty: the last part of `model`."""
     member_keys: str = ""
     """A file of `quire fleet keys`, on every machine that has members."""
     gateway_keys: str = ""
     """The other one, on every machine that has gateways."""
     insecure_no_keys: bool = False
-    """Let clients of other machines in without keys of their own."""
+    """Accept clients of other machines without API keys."""
     tokens_per_member: Annotated[int, msgspec.Meta(ge=1)] = TOKENS_PER_MEMBER
-    """Tokens of prompts that may wait for each member before there is another one."""
+    """Prompt tokens that may wait for each member before one is added."""
     settings: dict[str, SettingValue] = {}
     """Of members and gateways, by their names in a configuration file: memory, threads, host, keys_file, ..."""
 
     @property
     def served_name(self) -> str:
-        """What clients call the model."""
+        """The model's name for clients."""
         return self.name or Path(self.model).name
 
 
-def read_args(given: Mapping[str, Any]) -> RayFleetArgs:
+def read_args(raw_args: Mapping[str, Any]) -> RayFleetArgs:
     """The arguments of a config file. Raises ConfigError."""
     try:
-        args = msgspec.convert(dict(given), RayFleetArgs)
+        args = msgspec.convert(dict(raw_args), RayFleetArgs)
     except msgspec.ValidationError as error:
         raise ConfigError(f"args of a fleet on Ray need a model, and may have what the guide lists: {error}") from error
     if bool(args.member_keys) != bool(args.gateway_keys):
@@ -71,18 +71,18 @@ def read_args(given: Mapping[str, Any]) -> RayFleetArgs:
 
 
 def settings_of_args(args: RayFleetArgs) -> Settings:
-    """What is in force where this is called: the arguments' own, then the environment and the configuration file."""
+    """The settings in force on this machine: the arguments' own, then the environment and the configuration file."""
     return load_settings(args.settings)
 
 
 def rule_of(args: RayFleetArgs, settings: Settings) -> ScalingRule:
-    """How much one member should have to do."""
+    """How much work one member should have."""
     return ScalingRule(args.tokens_per_member, settings.model.max_running)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberCount:
-    """How many members: so many, or between two bounds as there is work."""
+    """How many members: a number, or a range for scaling."""
 
     at_least: int
     at_most: int
@@ -92,15 +92,15 @@ class MemberCount:
         """`3`, or `1-8`. Raises ConfigError."""
         low, dash, high = text.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ConfigError(f"members are a number such as 3, or a range such as 1-8, {text!r} given")
+            raise ConfigError(f"expected a number of members such as 3, or a range such as 1-8, got {text!r}")
         count = cls(int(low), int(high) if dash else int(low))
         if not 1 <= count.at_least <= count.at_most <= MAX_MEMBERS:
-            raise ConfigError(f"there are 1 to {MAX_MEMBERS} members, the smaller number first, {text!r} given")
+            raise ConfigError(f"expected 1 to {MAX_MEMBERS} members, the smaller number first, got {text!r}")
         return count
 
     @property
     def deployment(self) -> dict[str, Any]:
-        """As a Serve config says it. A range for one number too: what has another policy, Ray replaces."""
+        """As in a Serve config. A range for one number too: Ray replaces members whose policy changes."""
         return {
             "name": MEMBER,
             "num_replicas": "auto",
@@ -119,7 +119,7 @@ class MemberCount:
 def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1) -> dict[str, Any]:
     """A Serve config for one fleet. `host` and `port` of the settings are where Ray's proxies listen."""
     if num_gateways < 1:
-        raise ConfigError(f"a fleet has at least 1 gateway, {num_gateways} given")
+        raise ConfigError(f"expected at least 1 gateway, got {num_gateways}")
     server = settings_of_args(args).server
     return {
         "proxy_location": "HeadOnly" if server.is_loopback else "EveryNode",
@@ -137,9 +137,9 @@ def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1
 
 
 def check_config(config: object) -> dict[str, Any]:
-    """A config that was read from a file; the proxies must listen where gateways believe. Raises ConfigError."""
+    """A config that was read from a file; the proxies must listen where gateways expect. Raises ConfigError."""
     if not isinstance(config, dict) or not isinstance(config.get("applications"), list):
-        raise ConfigError("a Serve config is a table with a list of applications; deploy/ray/fleet.yaml is one")
+        raise ConfigError("expected a Serve config with a list of applications, such as deploy/ray/fleet.yaml")
     listens = config.get("http_options", {}).get("host")
     for application in config["applications"]:
         if application.get("import_path") != IMPORT_PATH:
@@ -165,12 +165,12 @@ def scaled(application: Mapping[str, Any], members: MemberCount) -> dict[str, An
 
 
 def listening(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a cluster's proxies listen, to be said again: they stay as they were started."""
+    """Where a cluster's proxies listen, for the next config: they stay as they were started."""
     return {name: details[name] for name in ("proxy_location", "http_options") if details.get(name)}
 
 
 def with_applications(details: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """A config to deploy where others may run already: an application that is left out would be ended."""
+    """A config to deploy beside other applications: one that is left out would be ended."""
     own = {one["name"] for one in wanted["applications"]}
     others = [one for one in _deployed(details) if one["name"] not in own]
     return {**wanted, "applications": [*wanted["applications"], *others]}

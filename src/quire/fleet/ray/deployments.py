@@ -1,10 +1,10 @@
 """A fleet on Ray Serve: where members run, their restarts, health, scaling and rolling updates. No token passes here.
 
     Gateway (ingress)  ── our ASGI app ── ZeroMQ, encrypted ──►  members' processes
-    Member             ── looks after one member's process; tells the registry each second how it is
-    registry           ── a small actor: who is a member; gateways ask it, members report to it
+    Member             ── supervises one member's process; reports its status to the registry each second
+    registry           ── a small actor: the table of members; gateways read it, members report to it
 
-The one file that imports ray. While Ray does not say who is there, gateways go on with the members they know.
+The one file that imports ray. While Ray does not list members, gateways keep the members they know.
 """
 
 import asyncio
@@ -43,21 +43,21 @@ log = logging.getLogger("quire.fleet")
 
 NAMESPACE = "quire"
 REPORT_EVERY_S = 1.0
-ASK_S = 5.0
-"""How long the registry may take to answer a gateway."""
+REGISTRY_S = 5.0
+"""How long the registry may take to respond to a gateway."""
 LOAD = "quire_load"
-"""What members call their load where Ray collects it."""
+"""The name of members' load where Ray collects it."""
 ONE_AT_A_TIME = 0.001
 """Of all replicas, and at least one."""
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 GATEWAY_APP = "quire.api.gateway_app:GatewayApp"
-"""By its name: the API stands above this room, and is imported where a gateway runs."""
+"""By its name: the API is a layer above this package, and is imported where a gateway runs."""
 
 MakeOrder = Callable[[RayFleetArgs, Settings], ReplicaOrder]
 
 
 def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
-    """What a member's process is told. Reads disks and perhaps a network."""
+    """The order for a member's process. Reads disks and perhaps a network."""
     return order_replicas(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
 
 
@@ -89,7 +89,7 @@ class RegistryActor:
 
 
 def registry_of(app: str) -> Any:
-    """The handle of an application's registry; it is made by whoever asks first, and outlives them all."""
+    """The handle of an application's registry, which the first caller creates; it outlives them all."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached"}
     made = ray.remote(RegistryActor).options(name=f"registry-{app}", namespace=NAMESPACE, get_if_exists=True, **options)
     return made.remote()
@@ -104,16 +104,16 @@ class RayMembers:
     async def addresses(self) -> Sequence[str]:
         """See `MemberSource`."""
         try:
-            found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), ASK_S)
+            found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), REGISTRY_S)
         except (RayError, TimeoutError) as error:
             raise ConfigError(f"Ray does not say who the members are: {error or 'no answer'}") from error
         if not found:
-            raise ConfigError("Ray knows of no member at this moment")
+            raise ConfigError("Ray reports no members")
         return found
 
 
-async def _answer(asked: Any) -> Any:
-    return await asked
+async def _answer(reference: Any) -> Any:
+    return await reference
 
 
 def own_node_address() -> str:
@@ -126,13 +126,13 @@ def own_node_address() -> str:
 
 
 class RayMember:
-    """Looks after one member's process, for as long as Ray wants it."""
+    """Supervises one member's process, until Ray ends it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, given: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA
+        self, raw_args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA
     ) -> None:
         """Waits until the model is loaded. Raises EngineDeadError."""
-        args = read_args(given)
+        args = read_args(raw_args)
         settings = settings_of_args(args)
         keys = read_member_keys(Path(args.member_keys)) if args.member_keys else None
         context = serve.get_replica_context()
@@ -148,7 +148,7 @@ class RayMember:
         self._reporting = asyncio.create_task(self._report_until_over(), name="quire-member-reports")
 
     def check_health(self) -> None:
-        """Ray replaces who raises here."""
+        """Ray replaces a replica that raises here."""
         if problem := self._member.problem():
             raise EngineDeadError(f"member {self._replica}: {problem}")
 
@@ -158,7 +158,7 @@ class RayMember:
         return {LOAD: 0.0 if status is None else load_of(status, self._rule)}
 
     async def __del__(self) -> None:
-        """Ray lets it end: gateways give it nothing more, what it has it finishes."""
+        """Ray ends it: gateways send it nothing more, and it finishes its requests."""
         if not hasattr(self, "_is_over") or self._is_over.is_set():
             return
         self._is_over.set()
@@ -173,18 +173,18 @@ class RayMember:
                 await asyncio.wait_for(self._is_over.wait(), REPORT_EVERY_S)
 
     def _report(self) -> None:
-        """A member that is not well is not reported, and soon not listed."""
+        """A member that is not healthy is not reported, and soon not listed."""
         status, pid = self._member.status, self._member.pid
         if status is not None and pid is not None and not self._member.problem():
             self._registry.report.remote(MemberRow(self._replica, self._node, pid, status))
 
 
 class RayGateway:
-    """Answers clients. Requests come by Ray's proxy; tokens come from members, past Ray."""
+    """Serves clients. Requests come through Ray's proxy; tokens come from members, not through Ray."""
 
-    async def __init__(self, given: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # so here
-        """Waits for the first member. `_members` is asked for nothing: who names a deployment has it started."""
-        args = read_args(given)
+    async def __init__(self, raw_args: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # so here
+        """Waits for the first member. `_members` is not used: binding a deployment starts it."""
+        args = read_args(raw_args)
         keys = read_gateway_keys(Path(args.gateway_keys)) if args.gateway_keys else None
         source = RayMembers(registry_of(serve.get_replica_context().app_name))
         module, _, name = GATEWAY_APP.partition(":")
@@ -193,15 +193,15 @@ class RayGateway:
         await self._app.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What Serve asks for once the gateway is there."""
+        """Serve calls this once the gateway is there."""
         return self._app.asgi
 
     def check_health(self) -> None:
-        """Ray replaces who raises here."""
+        """Ray replaces a replica that raises here."""
         self._app.check()
 
     async def __del__(self) -> None:
-        """Ray lets it end, once its last answer is sent."""
+        """Ray ends it, once its last response is sent."""
         if hasattr(self, "_app"):
             await self._app.close()
 
@@ -210,13 +210,13 @@ class RayGateway:
 
 
 def scale_members(context: Any) -> tuple[int, dict[str, Any]]:
-    """How many members there should be; Serve keeps to the bounds and the delays of its config."""
+    """How many members there should be; Serve applies the bounds and the delays of its config."""
     loads = dict((context.aggregated_metrics or {}).get(LOAD, {}))
     return wanted_members(loads.values()), {}
 
 
 def app(args: dict[str, Any]) -> Any:
-    """What `import_path` of a Serve config names."""
+    """The `import_path` of a Serve config."""
     return application(args)
 
 
@@ -238,7 +238,7 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
     member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(RayMember)
     gateway = serve.deployment(
         name=GATEWAY,
-        max_ongoing_requests=settings.server.max_open_requests + 64,  # it turns away by itself, and says when to return
+        max_ongoing_requests=settings.server.max_open_requests + 64,  # it refuses by itself, with a retry time
         max_surge_percent=100,  # the new one is there before the old one drains; members would need twice the memory
         ray_actor_options={"num_cpus": 0},
         **usual,
@@ -254,7 +254,7 @@ def member_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
     ray.init(address=gcs, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     try:
         handle = ray.get_actor(f"registry-{app_name}", namespace=NAMESPACE)
-        rows: list[MemberRow] = ray.get(handle.rows.remote(), timeout=ASK_S)
+        rows: list[MemberRow] = ray.get(handle.rows.remote(), timeout=REGISTRY_S)
     except (RayError, ValueError, TimeoutError):
         return []
     finally:

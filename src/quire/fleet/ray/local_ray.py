@@ -1,6 +1,6 @@
-"""Ray on this machine alone, for one fleet: loopback addresses, its token demanded, ended by who started it.
+"""Ray on this machine alone, for one fleet: loopback addresses, its token required, ended by its starter.
 
-Imports no ray: it is a process of its own, which this one starts and remembers.
+Imports no ray: it is a process of its own, which this one starts and keeps a record of.
 """
 
 import json
@@ -25,38 +25,38 @@ LOOPBACK = "127.0.0.1"
 START_S = 180.0
 """Ray is a dozen processes, and takes its time on a small machine."""
 END_S = 60.0
-LOOK_S = 0.5
+POLL_S = 0.5
 HAPROXY = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours goes through it."""
 PATIENT = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60", "RAY_worker_niceness": "0"}
 """A proxy that is not ready within 5 s is killed and started anew: a busy machine needs longer. Ray's workers, and so
-members, would give way to everything else on the machine."""
+members, would yield to everything else on the machine."""
 ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Whatever it is called, it makes Ray take a machine's loopback address for its own: else 127.0.0.1 becomes another."""
+"""Despite its name it makes Ray keep a machine's loopback address: else 127.0.0.1 is replaced by another."""
 
 
 def check_installed() -> None:
     """Raises ConfigError where ray is not there."""
     if find_spec("ray") is None:
-        raise ConfigError("a fleet on Ray needs ray with Serve, and it is not installed; install the extra quire[ray]")
+        raise ConfigError("Ray Serve is not installed; install the extra quire[ray]")
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where it is remembered what runs, and where keys are that nobody named."""
+    """The folder of the record of what runs, and of generated keys."""
     base = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return expanded(base, "set XDG_STATE_HOME to a full path") / "quire" / "ray"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRay:
-    """One that was started here."""
+    """A Ray that was started here."""
 
     pid: int
     address: str
     """Of its dashboard."""
     gcs: str
-    """Where drivers find it."""
+    """Where drivers connect to."""
 
     @property
     def is_alive(self) -> bool:
@@ -77,17 +77,17 @@ def _answers(pid: int) -> bool:
 
 
 def remembered(folder: Path) -> LocalRay | None:
-    """What was started here and still runs."""
+    """The Ray that was started here and still runs."""
     try:
-        told = json.loads((folder / "head.json").read_text(encoding="utf-8"))
-        found = LocalRay(int(told["pid"]), str(told["address"]), str(told["gcs"]))
+        saved = json.loads((folder / "head.json").read_text(encoding="utf-8"))
+        found = LocalRay(int(saved["pid"]), str(saved["address"]), str(saved["gcs"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if found.is_alive else None
 
 
 def ray_command(address: str, gcs: str) -> list[str]:
-    """What starts Ray's head with its dashboard, on loopback alone."""
+    """The command of Ray's head with its dashboard, on loopback alone."""
     dashboard = urlsplit(address)
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
@@ -96,19 +96,19 @@ def ray_command(address: str, gcs: str) -> list[str]:
         "--include-dashboard=true",
         f"--dashboard-host={LOOPBACK}",
         f"--dashboard-port={dashboard.port or 8265}",
-        f"--memory={memory_limit_bytes()}",  # all of it: members say what they need
+        f"--memory={memory_limit_bytes()}",  # all of it: members reserve what they need
         f"--object-store-memory={OBJECT_STORE_BYTES}",
     ]
 
 
 def free_address() -> str:
-    """One that nobody has at this moment."""
+    """One that is free at this moment."""
     with socket.create_server((LOOPBACK, 0)) as listener:
         return f"{LOOPBACK}:{listener.getsockname()[1]}"
 
 
 def start_ray(folder: Path, address: str, environ: Mapping[str, str]) -> LocalRay:
-    """Start it, and wait until it answers. Raises ConfigError."""
+    """Start it, and wait until it responds. Raises ConfigError."""
     check_installed()
     gcs = free_address()
     if urlsplit(address).hostname not in (LOOPBACK, "localhost", "::1"):
@@ -130,23 +130,23 @@ def start_ray(folder: Path, address: str, environ: Mapping[str, str]) -> LocalRa
     while True:
         try:
             ServeRest(address, token).details()
-            process.returncode = 0  # it outlives this process: nobody is to be told that it still runs
+            process.returncode = 0  # it outlives this process: no warning that it still runs
             return ray
         except RayUnreachableError as error:
             if process.poll() is not None or monotonic() > until_s:
                 end_ray(folder, ray)
-                raise ConfigError(f"Ray did not start within {START_S:g} s; what it said is in {log}") from error
-        sleep(LOOK_S)
+                raise ConfigError(f"Ray did not start within {START_S:g} s; see {log}") from error
+        sleep(POLL_S)
 
 
 def end_ray(folder: Path, ray: LocalRay) -> None:
-    """Tell it to end, with all that it has started."""
+    """End it, with all processes that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         until_s = monotonic() + END_S
         if ray.is_alive:
             os.kill(ray.pid, number)
         while ray.is_alive and monotonic() < until_s:
-            sleep(LOOK_S)
+            sleep(POLL_S)
             _reap(ray.pid)
     (folder / "head.json").unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
-"""How many members a fleet needs, by what they have to compute. Pure.
+"""How many members a fleet needs, by the work they have. Pure.
 
-A member's load is the part of a member that its work would fill: by tokens of prompts that wait to be computed, or by
-sequences that run, whichever is more. All loads together, rounded up, are the members that are needed. How soon that is
-done, and between which bounds, is the control plane's to decide.
+A member's load is the part of a member that its work would fill: by prompt tokens that wait to be computed, or by
+running sequences, the larger of both. All loads together, rounded up, are the members that are needed. How soon members
+start or end, and between which bounds, is the control plane's to decide.
 """
 
 from collections.abc import Iterable
@@ -15,15 +15,15 @@ from quire.fleet.member.status import MemberStatus
 TOKENS_PER_MEMBER = 4096
 """Some seconds of a CPU's work, and less than one of a GPU's."""
 ALMOST = 1e-6
-"""Sums of floats are not exact: a whole member is not asked for because of one bit."""
+"""Sums of floats are not exact: one bit too many must not add a member."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """How much one member should have to do."""
+    """How much work one member should have."""
 
     num_tokens: int = TOKENS_PER_MEMBER
-    """Tokens of prompts that may wait to be computed."""
+    """Prompt tokens that may wait to be computed."""
     num_running: int = 64
     """Sequences that may run at once: as many as the member's own limit."""
 
@@ -41,5 +41,5 @@ def load_of(status: MemberStatus, rule: ScalingRule) -> float:
 
 
 def wanted_members(loads: Iterable[float]) -> int:
-    """How many there should be; at least one, since somebody has to be asked."""
+    """How many there should be; at least one, which serves the next request."""
     return max(1, ceil(sum(loads) - ALMOST))

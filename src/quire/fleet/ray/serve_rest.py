@@ -1,6 +1,6 @@
-"""Ray's own HTTP interface, as far as a fleet needs it: what is deployed, and deploy this. Imports no ray.
+"""Ray's own HTTP interface, as far as a fleet needs it: read what is deployed, and deploy. Imports no ray.
 
-Every call carries the cluster's token: without one, whoever reaches that address can run any code there.
+Every call carries the cluster's token: without one, any client that reaches that address can run any code there.
 """
 
 import json
@@ -25,11 +25,11 @@ NO_TOKEN = (401, 403)
 
 
 class RayUnreachableError(ConfigError):
-    """Nobody answers at a cluster's address."""
+    """The server at a cluster's address does not respond."""
 
 
 def token_file(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where Ray looks for the token on this machine."""
+    """Where Ray reads the token on this machine."""
     return expanded(environ.get(TOKEN_PATH) or "~/.ray/auth_token", f"set {TOKEN_PATH} to a full path")
 
 
@@ -66,14 +66,14 @@ class ServeRest:
     token: str = field(default="", repr=False)
 
     def details(self) -> dict[str, Any]:
-        """Everything that is deployed. Raises RayUnreachableError if nobody is there."""
-        return dict(json.loads(self._asked("GET") or "{}"))
+        """Everything that is deployed. Raises RayUnreachableError if the cluster does not respond."""
+        return dict(json.loads(self._fetch("GET") or "{}"))
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """Make it so: what the config does not name is ended."""
-        self._asked("PUT", json.dumps(config))
+        """Deploy a config; applications that it does not name are ended."""
+        self._fetch("PUT", json.dumps(config))
 
-    def _asked(self, method: str, body: str | None = None) -> str:
+    def _fetch(self, method: str, body: str | None = None) -> str:
         parts = urlsplit(self.address)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(

@@ -1,1 +1,1 @@
-"""Which member gets a request. Pure: no clock, no dice, no sockets."""
+"""Which member gets a request. Pure: no clock, no randomness, no sockets."""

@@ -1,15 +1,15 @@
-"""Who holds which blocks, as far as a router has heard: name -> bits of members.
+"""Which members hold which blocks, as far as known to a router: name -> bits of members.
 
-    confirmed   name ─► 0b0110      members say so by their KV events
-    believed    name ─► 0b1000      a request is on its way there and will leave it there
+    confirmed   name ─► 0b0110      by the members' KV events
+    expected    name ─► 0b1000      a request is on its way there and will leave it there
 
-A member holds a block if either says so. Of a prompt on its way not all blocks are noted but those at marks, which thin
-out with depth: 89 of 400, exact to a sixteenth of the depth for the half minute until events tell. Bits live in many
-small dictionaries, chosen by a name's last bits: none grows for long, and each can be swept by itself. With integers
-for keys and values the garbage collector skips them.
+A member holds a block if either has its bit. Of a prompt on its way not all blocks are noted but those at marks, which
+thin out with depth: 89 of 400, exact to a sixteenth of the depth for the half minute until events confirm. Bits live in
+many small dictionaries, chosen by a name's last bits: none grows for long, and each can be swept by itself. With
+integers for keys and values the garbage collector skips them.
 
-A member that leaves, or clears its cache, loses its bit at once, because what is read is masked by the bits in use; the
-entries are swept little by little, and only then is the bit another's.
+A member that leaves, or clears its cache, loses its bit at once, because reads are masked by the bits in use; the
+entries are swept little by little, and only then is the bit reused.
 """
 
 from bisect import bisect_right
@@ -19,25 +19,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from quire.errors import InvariantError
 
 UNCONFIRMED_S = 30.0
-"""How long a block is believed to come that no event has confirmed."""
+"""How long an unconfirmed block is expected to come."""
 NUM_SHARDS = 1024
 SWEPT_AT_ONCE = 4096
-"""Entries looked at by one call of `sweep`, and the rest of the last shard."""
+"""Entries visited by one call of `sweep`, and the rest of the last shard."""
 
 
 MAX_GROUPS_KEPT = 4096
-"""Sets of members whose names are kept, so that they need not be taken bit from bit each time."""
+"""Sets of members whose names are cached, instead of being collected bit by bit each time."""
 EXACT_BLOCKS = 32
 MARKS = (
     *range(1, EXACT_BLOCKS + 1),
     *(start + at * start // 16 for start in (EXACT_BLOCKS << octave for octave in range(16)) for at in range(1, 17)),
 )
-"""Which blocks of a prompt are noted while nothing confirms them, counted from 1: each of the first 32, then sixteen
+"""Which blocks of a prompt are noted while no event confirms them, counted from 1: each of the first 32, then sixteen
 from each power of two to the next."""
 
 
 class _Holder:
-    """A member, its bit, and what it is believed to hold soon."""
+    """A member, its bit, and the blocks expected there soon."""
 
     __slots__ = ("bit", "has_bits_set", "unconfirmed")
 
@@ -46,17 +46,17 @@ class _Holder:
         self.has_bits_set = False
         """Whether an entry may have this bit: if none has, there is nothing to sweep."""
         self.unconfirmed: dict[int, float] = {}
-        """Name -> until when it is believed."""
+        """Name -> until when it is expected."""
 
 
 class BlockIndex:
-    """What members hold. Wrong entries cost tokens and nothing else; members it does not know it does not hear."""
+    """Blocks by member. Wrong entries cost tokens and nothing else; events of members not in the index are ignored."""
 
     def __init__(self, num_shards: int = NUM_SHARDS, swept_at_once: int = SWEPT_AT_ONCE) -> None:
         if num_shards < 1 or num_shards & (num_shards - 1):
-            raise InvariantError(f"the number of shards must be a power of two, {num_shards} given")
+            raise InvariantError(f"expected a power of two as the number of shards, got {num_shards}")
         self._confirmed: list[dict[int, int]] = [{} for _ in range(num_shards)]
-        self._believed: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self._expected: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._shard_mask = num_shards - 1
         self._swept_at_once = swept_at_once
         self._holders: dict[str, _Holder] = {}
@@ -66,7 +66,7 @@ class BlockIndex:
         self._groups: dict[int, tuple[str, ...]] = {}
         """Bits -> their members. Made anew when a bit gets another member."""
         self._masks: dict[frozenset[str], int] = {}
-        """The other way round, of sets that were asked for."""
+        """The reverse, of sets that were looked up."""
         self._free_bits: list[int] = []
         self._dead = 0
         """Bits that the next round of sweeping takes out of the entries."""
@@ -74,7 +74,7 @@ class BlockIndex:
         """Bits that the round under way takes out, from the shards with this number on."""
         self._next_shard = 0
         self._batches: deque[tuple[float, _Holder, list[int]]] = deque()
-        """What is to be looked at again: when, of whom, and the names not looked at yet. The first due first."""
+        """What to check again: when, of which member, and the names left. The first due first."""
 
     def __len__(self) -> int:
         """Names that members have confirmed, those among them that await sweeping."""
@@ -82,12 +82,12 @@ class BlockIndex:
 
     @property
     def num_unconfirmed(self) -> int:
-        """What members are believed to hold soon, as far as it is noted."""
+        """Noted blocks that no event has confirmed."""
         return sum(len(holder.unconfirmed) for holder in self._holders.values())
 
     @property
     def members(self) -> Sequence[str]:
-        """Those it hears."""
+        """Those in the index."""
         return tuple(self._holders)
 
     @property
@@ -95,7 +95,7 @@ class BlockIndex:
         """Whether no entry has the bit of a member that left or cleared its cache."""
         return not self._dead and not self._sweeping
 
-    # -- who is there --------------------------------------------------------------------------------------------------
+    # -- members -------------------------------------------------------------------------------------------------------
 
     def join(self, member: str) -> None:
         """A member with an empty cache."""
@@ -104,7 +104,7 @@ class BlockIndex:
         self._holders[member] = _Holder(self._take_bit(member))
 
     def leave(self, member: str) -> None:
-        """Nothing is read of it from now on. What it says later is not heard."""
+        """Nothing is read of it from now on, and its later events are ignored."""
         holder = self._holders.pop(member, None)
         if holder is None:
             raise InvariantError(f"leave: {member!r} is not in the index")
@@ -129,10 +129,10 @@ class BlockIndex:
         else:
             self._free_bits.append(holder.bit)
 
-    # -- what members say ----------------------------------------------------------------------------------------------
+    # -- KV events of members ------------------------------------------------------------------------------------------
 
     def stored(self, member: str, names: Sequence[int]) -> None:
-        """These blocks can be hit there: what was believed of them is confirmed."""
+        """These blocks are cached there now, and confirmed if they were expected."""
         holder = self._holders.get(member)
         if holder is None:
             return
@@ -146,10 +146,10 @@ class BlockIndex:
         if unconfirmed:
             for name in names:
                 if name in unconfirmed:
-                    self._disbelieve(holder, name)
+                    self._drop_expected(holder, name)
 
     def removed(self, member: str, names: Sequence[int]) -> None:
-        """These blocks can no longer be hit there, whatever was believed."""
+        """These blocks are no longer cached there, expected or not."""
         holder = self._holders.get(member)
         if holder is None:
             return
@@ -157,10 +157,10 @@ class BlockIndex:
         for name in names:
             _unset(shards[name & shard_mask], name, bit)
             if name in unconfirmed:
-                self._disbelieve(holder, name)
+                self._drop_expected(holder, name)
 
     def cleared(self, member: str) -> None:
-        """No block can be hit there any more. As cheap as leaving: it gets another bit."""
+        """No block is cached there any more. As cheap as leaving: the member gets another bit."""
         holder = self._holders.get(member)
         if holder is None:
             return
@@ -169,16 +169,16 @@ class BlockIndex:
             self._drop_bit(holder)
             holder.bit, holder.has_bits_set = self._take_bit(member), False
 
-    # -- what is believed ----------------------------------------------------------------------------------------------
+    # -- expected blocks -----------------------------------------------------------------------------------------------
 
     def optimistic(self, member: str, names: Sequence[int], now_s: float) -> None:
-        """A prompt with these blocks, from its first on, goes there now: they are believed until an event confirms or
-        removes them, or nothing has come for 30 s. Those believed already are believed anew."""
+        """A prompt with these blocks, from its first on, is sent there now: they count as held until an event confirms
+        or removes them, or none has for 30 s. Those noted already get a new deadline."""
         holder = self._holders.get(member)
         if holder is None or not names:
             return
         until_s, marked = now_s + UNCONFIRMED_S, _at_marks(names)
-        shards, shard_mask, bit = self._believed, self._shard_mask, holder.bit
+        shards, shard_mask, bit = self._expected, self._shard_mask, holder.bit
         holder.has_bits_set = True
         for name in marked:
             shard = shards[name & shard_mask]
@@ -188,25 +188,24 @@ class BlockIndex:
         self._batches.append((until_s, holder, marked))
 
     def withdraw(self, member: str, names: Sequence[int], at_s: float) -> None:
-        """What `optimistic` was told at that moment will not come true: the member has not taken the prompt. What was
-        told again since stays."""
+        """Undo `optimistic` of that moment: the member has not taken the prompt. What was noted again since stays."""
         holder = self._holders.get(member)
         if holder is None:
             return
         for name in _at_marks(names):
             if holder.unconfirmed.get(name) == at_s + UNCONFIRMED_S:
-                self._disbelieve(holder, name)
+                self._drop_expected(holder, name)
 
-    def _disbelieve(self, holder: _Holder, name: int) -> None:
+    def _drop_expected(self, holder: _Holder, name: int) -> None:
         del holder.unconfirmed[name]
-        _unset(self._believed[name & self._shard_mask], name, holder.bit)
+        _unset(self._expected[name & self._shard_mask], name, holder.bit)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def depths(self, names: Sequence[int]) -> dict[str, int]:
         """How many of these blocks, the first to the last of a prompt, each member holds that holds the first.
 
-        By binary search, which is valid because eviction takes leaves first: who holds block d holds all before it.
+        By binary search, which is valid because eviction takes leaves first: a member with block d holds all before it.
         Members that hold the same blocks are searched for together. Of one that breaks the rule some block is
         found that it holds and whose next it does not hold.
         """
@@ -218,8 +217,8 @@ class BlockIndex:
         }
 
     def groups(self, names: Sequence[int], among: frozenset[str]) -> list[tuple[int, tuple[str, ...]]]:
-        """The same as depths, of some members, each depth with those who have it, 0 too: there are far fewer depths
-        than members. To be asked with the same set again and again: its bits are kept."""
+        """The same as depths, of some members, each depth with its members, 0 too: there are far fewer depths
+        than members. To be called with the same set again and again: its bits are cached."""
         found: list[tuple[int, tuple[str, ...]]] = []
 
         def look(depth: int, members: tuple[str, ...]) -> int:
@@ -230,8 +229,8 @@ class BlockIndex:
         return found
 
     def visit(self, names: Sequence[int], among: frozenset[str], look: Callable[[int, tuple[str, ...]], int]) -> None:
-        """Show each depth and who has it, the deepest first as far as events tell. `look` answers from which depth on
-        it cares about others: who holds less is not searched for."""
+        """Pass each depth and its members to `look`, the deepest first as far as events confirm. `look` returns the
+        depth from which on others matter: members with less are not searched for."""
         rest = self._masks.get(among)
         if rest is None:
             rest = self._masks[among] = self._bits_of_members(among)
@@ -239,30 +238,30 @@ class BlockIndex:
         while rest and (least <= 0 or self._reaches(names, least, rest, bound)):
             depth, group, bound = self._deepest(names, rest)
             rest ^= group
-            for deeper, believing in self._deeper(names, depth, group):
-                least = max(least, look(deeper, self._members(believing)))
-                group ^= believing
+            for deeper, expecting in self._deeper(names, depth, group):
+                least = max(least, look(deeper, self._members(expecting)))
+                group ^= expecting
             if group:
                 least = max(least, look(depth, self._members(group)))
 
     def _reaches(self, names: Sequence[int], depth: int, group: int, bound: int) -> bool:
-        """Whether some of a group, of whom nobody has confirmed as many as `bound`, may hold so many of these blocks.
-        Who does holds all before them, and of what is believed those at marks."""
+        """Whether some of a group, of which no member has confirmed as many as `bound`, may hold so many of
+        these blocks. A member that does holds all before them, and of expected blocks those at marks."""
         if depth > len(names):
             return False
         name = names[MARKS[bisect_right(MARKS, depth) - 1] - 1]
         at = name & self._shard_mask
-        if self._believed[at].get(name, 0) & group:
+        if self._expected[at].get(name, 0) & group:
             return True
         return depth < bound and bool(self._confirmed[at].get(name, 0) & group)
 
     def _deepest(self, names: Sequence[int], group: int) -> tuple[int, int, int]:
-        """How many of these blocks members of a group have confirmed, at most, who has so many, and which number nobody
-        else of the group has."""
+        """The most of these blocks that members of a group have confirmed, which members those are, and a number that
+        no other member of the group has."""
         shards, shard_mask = self._confirmed, self._shard_mask
         low, high, bound = 0, len(names), 0
-        while low < high:  # all of the group hold `low` blocks, and nobody more than `high`
-            # The first block decides most: it is looked at first.
+        while low < high:  # all of the group hold `low` blocks, and none holds more than `high`
+            # The first block decides most: it is checked first.
             middle = (low + high + 1) >> 1 if low else 1
             name = names[middle - 1]
             held = shards[name & shard_mask].get(name, 0) & group
@@ -285,21 +284,21 @@ class BlockIndex:
         return bits
 
     def _deeper(self, names: Sequence[int], depth: int, group: int) -> list[tuple[int, int]]:
-        """Those of a group, all with this confirmed depth, who are believed to have a greater one."""
+        """Those of a group, all with this confirmed depth, that are expected to have a greater one."""
         mark = MARKS[bisect_right(MARKS, depth)]
         if mark > len(names):
             return []
         name = names[mark - 1]
-        believing = self._believed[name & self._shard_mask].get(name, 0) & group
-        if not believing:
+        expecting = self._expected[name & self._shard_mask].get(name, 0) & group
+        if not expecting:
             return []
         marks = MARKS[bisect_right(MARKS, depth) : bisect_right(MARKS, len(names))]
-        return self._search_marks(names, marks, believing)
+        return self._search_marks(names, marks, expecting)
 
     def _search_marks(self, names: Sequence[int], marks: Sequence[int], group: int) -> list[tuple[int, int]]:
-        """Which of these depths members are believed to have, and the bits of those who have it; of a group of whom the
-        first is believed."""
-        shards, shard_mask = self._believed, self._shard_mask
+        """Which of these depths members are expected to have, and their bits; of a group that is expected to have the
+        first."""
+        shards, shard_mask = self._expected, self._shard_mask
         open_groups = [(group, 0, len(marks) - 1)]
         found: list[tuple[int, int]] = []
         while open_groups:
@@ -329,15 +328,15 @@ class BlockIndex:
         return members
 
     def holders_of(self, name: int) -> Iterator[str]:
-        """Who holds this block. For checks and explanations."""
+        """Members that hold this block. For checks and explanations."""
         at = name & self._shard_mask
-        held = self._confirmed[at].get(name, 0) | self._believed[at].get(name, 0)
+        held = self._confirmed[at].get(name, 0) | self._expected[at].get(name, 0)
         return (member for member, holder in self._holders.items() if held & holder.bit)
 
     # -- sweeping ------------------------------------------------------------------------------------------------------
 
     def sweep(self, now_s: float) -> None:
-        """Take back what was not confirmed in time, and a little of what left with its member. A bounded piece of work;
+        """Take back what was not confirmed in time, and some entries of members that left. A bounded piece of work;
         to be called now and then."""
         self._take_back(now_s)
         self._sweep_bits()
@@ -348,7 +347,7 @@ class BlockIndex:
             _, holder, names = self._batches[0]
             for name in reversed(names[-budget:]):  # leaves first, so that a prompt's rest is still a prefix
                 if name in holder.unconfirmed and holder.unconfirmed[name] <= now_s:
-                    self._disbelieve(holder, name)
+                    self._drop_expected(holder, name)
             looked_at = min(budget, len(names))
             del names[len(names) - looked_at :]
             budget -= looked_at
@@ -360,7 +359,7 @@ class BlockIndex:
             self._sweeping, self._dead, self._next_shard = self._dead, 0, 0
         budget, dead = self._swept_at_once, self._sweeping
         while self._sweeping and budget > 0:
-            for shards in (self._confirmed, self._believed):
+            for shards in (self._confirmed, self._expected):
                 budget -= len(shards[self._next_shard])
                 shards[self._next_shard] = _without(shards[self._next_shard], dead)
             self._next_shard += 1
@@ -378,10 +377,10 @@ def _unset(shard: dict[int, int], name: int, bit: int) -> None:
 
 
 def _without(shard: dict[int, int], bits: int) -> dict[int, int]:
-    """Made anew, as small as it can be, if any of its entries has one of these bits."""
+    """A new dictionary, as small as it can be, if any of its entries has one of these bits."""
     if not any(held & bits for held in shard.values()):
         return shard
-    # Masks that stay as they are stay the objects they are: many share one.
+    # Masks that stay as they are stay the objects they are: many entries share one.
     kept = ((name, held & ~bits if held & bits else held) for name, held in shard.items())
     return {name: held for name, held in kept if held}
 

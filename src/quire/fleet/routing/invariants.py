@@ -1,7 +1,7 @@
-"""Everything that must always hold of a router, as functions anyone may call: for tests, simulations and proofs.
+"""The invariants of a router, as functions: for tests, simulations and proofs.
 
-Router, index, loads and membership each know members and requests; here they are laid side by side, and what is counted
-as one goes along is counted anew. That takes as long as the index is large. Requests of a member that has left are
+Router, index, loads and membership each keep members and requests; here they are compared, and running counts are
+counted again. That takes as long as the index is large. Requests of a member that has left are
 expected to have been moved.
 """
 
@@ -16,7 +16,7 @@ from quire.fleet.routing.router import Router
 
 
 def check_router(router: Router, request_ids: Collection[str] | None = None) -> None:
-    """Raise InvariantError at the first promise that does not hold. With `request_ids`, these are the ones that members
+    """Raise InvariantError at the first one that does not hold. With `request_ids`, these are the ones that members
     have, and no others."""
     membership, loads, routed = router.membership, router.loads, router._routed
     check_membership(membership)
@@ -47,7 +47,7 @@ def check_router(router: Router, request_ids: Collection[str] | None = None) -> 
 
 
 def check_membership(membership: Membership) -> None:
-    """States, epochs and who gets work."""
+    """States, epochs and ready members."""
     records = membership._records
     for member, record in records.items():
         _require(record.assignment.member == member, f"{member!r} is filed as {record.assignment.member!r}")
@@ -88,13 +88,13 @@ def check_index(index: BlockIndex) -> None:
     _require(len(set(index._free_bits)) == len(index._free_bits), "a bit is free twice")
     _require(not (live & awaiting or live & free or free & awaiting), "a bit is in two states")
     _require(live | awaiting | free == (1 << index._num_bits) - 1, "a bit is lost")
-    confirmed, believed = _bits_in(index._confirmed), _bits_in(index._believed)
-    _require(not (confirmed | believed) & free, "an entry has a bit that is free")
-    beliefs = [entry for shard in filter(None, index._believed) for entry in shard.items()]
+    confirmed, expected = _bits_in(index._confirmed), _bits_in(index._expected)
+    _require(not (confirmed | expected) & free, "an entry has a bit that is free")
+    expected_entries = [entry for shard in filter(None, index._expected) for entry in shard.items()]
     for member, holder in holders.items():
-        has_bits = bool((confirmed | believed) & holder.bit)
+        has_bits = bool((confirmed | expected) & holder.bit)
         _require(holder.has_bits_set or not has_bits, f"{member!r} holds blocks, and would leave without a sweep")
-        names = {name for name, held in beliefs if held & holder.bit}
+        names = {name for name, held in expected_entries if held & holder.bit}
         _require(names == holder.unconfirmed.keys(), f"what {member!r} is believed to hold is not what is noted")
 
 

@@ -1,12 +1,12 @@
-"""Uncached tokens in flight: what each member has been given to compute and has not computed yet.
+"""Uncached tokens in flight: what each member has been assigned and has not computed yet.
 
     in flight   =   what the member reported last   +   own reservations made since
 
-A report counts what all gateways have given the member up to a moment, own requests among them; so reservations made
-before that moment are forgotten, and those made at it or later are added. Without a report there are only the own ones.
+A report counts what all gateways have assigned to the member up to a moment, own requests among them; so reservations
+made before that moment are forgotten, and those made at it or later are added. Without a report only those count.
 
-What other gateways have given since the newest report nobody here can know. How much it is likely to be is known: they
-give about as much as this one does.
+What other gateways have assigned since the latest report is not known here, but estimated: about as much as this
+gateway has.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from math import exp
 from quire.errors import InvariantError
 
 RATE_OVER_S = 10.0
-"""What is given here counts so long for how much gateways give."""
+"""Averages the own assignment rate over so long: other gateways are expected to have the same."""
 
 
 class _MemberLoad:
@@ -32,7 +32,7 @@ class _MemberLoad:
 
 
 class MemberLoads:
-    """Of all members. Every operation takes constant time, spread over those before it."""
+    """Of all members. Every operation takes amortized constant time."""
 
     def __init__(self) -> None:
         self._loads: dict[str, _MemberLoad] = {}
@@ -42,18 +42,18 @@ class MemberLoads:
         """Request -> member, of the reservations that no report counts."""
         self._newest_s: float | None = None
         """The latest moment that any report is of."""
-        self._given_tokens = self._given_s = 0.0
-        """What was reserved here, the longer ago the less of it, and when that was reckoned."""
+        self._assigned_tokens = self._assigned_s = 0.0
+        """Tokens reserved here, decayed by age, and as of when."""
 
     def unseen_tokens(self, now_s: float, num_gateways: int) -> int:
-        """What the other gateways are likely to have given, to anybody, since the newest report."""
+        """An estimate of what the other gateways have assigned to any member since the latest report."""
         if num_gateways < 2 or self._newest_s is None:
             return 0
         age_s = max(0.0, now_s - self._newest_s)
-        return int((num_gateways - 1) * self._given_at(now_s) / RATE_OVER_S * age_s)
+        return int((num_gateways - 1) * self._assigned_at(now_s) / RATE_OVER_S * age_s)
 
-    def _given_at(self, now_s: float) -> float:
-        return self._given_tokens * exp(min(0.0, self._given_s - now_s) / RATE_OVER_S)
+    def _assigned_at(self, now_s: float) -> float:
+        return self._assigned_tokens * exp(min(0.0, self._assigned_s - now_s) / RATE_OVER_S)
 
     @property
     def num_reservations(self) -> int:
@@ -68,7 +68,7 @@ class MemberLoads:
         self.in_flight_tokens[member] = 0
 
     def leave(self, member: str) -> None:
-        """It computes nothing any more: its reservations are gone."""
+        """Drop the member and its reservations."""
         load = self._loads.pop(member, None)
         if load is None:
             raise InvariantError(f"leave: {member!r} has no load")
@@ -77,7 +77,7 @@ class MemberLoads:
         del self.in_flight_tokens[member]
 
     def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
-        """The member is given a request of which it has to compute so many tokens."""
+        """The member gets a request of which it has to compute so many tokens."""
         if request_id in self._member_of:
             raise InvariantError(f"reserve: {request_id!r} has a reservation at {self._member_of[request_id]!r}")
         load = self._loads.get(member)
@@ -87,7 +87,7 @@ class MemberLoads:
         load.num_since_tokens += num_tokens
         self.in_flight_tokens[member] += num_tokens
         self._member_of[request_id] = member
-        self._given_tokens, self._given_s = self._given_at(now_s) + num_tokens, now_s
+        self._assigned_tokens, self._assigned_s = self._assigned_at(now_s) + num_tokens, now_s
 
     def release(self, request_id: str) -> None:
         """Its prompt is computed, or it ended or moved. Idempotent; what a report counts the next report takes off."""
@@ -100,7 +100,7 @@ class MemberLoads:
 
     def report(self, member: str, num_tokens: int, as_of_s: float) -> None:
         """So many uncached tokens were in flight there at that moment. Of reports that overtook each other the latest
-        moment counts; one of a member that has left is not heard."""
+        moment counts; one of a member that has left is ignored."""
         load = self._loads.get(member)
         if load is None or (load.as_of_s is not None and as_of_s < load.as_of_s):
             return

@@ -1,14 +1,14 @@
-"""Who is a member, and who of them gets work. Time is handed in; nothing is sent or asked here.
+"""Which members there are, and which of them get work. Time is a parameter; nothing is sent here.
 
-    joining ──► ready ◄──► suspect        no beat for a while, or doubted: no new work, until there is one
+    joining ──► ready ◄──► suspect        no heartbeat for a while, or doubted: no new work, until there is one
        │          │            │
-       ├──────────┴─────► draining        told to: no new work; it leaves when its last request has ended
+       ├──────────┴─────► draining        by request: no new work; it leaves when its last request has ended
        │          │            │
        └──────────┴────────────┴────────► gone
 
 A draining member that falls silent is gone: it was about to leave anyway. One that joins and falls silent is gone after
-the time of both. Whoever is gone comes back by joining, with a new epoch, so that what was said by or to the one before
-can be told apart.
+the time of both. A member that is gone comes back by joining, with a new epoch, so that messages of or to the one
+before can be distinguished.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from enum import Enum
 from quire.errors import ConfigError, InvariantError
 
 SUSPECT_AFTER_S = 4.5
-"""Without a beat. Members beat every second or so."""
+"""Without a heartbeat. Members send one every second or so."""
 GONE_AFTER_S = 30.0
 """As a suspect."""
 
 
 class MemberState(Enum):
-    """Where a member stands."""
+    """The state of a member."""
 
     JOINING = "joining"
     READY = "ready"
@@ -42,7 +42,7 @@ _NEXT_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A member as it was when a request was given to it."""
+    """A member as of the moment when it got a request."""
 
     member: str
     epoch: int
@@ -50,7 +50,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A member stands elsewhere now."""
+    """A member has changed its state."""
 
     member: str
     epoch: int
@@ -68,11 +68,11 @@ class MemberRecord:
         self.state = MemberState.JOINING
         self.last_beat_s = now_s
         self.num_open = 0
-        """Requests that were given to it and have neither ended nor moved."""
+        """Requests that were assigned to it and have neither ended nor moved."""
 
 
 class Membership:
-    """The members of a fleet. What changes a member's state returns how it changed."""
+    """The members of a fleet. Methods that change a member's state return the transitions."""
 
     def __init__(self, suspect_after_s: float = SUSPECT_AFTER_S, gone_after_s: float = GONE_AFTER_S) -> None:
         if suspect_after_s <= 0 or gone_after_s < 0:
@@ -85,10 +85,10 @@ class Membership:
         self._records: dict[str, MemberRecord] = {}
         self._last_epoch = 0
         self.ready_members: dict[str, Assignment] = {}
-        """Who gets work, in the order in which they became ready. Read only."""
+        """Members that get work, in the order in which they became ready. Read only."""
 
     def state_of(self, member: str) -> MemberState:
-        """Where it stands; gone, if it was never there."""
+        """Its state; gone, if it never joined."""
         record = self._records.get(member)
         return MemberState.GONE if record is None else record.state
 
@@ -98,7 +98,7 @@ class Membership:
         return 0 if record is None else record.num_open
 
     def is_current(self, assignment: Assignment) -> bool:
-        """Whether it is of the member as it is now. What is said under another epoch is about the past."""
+        """Whether it is of the member as it is now. Messages of another epoch are about the past."""
         record = self._records.get(assignment.member)
         return record is not None and record.assignment == assignment
 
@@ -122,7 +122,7 @@ class Membership:
         return self._move(record, MemberState.READY)
 
     def beat(self, member: str, now_s: float) -> Transition | None:
-        """It is alive: a suspect is ready again. Late beats of members that are gone change nothing."""
+        """It is alive: a suspect is ready again. Late heartbeats of members that are gone change nothing."""
         record = self._records.get(member)
         if record is None:
             return None
@@ -130,7 +130,7 @@ class Membership:
         return self._move(record, MemberState.READY) if record.state is MemberState.SUSPECT else None
 
     def doubt(self, member: str) -> tuple[Transition, ...]:
-        """It is alive and cannot compute at this moment: no new work, until there is a beat."""
+        """It is alive and cannot compute at this moment: no new work, until there is a heartbeat."""
         record = self._record(member)
         return (self._move(record, MemberState.SUSPECT),) if record.state is MemberState.READY else ()
 
@@ -141,11 +141,11 @@ class Membership:
         return (draining, *self._leave_if_done(record))
 
     def leave(self, member: str) -> Transition:
-        """It is gone: it said so, its connection broke, or somebody who knows has told."""
+        """It is gone: it said goodbye, or its connection broke."""
         return self._move(self._record(member), MemberState.GONE)
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
-        """Judge those that were silent for long."""
+        """Suspect members that were silent for long, or drop them."""
         found: list[Transition] = []
         for record in tuple(self._records.values()):
             silent_s = now_s - record.last_beat_s
@@ -161,7 +161,7 @@ class Membership:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def assign(self, member: str) -> Assignment:
-        """It is given one request more. Only who is ready is."""
+        """It gets one request more. Only a ready member does."""
         record = self._record(member)
         if record.state is not MemberState.READY:
             raise InvariantError(f"assign: {member!r} is {record.state.value}, not ready")

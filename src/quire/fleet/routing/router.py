@@ -1,14 +1,14 @@
-"""Who gets a request: whoever has the least cost. One cost and no thresholds:
+"""Which member gets a request: the one with the least cost. One cost and no thresholds:
 
     cost  =  k x uncached tokens of the prompt there  +  uncached tokens in flight there          k = 4
 
 With it a conversation stays where its blocks are until the queue there is worth more than computing them elsewhere; a
-block that everybody has is a small credit to everybody. Equal costs go to who has less in flight, then to who was
-chosen least recently, then by name. Nothing is drawn. Gateways with a salt have an order of their own among those never
+block that all members have is a small credit to all. Ties go to the member with less in flight, then to the one chosen
+least recently, then by name. Nothing is random. Gateways with a salt have an order of their own among members never
 chosen: otherwise all that start together would begin with the same member.
 
-Several gateways do not see what the others have just sent (`load.unseen_tokens`), and would all send to whoever had
-least when it was told. Each therefore takes a part of that, from none to all, to be in flight at each member, by an
+Several gateways do not see what the others have just sent (`load.unseen_tokens`), and would all send to the member that
+reported least. Each therefore takes a part of that, from none to all, to be in flight at each member, by an
 order of its own for each request.
 
 To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
@@ -28,17 +28,17 @@ from quire.fleet.routing.member_load import MemberLoads
 from quire.fleet.routing.membership import Assignment, Membership, MemberState, Transition
 
 UNCACHED_WEIGHT = 4.0
-"""k: how many tokens in somebody's queue one token is worth that need not be computed."""
+"""k: how many tokens of a member's queue one cached token is worth."""
 
 
 LOTS = (1 << 64) - 1
 MIX = 0xD1342543DE82EF95
-"""An odd number without a pattern: what is multiplied with it is spread over all bits above."""
+"""An odd number without a pattern: a product with it spreads over all bits above."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """What of a request decides where it goes."""
+    """The fields of a request that decide where it goes."""
 
     request_id: str
     num_tokens: int
@@ -47,28 +47,30 @@ class RoutedPrompt:
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
-            raise InvariantError(f"a prompt has at least one token, {self.request_id!r} has {self.num_tokens}")
+            raise InvariantError(
+                f"expected a prompt of at least one token, got {self.num_tokens} for {self.request_id!r}"
+            )
 
 
 class RoutingChoice(NamedTuple):
-    """A member for a request, and why it."""
+    """A member for a request, and why."""
 
     member: str
     epoch: int
     num_cached_tokens: int
-    """What it is believed to hold of the prompt; at least one token is always computed."""
+    """How much of the prompt it is expected to hold; at least one token is always computed."""
     cost: float
 
     @property
     def assignment(self) -> Assignment:
-        """What everything that is said of the request there has to be of."""
+        """The assignment that every event of the request there must be of."""
         return Assignment(self.member, self.epoch)
 
 
 _Offer = tuple[float, int, int, str, int]
 """Cost, tokens in flight, last chosen, member, cached tokens: the least, field by field, is the choice."""
 _Group = tuple[float, int, Sequence[str]]
-"""What its members cost without what is in flight there, their cached tokens, and who they are."""
+"""The cost of its members without what is in flight there, their cached tokens, and the members."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class _Routed:
 
 
 class Router:
-    """Chooses members, and keeps what is known of them together: who is there, what each holds and has to compute."""
+    """Chooses members, and keeps their states, blocks and loads together."""
 
     def __init__(
         self,
@@ -93,13 +95,13 @@ class Router:
         salt: str = "",
     ) -> None:
         if uncached_weight < 0:
-            raise ConfigError(f"uncached_weight must not be negative, {uncached_weight} given")
+            raise ConfigError(f"expected an uncached_weight of at least 0, got {uncached_weight}")
         self.membership = Membership() if membership is None else membership
-        """Read only: members come and go by the verbs below."""
+        """Read only: members come and go by the methods below."""
         self.index = BlockIndex() if index is None else index
-        """To be told what members hold: `stored`, `removed`, `cleared`."""
+        """Gets the members' KV events: `stored`, `removed`, `cleared`."""
         self.loads = MemberLoads() if loads is None else loads
-        """To be told what members report: `report`."""
+        """Gets the members' reports: `report`."""
         self._uncached_weight = uncached_weight
         self._salt = salt.encode()
         self.num_gateways = 1
@@ -110,7 +112,7 @@ class Router:
         """Of the request that is chosen for: what others may have sent, and its own number."""
         self._block_sizes: dict[str, int] = {}
         self._ready_by_size: dict[int, frozenset[str]] = {}
-        """Block size -> who of this size gets work."""
+        """Block size -> ready members of this size."""
         self._last_chosen: dict[str, int] = {}
         """Which choice a member was last, counted from 1; 0 or less: never."""
         self._routed: dict[str, _Routed] = {}
@@ -152,7 +154,7 @@ class Router:
         return transition
 
     def doubt(self, member: str) -> tuple[Transition, ...]:
-        """It cannot compute at this moment: no new work, until there is a beat."""
+        """It cannot compute at this moment: no new work, until there is a heartbeat."""
         return self._followed(self.membership.doubt(member))
 
     def drain(self, member: str) -> tuple[Transition, ...]:
@@ -164,7 +166,7 @@ class Router:
         return self._followed((self.membership.leave(member),))
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
-        """Time has passed: judge who was silent, and sweep a little. To be called now and then."""
+        """Time has passed: suspect silent members, and sweep a little. To be called now and then."""
         transitions = self._followed(self.membership.advance(now_s))
         self.index.sweep(now_s)
         return transitions
@@ -186,7 +188,7 @@ class Router:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def choose(self, prompt: RoutedPrompt, now_s: float, exclude: Collection[str] = ()) -> RoutingChoice | None:
-        """Give the request to the ready member with the least cost; None if there is no such member."""
+        """Assign the request to the ready member with the least cost; None if there is no such member."""
         if prompt.request_id in self._routed:
             had = self._routed[prompt.request_id].assignment.member
             raise InvariantError(f"choose: {had!r} has {prompt.request_id!r}; it has to be moved first")
@@ -212,7 +214,7 @@ class Router:
         best: _Offer | None = None
 
         def look(size: int, depth: int, members: Sequence[str]) -> int:
-            """Nothing in flight is less than none: who holds too little cannot cost less than the best so far."""
+            """Nothing in flight is less than none: a member with too few blocks cannot beat the best so far."""
             nonlocal best
             offer = self._best_of_group((weight * (num_tokens - size * depth), size * depth, members))
             best = offer if best is None else min(best, offer)
@@ -226,7 +228,7 @@ class Router:
         return RoutingChoice(member, self.membership.ready_members[member].epoch, num_cached, cost)
 
     def rank(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> list[RoutingChoice]:
-        """All members that could get the request, the best first, and what each would cost. Changes nothing."""
+        """All members that could get the request, the best first, with their costs. Changes nothing."""
         in_flight, epochs = self.loads.in_flight_tokens, self.membership.ready_members
         offers = [
             (base + in_flight[member], in_flight[member], self._last_chosen[member], member, num_cached)
@@ -239,7 +241,7 @@ class Router:
         ]
 
     def assignment_of(self, request_id: str) -> Assignment | None:
-        """Who has the request, if anybody."""
+        """The assignment of the request, if a member has it."""
         routed = self._routed.get(request_id)
         return None if routed is None else routed.assignment
 
@@ -259,8 +261,8 @@ class Router:
         return self._followed(self.membership.unassign(routed.assignment))
 
     def moved(self, request_id: str) -> tuple[Transition, ...]:
-        """Its member did not take it, or is not trusted with it any more: it may be chosen for again, with that member
-        excluded. Unless its prompt was computed, the member is no longer believed to hold its blocks soon."""
+        """Its member did not take it, or lost it: it may be routed again, with that member
+        excluded. Unless its prompt was computed, its blocks are no longer expected there."""
         routed = self._routed.get(request_id)
         if routed is not None and self.membership.is_current(routed.assignment):
             self.index.withdraw(routed.assignment.member, routed.unconfirmed, routed.chosen_s)
@@ -269,13 +271,13 @@ class Router:
     def _sizes(
         self, prompt: RoutedPrompt, exclude: Collection[str]
     ) -> Iterator[tuple[int, Sequence[int], frozenset[str]]]:
-        """Block sizes of members that could get the request, what of it such can hold, and who they are."""
+        """Block sizes of members that could get the request, the names such members can hold, and the members."""
         for size, ready in self._ready_by_size.items():
             names = prompt.names.get(size, ())[: hit_cap(prompt.num_tokens, size)]
             yield size, names, ready.difference(exclude) if exclude else ready
 
     def _groups(self, prompt: RoutedPrompt, exclude: Collection[str]) -> Iterator[_Group]:
-        """The members that could get the request, those together whose cost differs by what is in flight alone.
+        """The members that could get the request, grouped where their cost differs by what is in flight alone.
 
         Members of different block sizes are compared in tokens.
         """
@@ -285,7 +287,7 @@ class Router:
                 yield self._uncached_weight * (prompt.num_tokens - num_cached), num_cached, members
 
     def _unseen_part(self, member: str) -> int:
-        """What of it may be in flight at this member."""
+        """This member's part of the unseen tokens."""
         mixed = (self._lots[member] ^ self._lot) * MIX & LOTS
         return self._unseen_tokens * ((mixed ^ mixed >> 31) * MIX & LOTS) // LOTS
 
@@ -296,7 +298,7 @@ class Router:
             unseen = [(in_flight[one] + self._unseen_part(one), self._lots[one], one) for one in members]
             total, _, member = min(unseen)
             return base + total, in_flight[member], last_chosen[member], member, num_cached
-        if len(members) == 1:  # a conversation's own member: what is asked most
+        if len(members) == 1:  # a conversation's own member: the usual case
             member = members[0]
             return base + in_flight[member], in_flight[member], last_chosen[member], member, num_cached
         tokens = [in_flight[one] for one in members]

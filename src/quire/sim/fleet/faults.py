@@ -1,31 +1,31 @@
-"""What goes wrong in a simulated fleet, and how often."""
+"""Faults of a simulated fleet, and their rates."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class FleetFaults:
-    """Chances, at each look; none goes wrong by itself."""
+    """Probabilities per check; all zero: no faults."""
 
     period_s: float = 0.0
-    """Between two looks; 0: nobody looks."""
+    """Time between two checks; 0: no checks."""
     death: float = 0.0
-    """That one member is killed: what it had goes on elsewhere."""
+    """One member is killed; its requests continue on others."""
     drain: float = 0.0
-    """That one takes no new work, and leaves when it is done."""
+    """One member takes no new work, and leaves when it is done."""
     join: float = 0.0
-    """That an empty place is filled."""
+    """An empty slot gets a new member."""
     clear: float = 0.0
-    """That one forgets its cache."""
+    """One member's cache is cleared."""
     lost_events: float = 0.0
-    """That a batch of events of blocks never arrives."""
+    """A batch of block events is lost."""
 
     @classmethod
     def in_a_minute(
         cls, deaths: float = 0.0, drains: float = 0.0, joins: float = 2.0, clears: float = 0.0, lost: float = 0.0
     ) -> "FleetFaults":
-        """So many of each in a simulated minute, on average: of the whole fleet, but for joins, which are of each empty
-        place; and the share of event batches that is lost."""
+        """Mean numbers per simulated minute of the whole fleet (joins: of each empty slot), and the share of event
+        batches that is lost."""
         if not deaths + drains + clears:
             return cls(lost_events=lost)
         period_s = min(1.0, 60.0 / max(deaths, drains, joins, clears))

@@ -1,4 +1,4 @@
-"""What requests of a simulated fleet waited for, in a few bytes for each: a million of them must fit."""
+"""Latencies of a simulated fleet's requests, in a few bytes each: a million of them must fit."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of many figures."""
+    """Percentiles of a list of values."""
 
     p50: float
     p90: float
@@ -16,7 +16,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Zeros where there are none."""
+        """The percentiles; zeros without values."""
         ordered = sorted(values)
         if not ordered:
             return cls(0.0, 0.0, 0.0, 0.0)
@@ -25,47 +25,47 @@ class Spread:
 
 
 def rank_of(share: float, num_values: int) -> int:
-    """Which of so many ordered figures, from 0, is the one that this share lies below."""
+    """The index, from 0, of the percentile `share` among so many sorted values."""
     return min(num_values - 1, int(share * num_values))
 
 
 class Latencies:
-    """Of one fleet: from arrival to the first token, and between tokens."""
+    """Latencies of one fleet: from arrival to the first token, and between tokens."""
 
     is_hopeless = False
-    """Whether nobody needs the rest of the run."""
+    """Whether the rest of the run is not needed."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[float, float | None]] = {}
-        """Arrival and first token of who is not done."""
+        """Arrival and first token of unfinished requests."""
         self.ttft_s = array("d")
         self.tpot_s = array("d")
-        """Seconds for each token behind the first, of those who had more than one."""
+        """Seconds per token after the first, of requests with more than one."""
         self.num_output_tokens = 0
 
     def arrived(self, name: str, now_s: float) -> None:
-        """It was sent."""
+        """The request arrived."""
         self._open[name] = (now_s, None)
 
     def began(self, name: str, now_s: float) -> None:
-        """Its first token is there; a second time, after a move, changes nothing."""
+        """It has its first token; a second call, after a move, changes nothing."""
         arrival_s, first_s = self._open[name]
         if first_s is None:
             self._open[name] = (arrival_s, now_s)
             self.ttft_s.append(now_s - arrival_s)
 
     def ended(self, name: str, num_tokens: int, now_s: float) -> None:
-        """Its last token is there."""
+        """It has its last token."""
         _, first_s = self._open.pop(name)
         self.num_output_tokens += num_tokens
         if first_s is not None and num_tokens > 1:
             self.tpot_s.append((now_s - first_s) / (num_tokens - 1))
 
     def dropped(self, name: str) -> None:
-        """Nobody could take it."""
+        """It was rejected."""
         self._open.pop(name)
 
     @property
     def num_open(self) -> int:
-        """Sent, and not done."""
+        """Requests that arrived and have not finished."""
         return len(self._open)

@@ -1,6 +1,6 @@
-"""One server of a simulated fleet: the real scheduler over the real memory, and a clock that a profile moves.
+"""One server of a simulated fleet: the real scheduler over the real memory, with a clock by a profile.
 
-It is told the time, never asks for it. A step is under way from `begin` to `end`; what came of it is told then.
+Callers pass the time. A step runs from `begin` to `end`, which returns its events.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MODEL = "model"
 
 @dataclass(frozen=True, slots=True)
 class MemberSize:
-    """How large a member is, and how fast."""
+    """Size and speed of a member."""
 
     num_blocks: int
     block_size: int = 512
@@ -35,21 +35,21 @@ class MemberSize:
     max_running: int = 256
     max_requests: int = 1 << 20
     speed: float = 1.0
-    """Times as fast as the profile says."""
+    """Factor on the profile's speed."""
     head_starts_s: tuple[float, float, float] = (60.0, 20.0, 0.0)
     """Of the classes high, normal and low."""
     step_limit_s: float = 0.0
-    """How long a step may take that reads prompts; 0: as long as its tokens take."""
+    """Time limit of a step with prefill; 0: no limit."""
     is_cache_shared: bool = False
     """Whether all tenants are one cache group; else each has its own."""
 
     def namespace(self, tenant: str) -> Namespace:
-        """In which blocks of a tenant are named."""
+        """The namespace of a tenant's blocks."""
         return Namespace(1, MODEL, "", "slots", self.block_size, "" if self.is_cache_shared else tenant)
 
 
 class Member:
-    """A scheduler, a memory, and how far both are."""
+    """A scheduler, a memory and the step in progress."""
 
     def __init__(self, size: MemberSize, profile: StepProfile, emit: Callable[[KVEvent], None] | None = None) -> None:
         self.size = size
@@ -60,37 +60,37 @@ class Member:
         self.scheduler = Scheduler(config, self.memory)
         self.under_way: StepPlan | None = None
         self._expected: dict[str, int] = {}
-        """Tokens that are likely to be computed of what has not begun."""
+        """Expected tokens to compute, of requests that have not started."""
         self.busy_s = 0.0
         self.num_prompt_tokens_computed = 0
 
     def submit(
-        self, asked: WorkloadRequest, now_s: float, num_produced: int = 0, num_uncached: int | None = None
+        self, workload_request: WorkloadRequest, now_s: float, num_produced: int = 0, num_uncached: int | None = None
     ) -> None:
-        """Queue it, or raise RequestError or CapacityError. With tokens from elsewhere it goes on behind them. Until it
-        begins, only who sent it knows how much of it is likely to be computed."""
+        """Queue it, or raise RequestError or CapacityError. A request with `num_produced` tokens continues after them.
+        Until it starts, `num_uncached` is the gateway's estimate of the tokens to compute."""
         request = Request(
-            request_id=asked.name,
-            prompt=asked.prompt,
-            namespace=self.size.namespace(asked.tenant),
+            request_id=workload_request.name,
+            prompt=workload_request.prompt,
+            namespace=self.size.namespace(workload_request.tenant),
             arrival_s=now_s,
-            params=ResolvedSampling(max_tokens=asked.max_tokens),
-            tenant=asked.tenant,
-            priority=PriorityClass(asked.priority),
+            params=ResolvedSampling(max_tokens=workload_request.max_tokens),
+            tenant=workload_request.tenant,
+            priority=PriorityClass(workload_request.priority),
             continuations=(Continuation(0, (TOKEN,) * num_produced),),
         )
         enter = self.scheduler.restore if num_produced else self.scheduler.submit
         enter(request)
-        self._expected[asked.name] = len(asked.prompt) if num_uncached is None else num_uncached
+        self._expected[workload_request.name] = len(workload_request.prompt) if num_uncached is None else num_uncached
 
     def num_produced(self, name: str) -> int:
-        """Tokens that this request has: its gateway's ledger knows them."""
+        """Output tokens of this request so far."""
         (sequence,) = self.scheduler.live[name].sequences
         return len(sequence.tokens) - sequence.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, of all it was given."""
+        """Prompt tokens still to be computed, of all its requests."""
         waiting, expected = SequenceStatus.WAITING, self._expected
         return sum(
             min(expected[name], one.num_uncomputed) if one.status is waiting else max(0, one.num_uncomputed - 1)
@@ -99,9 +99,9 @@ class Member:
         )
 
     def begin(self, now_s: float) -> float | None:
-        """Plan a step; how long it takes, or None if there is nothing to do."""
+        """Plan a step. Returns its duration, or None if there is nothing to do."""
         if self.under_way is not None:
-            raise InvariantError("begin: a step is under way")
+            raise InvariantError("begin: a step is in progress")
         plan = self.scheduler.plan(now_s)
         if not plan.items:
             return None
@@ -113,12 +113,12 @@ class Member:
         return took_s
 
     def end(self, now_s: float) -> list[RequestEvent]:
-        """The step is done. What happened, tokens aside: nearly all events are such, and nobody here looks at them."""
+        """End the step. Returns its events without tokens, which are most events and not used here."""
         plan, self.under_way = self.under_way, None
         if plan is None:
-            raise InvariantError("end: no step is under way")
-        told = [event for event in self.scheduler.apply(answer_of(plan), now_s) if type(event) is not Token]
-        for event in told:
+            raise InvariantError("end: no step is in progress")
+        events = [event for event in self.scheduler.apply(answer_of(plan), now_s) if type(event) is not Token]
+        for event in events:
             if isinstance(event, Finished):
                 del self._expected[event.request_id]
-        return told
+        return events

@@ -1,12 +1,12 @@
-"""How a simulated gateway chooses. One policy is quire's own, with the router that a fleet uses; the others are what it
-is compared with, and exist nowhere else.
+"""Routing policies of a simulated gateway. One is quire's own, with the router of a real fleet; the others exist only
+for comparison.
 
     cost          k x uncached tokens + uncached tokens in flight (`fleet.choice`)
-    random        anybody
+    random        any member
     round-robin   the next one
-    least-loaded  who has the fewest tokens in flight, whatever is cached
-    session       by the beginning of the prompt, wherever that leads
-    sticky        who holds most of the prompt, until so much waits there
+    least-loaded  the member with the fewest tokens in flight, whatever is cached
+    session       by a hash of the beginning of the prompt
+    sticky        the member that holds most of the prompt, unless it is overloaded
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,10 +22,10 @@ from quire.fleet.routing.router import RoutedPrompt, Router
 from quire.sim.fleet.policy_protocol import MakePolicy, Sent
 
 SESSION_BLOCKS = 2
-"""Blocks that tell conversations apart: the first may be a system prompt that all share."""
+"""Blocks that distinguish conversations: the first may be a shared system prompt."""
 NEVER_S = 1e18
 STICKY_TOKENS = 131_072
-"""In flight at a member, from which on the next best is taken."""
+"""Tokens in flight from which a member counts as overloaded."""
 
 
 class CostPolicy:
@@ -35,7 +35,7 @@ class CostPolicy:
 
     def __init__(self, block_size: int, random: Random) -> None:
         self._block_size = block_size
-        # Who dies is told by the simulation: nobody beats there.
+        # The simulation reports deaths itself: there are no heartbeats.
         membership, self._salt = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S), str(random.getrandbits(32))
         self.router = Router(membership, salt=self._salt)
         self._is_there: set[int] = set()
@@ -48,7 +48,7 @@ class CostPolicy:
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
-        self.left(member)  # one that was suspected, and not given up yet, has come back
+        self.left(member)  # a suspected member that was not dropped yet may rejoin
         self.router.join(_key(member), self._block_size, now_s)
         self.router.ready(_key(member), now_s)
         self._is_there.add(member)
@@ -96,7 +96,7 @@ class CostPolicy:
         self.router.loads.report(_key(member), num_tokens, as_of_s)
 
     def watch(self, suspect_after_s: float) -> None:
-        """See `Policy`. Before anybody has joined."""
+        """See `Policy`. Called before any member has joined."""
         membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
         self.router = Router(membership, salt=self._salt)
 
@@ -120,7 +120,7 @@ class CostPolicy:
 
 
 class _Listed:
-    """Chooses among those who are there, in their order, and hears nothing else."""
+    """Chooses from a sorted list of members; ignores events."""
 
     wants_names = False
 
@@ -147,25 +147,25 @@ class _Listed:
     def check(self, names: Collection[str]) -> None:
         """See `Policy`."""
         if self.there != sorted(set(self.there)) or not self._last_beat_s.keys() >= set(self.there):
-            raise InvariantError(f"check: {self.there} get work, {sorted(self._last_beat_s)} are there")
+            raise InvariantError(f"check: {self.there} receive work, {sorted(self._last_beat_s)} are alive")
 
     def computed(self, name: str) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def ended(self, name: str) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def stored(self, member: int, names: Sequence[int]) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def removed(self, member: int, names: Sequence[int]) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def cleared(self, member: int) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
-        """Not heard."""
+        """Ignored."""
 
     def joined(self, member: int, now_s: float) -> None:
         """See `Policy`."""
@@ -183,7 +183,7 @@ class _Listed:
 
 
 class RandomPolicy(_Listed):
-    """Anybody."""
+    """A random member."""
 
     def __init__(self, random: Random) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class RandomPolicy(_Listed):
 
 
 class RoundRobinPolicy(_Listed):
-    """The next one."""
+    """The next member in turn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class RoundRobinPolicy(_Listed):
 
 
 class SessionPolicy(_Listed):
-    """By the beginning of the prompt: whoever begins alike goes to the same member, as long as members stay."""
+    """By the beginning of the prompt: equal beginnings go to the same member while the members stay the same."""
 
     wants_names = True
 
@@ -222,7 +222,7 @@ class SessionPolicy(_Listed):
 
 
 class LeastLoadedPolicy(_Listed):
-    """Who has the fewest prompt tokens in flight."""
+    """The member with the fewest prompt tokens in flight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ class LeastLoadedPolicy(_Listed):
 
 
 class StickyPolicy(LeastLoadedPolicy):
-    """Who holds most of the prompt, unless too much waits there; else the least loaded."""
+    """The member that holds most of the prompt, unless it is overloaded; else the least loaded."""
 
     wants_names = True
 
@@ -322,7 +322,7 @@ class StickyPolicy(LeastLoadedPolicy):
 
 
 def make_policy(name: str, block_size: int) -> MakePolicy:
-    """By its name."""
+    """The policy with this name."""
     return POLICIES[name](block_size)
 
 

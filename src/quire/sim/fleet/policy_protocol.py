@@ -1,4 +1,4 @@
-"""What a simulated gateway is asked, and what it is told: the seam between a fleet and whoever chooses in it."""
+"""The interface between a simulated fleet and the routing policy of a gateway."""
 
 from collections.abc import Callable, Collection, Sequence
 from random import Random
@@ -8,32 +8,32 @@ from quire.fleet.routing.router import RoutedPrompt
 
 
 class Sent(NamedTuple):
-    """Where a request goes, and what its gateway believes is to be computed there."""
+    """The chosen member, and the gateway's estimate of tokens to compute there."""
 
     member: int
     num_uncached_tokens: int
 
 
 class Policy(Protocol):
-    """One gateway's choices. It hears of members what a real gateway would."""
+    """The routing policy of one gateway. It receives the events that a real gateway would."""
 
     wants_names: bool
-    """Whether it asks who holds what."""
+    """Whether it needs block names."""
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
         """A member that takes new work, or None if there is none."""
         ...
 
     def joined(self, member: int, now_s: float) -> None:
-        """It takes work from now on, with an empty cache."""
+        """The member takes work from now on, with an empty cache."""
         ...
 
     def draining(self, member: int) -> None:
-        """It takes no new work."""
+        """The member takes no new work."""
         ...
 
     def left(self, member: int) -> None:
-        """It is gone; what it had is chosen for again."""
+        """The member is gone; its requests are routed again."""
         ...
 
     def computed(self, name: str) -> None:
@@ -45,37 +45,37 @@ class Policy(Protocol):
         ...
 
     def stored(self, member: int, names: Sequence[int]) -> None:
-        """It holds these blocks."""
+        """The member stored these blocks."""
         ...
 
     def removed(self, member: int, names: Sequence[int]) -> None:
-        """It holds these no more."""
+        """The member removed these blocks."""
         ...
 
     def cleared(self, member: int) -> None:
-        """It holds nothing."""
+        """The member cleared its cache."""
         ...
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
-        """So many tokens were in flight there at that moment, from so many gateways."""
+        """A load report: tokens in flight at that moment, from so many gateways."""
         ...
 
     def watch(self, suspect_after_s: float) -> None:
-        """Members beat from now on, and who does not for so long is silent."""
+        """Expect heartbeats from now on; a member without one for so long is silent."""
         ...
 
     def beat(self, member: int, now_s: float) -> None:
-        """It is alive."""
+        """A heartbeat of the member."""
         ...
 
     def silent(self, now_s: float) -> Sequence[int]:
-        """Who has fallen silent since the last call: they get no more work."""
+        """Members that became silent since the last call: they get no more work."""
         ...
 
     def check(self, names: Collection[str]) -> None:
-        """Raise InvariantError if anything is not as it must be. Members have the requests with these names."""
+        """Raise InvariantError if an invariant is violated. `names` are the gateway's requests on members."""
         ...
 
 
 MakePolicy = Callable[[Random], Policy]
-"""By the dice of one gateway."""
+"""Makes a policy with one gateway's random generator."""

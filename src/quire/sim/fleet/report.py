@@ -1,4 +1,4 @@
-"""What a simulated fleet came to."""
+"""The result of a simulated fleet."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,7 @@ from quire.sim.fleet.latencies import Spread
 
 @dataclass(frozen=True, slots=True)
 class MemberFigures:
-    """One member's part."""
+    """Figures of one member slot."""
 
     number: int
     num_requests: int
@@ -22,11 +22,11 @@ class FleetReport:
     num_requests: int
     num_refused: int
     num_lost: int
-    """That never ended: a defect."""
+    """Requests that never ended: a defect."""
     num_moves: int
     num_deaths: int
     num_sent_to_dead: int
-    """Given to members that were dead, by gateways that had not heard of it; they moved."""
+    """Requests sent to dead members before their death was detected; they moved."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -38,12 +38,12 @@ class FleetReport:
 
     @property
     def hit_rate(self) -> float:
-        """Prompt tokens that were not computed, of all."""
+        """Share of prompt tokens that were not computed."""
         return self.num_cached_tokens / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
 
     @property
     def imbalance(self) -> float:
-        """The most prompt tokens that a member computed, over the mean."""
+        """Maximum over mean of the prompt tokens that members computed."""
         work = [one.num_prompt_tokens_computed for one in self.members]
         return max(work) * len(work) / sum(work) if sum(work) else 1.0
 
@@ -59,6 +59,6 @@ class FleetReport:
         return busy_s / (self.simulated_s * len(self.members)) if self.simulated_s else 0.0
 
     def as_json(self) -> dict[str, object]:
-        """Numbers alone, the derived ones too."""
+        """All figures, with the derived ones."""
         derived = ("hit_rate", "imbalance", "output_tokens_per_s", "utilisation")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}

@@ -1,8 +1,8 @@
-"""Curves beside a plan: what a larger pool keeps, what more load costs, and how evenly more members work.
+"""Curves of a plan: hit rate over pool size, latency over load, and imbalance over members.
 
-Runs over load and over members that are far beyond capacity are given up when an objective ten times as long is missed
-for certain, and are told as such: they would take longest, and their figures would say how long the trace is. What a
-pool keeps is a question there too, so those runs go to their ends.
+Runs over load and members that are far beyond capacity stop when an objective ten times as long is certain to be
+missed, and are marked as such: they would take longest, and their figures would depend on the length of the trace. The
+hit rate is meaningful there too, so runs over the pool go to their ends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,12 +12,12 @@ from quire.sim.fleet.report import FleetReport
 from quire.sim.planning.planning import Planner, pool_candidates
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-"""Times as fast as the load comes."""
+"""Factors on the arrival rate."""
 MEMBERS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Times as many as are needed."""
+"""Factors on the number of members needed."""
 NUM_POOLS = 7
 FAR_BEYOND = 10.0
-"""Times the objective."""
+"""Factor on the objective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class CurvePoint:
     ttft_p95_s: float | None = None
     imbalance: float | None = None
     utilisation: float | None = None
-    """All None if the run was given up."""
+    """All None if the run was stopped early."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCurves:
-    """One fleet, and one thing changed at a time."""
+    """Curves of one fleet, with one parameter changed at a time."""
 
     over_pool: tuple[CurvePoint, ...]
     over_load: tuple[CurvePoint, ...]
@@ -46,7 +46,7 @@ class PlanCurves:
 
 
 def plan_curves(planner: Planner, num_members: int, num_blocks: int, members_max: int) -> PlanCurves:
-    """About a fleet of this size."""
+    """The curves around a fleet of this size."""
     least = planner.facts.least_blocks(planner.setup.size.block_size)
     pools = pool_candidates(least, max(planner.setup.size.num_blocks, num_blocks, 2 * least))
     some = {*pools[:: max(1, -(-len(pools) // NUM_POOLS))], pools[-1], num_blocks}

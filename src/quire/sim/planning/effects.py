@@ -1,9 +1,8 @@
-"""What a setting changes: the same load through the same fleet twice, once with the setting as it is and once with
-another value.
+"""Effects of settings: the same load on the same fleet twice, with the current value of a setting and with another.
 
-Both runs get the same requests at the same moments, so each request is its own pair. Neighbours are not independent:
-who waits behind a long prompt waits with everybody behind it. So requests are taken in batches that follow each other,
-each batch gives one ratio of means, and batches are judged as `quire bench compare` judges rounds (`quire.verdicts`).
+Both runs get the same requests at the same times, so requests form pairs. Neighbours are not independent: all requests
+behind a long prompt wait together. So consecutive requests form batches, each batch gives one ratio of means, and
+batches are judged as `quire bench compare` judges rounds (`quire.verdicts`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,26 +19,26 @@ from quire.verdicts import MIN_PAIRS, Change, SpeedVerdict, change_of
 
 MAX_BATCHES = 20
 MIN_BATCH = 10
-"""Requests; fewer are mostly chance."""
+"""Requests per batch; smaller batches are mostly noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherSetting:
-    """One value of one setting, beside the value it has."""
+    """Another value of one setting, besides the current one."""
 
     setting: str
     base: str
     other: str
-    """Values in words."""
+    """Both values as text."""
     size: MemberSize | None
-    """With the other value; None if it is not tried."""
+    """The size with the other value; None if it is not tried."""
     reason: str = ""
     """Why it is not tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingEffect:
-    """What another value does to latencies and hits."""
+    """The effect of another value on latencies and hit rate."""
 
     setting: str
     base: str
@@ -54,7 +53,7 @@ class SettingEffect:
 
 
 def setting_effects(planner: Planner, num_members: int, num_blocks: int) -> Iterator[SettingEffect]:
-    """Of every setting that can matter to this load, at one size of the fleet."""
+    """Effects of every setting that can matter to this load, at one size of the fleet."""
     size = replace(planner.setup.size, num_blocks=num_blocks)
     base: tuple[float, WatchedLatencies] | None = None
     for one in other_settings(size, planner.facts.num_tenants, planner.facts.priorities):
@@ -62,18 +61,18 @@ def setting_effects(planner: Planner, num_members: int, num_blocks: int) -> Iter
             yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=one.reason)
             continue
         if base is None:
-            base = _run(planner, num_members, size, "settings as they are")
+            base = _run(planner, num_members, size, "current settings")
         try:
             other = _run(planner, num_members, one.size, f"{one.setting} {one.other}")
         except ConfigError as error:
-            reason = f"a server refuses it: {error}"
+            reason = f"rejected by a server: {error}"
             yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=reason)
             continue
         yield _judged(one, base, other)
 
 
 def other_settings(size: MemberSize, num_tenants: int, priorities: tuple[str, ...]) -> Iterator[OtherSetting]:
-    """Half and twice of what has a size; and what is on or off, where the load has somebody it concerns."""
+    """Half and double of numeric settings; switches only where they matter to the load."""
     for block_size in (size.block_size // 2, size.block_size * 2):
         if block_size:
             num_blocks = num_blocks_for(size.num_blocks * size.block_size, block_size)
@@ -83,11 +82,11 @@ def other_settings(size: MemberSize, num_tenants: int, priorities: tuple[str, ..
         other = replace(size, max_step_tokens=step_tokens)
         yield OtherSetting("step budget", _tokens(size.max_step_tokens), _tokens(step_tokens), other)
     high_s, normal_s, low_s = size.head_starts_s
-    told = f"{high_s:g}, {normal_s:g}, {low_s:g} s"
+    current = f"{high_s:g}, {normal_s:g}, {low_s:g} s"
     if len(priorities) > 1:
-        yield OtherSetting("head starts", told, "none", replace(size, head_starts_s=(0.0, 0.0, 0.0)))
+        yield OtherSetting("head starts", current, "none", replace(size, head_starts_s=(0.0, 0.0, 0.0)))
     else:
-        yield OtherSetting("head starts", told, "none", None, "all requests have one class; give --classes")
+        yield OtherSetting("head starts", current, "none", None, "all requests have one class; give --classes")
     if num_tenants > 1:
         yield OtherSetting("cache shares", "each tenant its own", "one for all", replace(size, is_cache_shared=True))
     else:
@@ -95,8 +94,8 @@ def other_settings(size: MemberSize, num_tenants: int, priorities: tuple[str, ..
 
 
 def batch_means(seconds: Sequence[float], num_batches: int) -> list[float | None]:
-    """In milliseconds, of values that follow each other, in batches of one size; None for a batch without any. Those
-    that are left over belong to the last."""
+    """Means in milliseconds of consecutive batches of equal size; None for an empty one. Remaining values belong to the
+    last batch."""
     width = len(seconds) // num_batches
     means: list[float | None] = []
     for number in range(num_batches):
@@ -120,10 +119,10 @@ def _judged(
         one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, (), num_batches, base[0], other[0]
     )
     if len(a.ttft_s) != len(b.ttft_s):
-        return replace(judged, reason=f"{len(a.ttft_s):,} requests were answered, and {len(b.ttft_s):,} with the other")
+        return replace(judged, reason=f"{len(a.ttft_s):,} requests finished, {len(b.ttft_s):,} with the other value")
     if num_batches < MIN_PAIRS:
         least = MIN_PAIRS * MIN_BATCH
-        return replace(judged, reason=f"a verdict needs {least} requests, {len(a.ttft_by_arrival_s)} given")
+        return replace(judged, reason=f"a verdict needs {least} requests, got {len(a.ttft_by_arrival_s)}")
     found = (
         change_of(name, -1, list(zip(batch_means(ours, num_batches), batch_means(theirs, num_batches), strict=True)))
         for name, ours, theirs in (
@@ -133,7 +132,7 @@ def _judged(
     )
     changes = tuple(change for change in found if change is not None)
     if not changes:
-        return replace(judged, reason="there is no latency in every batch")
+        return replace(judged, reason="some batches have no latency")
     worst = next(kind for kind in SpeedVerdict if any(change.verdict == kind for change in changes))
     return replace(judged, verdict=worst, changes=changes)
 

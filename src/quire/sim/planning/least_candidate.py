@@ -1,8 +1,8 @@
-"""The least candidate from which on all larger ones that were tried are good enough. Pure.
+"""Finds the least candidate such that it and all larger ones that were tried are good enough. Pure.
 
-More is not always better: a larger pool may keep what a smaller one had dropped just in time, and one more member may
-send two conversations where one was. So bisection alone could stop on the wrong side of an exception. Those just above
-its answer are tried as well, and where one fails the answer moves behind it.
+More is not always better: a larger pool or one more member changes evictions and routing, and may do worse. So
+bisection alone could stop on the wrong side of an exception. Candidates just above its result are tried as well, and if
+one fails the result moves above it.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LeastFound:
-    """What a search came to. Places are those of the candidates."""
+    """The result of a search. Places are indexes of candidates."""
 
     place: int | None
-    """Of the least one; None if the largest that was tried is not good enough."""
+    """Index of the least one; None if the largest that was tried is not good enough."""
     tried: tuple[tuple[int, bool], ...]
-    """Place and whether it was good enough, in order of place."""
+    """Index and whether it was good enough, in ascending order."""
 
     @property
     def is_monotone(self) -> bool:
@@ -28,9 +28,9 @@ class LeastFound:
 def least_from_on(
     num_candidates: int, is_good: Callable[[int], bool], num_above: int, firsts: Sequence[int] = ()
 ) -> LeastFound:
-    """Look for it among candidates in ascending order, with as few tries as bisection needs and `num_above` more.
+    """Search candidates in ascending order, with as few tries as bisection needs and `num_above` more.
 
-    `firsts` are places that are tried one after the other until one is good enough; without them, the last is.
+    `firsts` are indexes tried in turn until one is good enough; the default is the last.
     """
     tried: dict[int, bool] = {}
 

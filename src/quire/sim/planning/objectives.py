@@ -1,9 +1,9 @@
-"""What a fleet must keep to be large enough: limits on percentiles of the first token and of each further one.
+"""Latency objectives of a fleet: limits on percentiles of the first token and of each further one.
 
     ttft_p95=2s,tpot_p95=80ms
 
-A request that was refused or never ended is not a slow one: with it no objective is met. With so many requests it is
-known how many may miss a limit, so that a run can be given up as soon as one more has.
+With a rejected or unfinished request no objective is met. The number of requests determines how many may miss a limit,
+so a run can stop as soon as one more has.
 """
 
 import re
@@ -22,7 +22,7 @@ _FORM = re.compile(r"(?P<latency>[a-z]+)_p(?P<percent>\d+)=(?P<number>\d+(?:\.\d
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimit:
-    """One percentile, and what it may be at most."""
+    """One percentile and its maximum."""
 
     latency: str
     """ttft or tpot."""
@@ -31,22 +31,22 @@ class LatencyLimit:
 
     @property
     def name(self) -> str:
-        """As it is given: ttft_p95."""
+        """As in the objective's text: ttft_p95."""
         return f"{self.latency}_p{self.percent}"
 
     @property
     def words(self) -> str:
-        """For people: TTFT p95 at most 2 s."""
+        """As text: TTFT p95 at most 2 s."""
         return f"{self.latency.upper()} p{self.percent} at most {in_words(self.latency, self.limit_s)}"
 
     def found_s(self, report: FleetReport) -> float:
-        """What a run came to."""
+        """The value of a run."""
         spread: Spread = getattr(report, f"{self.latency}_s")
         found: float = getattr(spread, f"p{self.percent}")
         return found
 
     def num_allowed(self, num_values: int) -> int:
-        """How many of so many may lie above the limit, and the percentile does not."""
+        """How many values may exceed the limit while the percentile does not."""
         return num_values - 1 - rank_of(self.percent / 100, num_values) if num_values else 0
 
 
@@ -57,20 +57,20 @@ class LatencyObjective:
     limits: tuple[LatencyLimit, ...]
 
     @classmethod
-    def parse(cls, given: str) -> "LatencyObjective":
-        """From `ttft_p95=2s,tpot_p95=80ms`."""
-        limits = tuple(_limit(part.strip(), given) for part in given.split(","))
+    def parse(cls, text: str) -> "LatencyObjective":
+        """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`."""
+        limits = tuple(_limit(part.strip(), text) for part in text.split(","))
         if len({one.name for one in limits}) < len(limits):
-            raise ConfigError(f"an objective has each percentile once, {given!r} given; leave the second one out")
+            raise ConfigError(f"expected each percentile once in an objective, got {text!r}; leave the second one out")
         return cls(limits)
 
     def misses(self, report: FleetReport) -> tuple[str, ...]:
-        """What a run did not keep, in words; empty if the objective is met."""
+        """The missed limits of a run as text; empty if the objective is met."""
         missed = []
         if report.num_refused:
-            missed.append(f"{report.num_refused:,} requests refused")
+            missed.append(f"{report.num_refused:,} requests rejected")
         if report.num_lost:
-            missed.append(f"{report.num_lost:,} requests without an end")
+            missed.append(f"{report.num_lost:,} requests unfinished")
         missed += [
             f"{one.latency.upper()} p{one.percent} is {in_words(one.latency, one.found_s(report))}"
             for one in self.limits
@@ -79,30 +79,32 @@ class LatencyObjective:
         return tuple(missed)
 
     def times(self, factor: float) -> "LatencyObjective":
-        """With every limit so many times as long."""
+        """The objective with every limit multiplied by `factor`."""
         return LatencyObjective(tuple(replace(one, limit_s=one.limit_s * factor) for one in self.limits))
 
     @property
     def words(self) -> str:
-        """For people."""
+        """As text."""
         return ", ".join(one.words for one in self.limits)
 
 
 def in_words(latency: str, seconds: float) -> str:
-    """First tokens in seconds, further ones in milliseconds."""
+    """A latency as text: TTFT in seconds, TPOT in milliseconds."""
     return f"{seconds:.3g} s" if latency == "ttft" else f"{seconds * 1e3:.3g} ms"
 
 
-def _limit(part: str, given: str) -> LatencyLimit:
+def _limit(part: str, text: str) -> LatencyLimit:
     found = _FORM.fullmatch(part)
     if found is None or found["latency"] not in LATENCIES or int(found["percent"]) not in PERCENTS:
         names = " or ".join(LATENCIES)
         percents = ", ".join(f"p{one}" for one in PERCENTS)
         raise ConfigError(
-            f"an objective is {names}, one of {percents}, and a time in s or ms, such as ttft_p95=2s,tpot_p95=80ms; "
-            f"{part!r} in {given!r} given"
+            f"expected an objective of {names}, one of {percents}, and a time in s or ms, such as "
+            f"ttft_p95=2s,tpot_p95=80ms, got {part!r} in {text!r}"
         )
     limit_s = float(found["number"]) * UNITS_S[found["unit"]]
     if not 0.0 < limit_s <= MAX_LIMIT_S:
-        raise ConfigError(f"a limit is above 0 and at most {MAX_LIMIT_S:,.0f} s, {part!r} given; give a longer time")
+        raise ConfigError(
+            f"expected a limit above 0 and at most {MAX_LIMIT_S:,.0f} s, got {part!r}; give a longer time"
+        )
     return LatencyLimit(found["latency"], int(found["percent"]), limit_s)

@@ -1,6 +1,6 @@
-"""A plan as one HTML file that needs nothing else: no script, and nothing is asked of any host.
+"""A plan as one self-contained HTML file: no scripts and no external requests.
 
-The answer stands first, then what one less costs, what settings change, and curves with their tables.
+The answer comes first, then the cost of one less, effects of settings, and curves with their tables.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,17 +45,17 @@ svg text{fill:var(--ink)}svg text.faint{fill:var(--mark);paint-order:stroke;stro
 .line0{fill:none;stroke:var(--one);stroke-width:2}.dot0{fill:var(--one)}
 .line1{fill:none;stroke:var(--two);stroke-width:2}.dot1{fill:var(--two)}
 """
-GIVEN_UP = "given up"
+STOPPED_EARLY = "stopped early"
 LATENCY_OF = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT"}
 EFFECTS_WORDS = (
-    "The same requests at the same moments, with the setting as it is (A) and with another value (B). Batches of "
-    "requests that follow each other are judged as <code>quire bench compare</code> judges rounds."
+    "The same requests at the same times, with the current value of the setting (A) and with another value (B). "
+    "Batches of consecutive requests are compared as <code>quire bench compare</code> compares rounds."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """All that a page tells."""
+    """The content of a page."""
 
     load: str
     """The name of the trace."""
@@ -63,7 +63,7 @@ class PlanResult:
     profile: str
     is_by_hand: bool
     settings: tuple[tuple[str, str], ...]
-    """What was not to be changed, in words."""
+    """Fixed settings, as text."""
     plan: CapacityPlan
     effects: tuple[SettingEffect, ...] = ()
     curves: PlanCurves | None = None
@@ -81,14 +81,15 @@ def plan_page(result: PlanResult) -> str:
     if result.is_by_hand:
         body.append(f'<p class="note">{escape(by_hand_words(result.profile))}</p>')
     body += [f'<p class="note">{escape(one)}.</p>' for one in plan.what_limits]
-    body.append(f'<p class="soft">“{GIVEN_UP}”: a run that ended as soon as the objective was missed for certain.</p>')
+    early = f"“{STOPPED_EARLY}”: the run ended as soon as the objective was certain to be missed."
+    body.append(f'<p class="soft">{early}</p>')
     body += _search("Members", plan.members, result.objective, "members", f"of {_pool_words(plan)}")
     if plan.pool is not None:
         number = plan.num_members or "the most"
         body += _search("Pool of each member", plan.pool, result.objective, "blocks", f"with {number} members")
     body += _effects(result.effects)
     body += _curves(result)
-    body.append("<h2>What was run</h2>")
+    body.append("<h2>Runs</h2>")
     body.append(_table(("setting", "value"), [(*one,) for one in (("profile", result.profile), *result.settings)]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     title = f"<title>Capacity plan: {escape(result.load)}</title>"
@@ -99,19 +100,19 @@ def plan_page(result: PlanResult) -> str:
 def answer_words(plan: CapacityPlan) -> str:
     """The answer in one line."""
     if plan.num_members is None or plan.num_blocks is None:
-        return "Nothing that was tried meets the objective"
+        return "No tried configuration meets the objective"
     return f"{_counted(plan.num_members, 'member')} with {plan.num_blocks:,} KV blocks each"
 
 
 def by_hand_words(profile: str) -> str:
-    """What must be said of a clock that nobody measured."""
-    return f"Profile {profile}: nobody measured it. Seconds are those of an invented machine; give --profile for yours."
+    """The note on a profile that was not measured."""
+    return f"Profile {profile}: not measured. Times are those of an assumed machine; give --profile for yours."
 
 
 def less_words(least: Least, objective: LatencyObjective, unit: str) -> str:
-    """What one less costs, in one line."""
+    """The cost of one less, in one line."""
     if least.one_less is None or least.report_one_less is None:
-        return "nothing less can be tried"
+        return "no smaller value can be tried"
     return f"{_counted(least.one_less, unit[:-1])}: {', '.join(objective.misses(least.report_one_less))}"
 
 
@@ -129,8 +130,8 @@ def _search(title: str, least: Least, objective: LatencyObjective, unit: str, be
         parts.append(f"<p>One less: {escape(less_words(least, objective, unit))}.</p>")
     if not least.is_monotone:
         parts.append(
-            '<p class="note">More was not always better here: something smaller than the answer meets the objective, '
-            "and something larger than that does not.</p>"
+            '<p class="note">More is not always better here: a value below the answer meets the objective, and a '
+            "larger one misses it.</p>"
         )
     rows = []
     for trial in least.trials:
@@ -139,7 +140,7 @@ def _search(title: str, least: Least, objective: LatencyObjective, unit: str, be
         if report is None and value == least.one_less:
             report = least.report_one_less
         figures = ("", "", "", "") if report is None else _figure_cells(report)
-        verdict = "meets it" if trial.is_met else "misses it" if report is not None else GIVEN_UP
+        verdict = "meets it" if trial.is_met else "misses it" if report is not None else STOPPED_EARLY
         rows.append((f"{value:,}", verdict, *figures))
     parts.append(_table((unit, "objective", "TTFT p95", "TPOT p95", "reused", "busy"), rows, right={0, 2, 3, 4, 5}))
     return parts
@@ -158,7 +159,7 @@ def _effects(effects: Sequence[SettingEffect]) -> list[str]:
         if not one.changes:
             rows.append((what, "", f"{one.verdict.value}: {one.reason}", "", "", "", ""))
     header = ("setting: A → B", "mean of", "verdict", "change", "between", "ms", "reused")
-    return ["<h2>What settings change</h2>", f"<p>{EFFECTS_WORDS}</p>", _table(header, rows, right={3, 5})]
+    return ["<h2>Effects of settings</h2>", f"<p>{EFFECTS_WORDS}</p>", _table(header, rows, right={3, 5})]
 
 
 def effect_cells(effect: SettingEffect) -> list[tuple[str, str, str, str]]:
@@ -170,7 +171,7 @@ def _curves(result: PlanResult) -> list[str]:
     if result.curves is None:
         return []
     plan, curves = result.plan, result.curves
-    asked = [
+    objective_marks = [
         PlotMark(f"objective {in_words('ttft', one.limit_s)}", one.limit_s, is_horizontal=True)
         for one in result.objective.limits
         if one.latency == "ttft" and one.percent == 95
@@ -194,7 +195,7 @@ def _curves(result: PlanResult) -> list[str]:
                 "p50": [one.ttft_p50_s for one in curves.over_load],
                 "p95": [one.ttft_p95_s for one in curves.over_load],
             },
-            asked,
+            objective_marks,
         ),
         _figure(
             "Imbalance over members",
@@ -206,7 +207,7 @@ def _curves(result: PlanResult) -> list[str]:
     )
     return [
         "<h2>Curves</h2>",
-        '<p class="soft">Over load and members, runs are given up when ten times the objective is missed.</p>',
+        '<p class="soft">Over load and members, runs stop early when ten times the objective is missed.</p>',
         f'<div class="curves">{"".join(figures)}</div>',
     ]
 
@@ -220,13 +221,13 @@ def _figure(
 ) -> str:
     xs = [one.x for one in points]
     named = [PlotLine(name, values) for name, values in lines.items()]
-    picture = svg_plot(Plot(title, axes[0], axes[1], xs, named, marks, gap_words=GIVEN_UP))
+    picture = svg_plot(Plot(title, axes[0], axes[1], xs, named, marks, gap_words=STOPPED_EARLY))
     unit = axes[1].rpartition(", ")[2]
     header = (axes[0].split()[-1], *(f"{name}, {unit}" if len(lines) > 1 else axes[1] for name in lines), "busy")
     rows = [
         (
             f"{point.x:,.6g}",
-            *(GIVEN_UP if values[place] is None else f"{values[place]:,.4g}" for values in lines.values()),
+            *(STOPPED_EARLY if values[place] is None else f"{values[place]:,.4g}" for values in lines.values()),
             "" if point.utilisation is None else f"{point.utilisation:.0%}",
         )
         for place, point in enumerate(points)

@@ -1,12 +1,12 @@
 """How many members, and how large their pools must be, so that a load meets an objective.
 
-    members   the least number at the given pool              1, 2, 3 ... up to the most that may be tried
-    pool      the least pool of each at that number            from what the longest request needs, four sizes for
-                                                               each doubling, up to the largest that may be tried
+    members   the least number at the setup's pool             1, 2, 3 ... up to the maximum to try
+    pool      the least pool of each at that number            from what the longest request needs, four sizes per
+                                                               doubling, up to the maximum to try
 
-Both by bisection over whole runs of the same load (`least_candidate`). The one below each answer is run to its end, so
-that what one less costs can be told. Every run that cannot meet the objective any more is given up at once; that is
-exact (`watched_latencies`), so no answer depends on it.
+Both by bisection over whole runs of the same load (`least_candidate`). The candidate below each answer is run to its
+end, to report the cost of one less. A run that cannot meet the objective any more stops at once; that is exact
+(`watched_latencies`), so no answer depends on it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,25 +28,25 @@ POOLS_PER_DOUBLING = 4
 NUM_POOLS_ABOVE = POOLS_PER_DOUBLING
 """Larger pools that must meet the objective too, before the search ends: up to twice the answer."""
 NUM_MEMBERS_ABOVE = 2
-TELL_EVERY_REQUESTS = 500
+PROGRESS_EVERY_REQUESTS = 500
 IDLE_BELOW = 0.5
-"""Share of time; members that are busy less than this are not what is missing."""
+"""Share of time; if members are busy less than this, more members will not help."""
 
 MakeRequests = Callable[[], Iterable[WorkloadRequest]]
 SentListener = Callable[[int, int], None]
-"""How many requests of a run have been sent, and of how many."""
+"""Called with the number of requests sent so far, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSetup:
-    """What is planned for, and what is not to be changed."""
+    """The load, the objective and the fixed settings of a plan."""
 
     make_requests: MakeRequests
-    """The load again from its beginning: every run gets the same."""
+    """Makes the load anew for each run, always the same."""
     objective: LatencyObjective
     profile: StepProfile
     size: MemberSize
-    """With the largest pool that a member can have."""
+    """Member size, with the largest pool that a member can have."""
     policy: str = "cost"
     num_gateways: int = 1
     report_age_s: float = 0.0
@@ -73,17 +73,17 @@ class Trial:
     num_blocks: int
     is_met: bool
     report: FleetReport | None
-    """None if the run was given up."""
+    """None if the run was stopped early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Least:
-    """The answer to one question, with the cost of one less."""
+    """The result of one search, with the cost of one less."""
 
     value: int | None
     """None: nothing that was tried meets the objective."""
     report: FleetReport | None
-    """Of the answer, or of the largest that was tried if there is none."""
+    """Report of `value`, or of the largest that was tried if there is none."""
     one_less: int | None
     """The largest that does not meet the objective; None if even the least candidate does."""
     report_one_less: FleetReport | None
@@ -95,38 +95,38 @@ class Least:
 
 @dataclass(frozen=True, slots=True)
 class CapacityPlan:
-    """How much is needed."""
+    """The capacity that a load needs."""
 
     facts: LoadFacts
     least_blocks: int
-    """That the longest request needs."""
+    """Blocks that the longest request needs."""
     members: Least
-    """At the given pool."""
+    """Search over members, at the setup's pool."""
     pool: Least | None
-    """Of each member, at `num_members`; None if no number of members is enough."""
+    """Search over each member's pool, at `num_members`; None if no number of members is enough."""
     num_members: int | None
     num_blocks: int | None
-    """Together the answer; None if nothing is enough."""
+    """With `num_members` the answer; None if nothing is enough."""
     what_limits: tuple[str, ...]
     """Why nothing is enough."""
 
 
 class Planner:
-    """Runs fleets on one load, none of them twice."""
+    """Runs fleets on one load; no run is repeated."""
 
     def __init__(
         self,
         setup: PlanSetup,
-        tell: SentListener = lambda _done, _total: None,
-        say: Callable[[str], None] = lambda _words: None,
+        on_progress: SentListener = lambda _done, _total: None,
+        on_run: Callable[[str], None] = lambda _words: None,
     ) -> None:
         self.setup = setup
-        self._say = say
-        """A line for each run."""
+        self._on_run = on_run
+        """Called with a line for each run."""
         self.facts = LoadFacts.of(setup.make_requests())
         if not self.facts.num_requests:
-            raise ConfigError("a plan needs at least one request, the load has none; keep a larger share of the trace")
-        self._tell = tell
+            raise ConfigError("expected at least one request in the load, got none; keep a larger share of the trace")
+        self._on_progress = on_progress
         self._trials: dict[tuple[int, int], Trial] = {}
         self._complete: dict[tuple[int, MemberSize], FleetReport] = {}
         self.num_runs = 0
@@ -139,7 +139,7 @@ class Planner:
         largest = max(pool, pool_max or pool)
         if least_blocks > largest:
             nothing = Least(None, None, None, None, (), is_monotone=True)
-            reason = f"the longest request needs {least_blocks:,} blocks, and a pool may have {largest:,}"
+            reason = f"the longest request needs {least_blocks:,} blocks, a pool has at most {largest:,}"
             return CapacityPlan(self.facts, least_blocks, nothing, None, None, None, (reason,))
         members = self._members(members_max)
         found_pool: Least | None = None
@@ -155,7 +155,7 @@ class Planner:
         return CapacityPlan(self.facts, least_blocks, members, found_pool, num_members, num_blocks, limits)
 
     def trial(self, num_members: int, num_blocks: int) -> Trial:
-        """Whether a fleet meets the objective; its run is given up as soon as it cannot."""
+        """Whether a fleet meets the objective; its run stops as soon as it cannot."""
         key = (num_members, num_blocks)
         if key not in self._trials:
             size = replace(self.setup.size, num_blocks=num_blocks)
@@ -169,14 +169,14 @@ class Planner:
         return self._trials[key]
 
     def whole(self, num_members: int, num_blocks: int) -> FleetReport:
-        """What a fleet comes to at the end of the load, whether it meets the objective or not."""
+        """The report of a fleet's whole run, whether it meets the objective or not."""
         size = replace(self.setup.size, num_blocks=num_blocks)
         if (num_members, size) not in self._complete:
             self._complete[num_members, size] = self.watched_run(num_members, size)[0]
         return self._complete[num_members, size]
 
     def far_run(self, num_members: int, num_blocks: int, times: float, speedup: float = 1.0) -> FleetReport | None:
-        """What a fleet comes to, or None once it cannot meet an objective so many times as long."""
+        """The report of a fleet, or None if it cannot meet an objective `times` as long."""
         size = replace(self.setup.size, num_blocks=num_blocks)
         known = self._complete.get((num_members, size)) if speedup == 1.0 else None
         if known is not None:
@@ -197,22 +197,23 @@ class Planner:
         speedup: float = 1.0,
         what: str = "",
     ) -> tuple[FleetReport, WatchedLatencies]:
-        """One run, to its end or until the objective cannot be met; what it came to, and its requests one by one."""
+        """One run, to its end or until the objective cannot be met. Returns its report and its latencies by request."""
         self.num_runs += 1
         watched = WatchedLatencies(self.facts, objective)
         report = FleetSimulation(self.setup.fleet(num_members, size), self._sent(speedup), watched).run()
-        came_to = "given up, the objective is missed" if watched.is_hopeless else _figures(report)
-        self._say(f"run {self.num_runs}: {num_members:,} x {size.num_blocks:,} blocks{what and ', '}{what}: {came_to}")
+        came_to = "stopped early, the objective is missed" if watched.is_hopeless else _figures(report)
+        fleet = f"{num_members:,} x {size.num_blocks:,} blocks{what and ', '}{what}"
+        self._on_run(f"run {self.num_runs}: {fleet}: {came_to}")
         return report, watched
 
     def _sent(self, speedup: float) -> Iterator[WorkloadRequest]:
-        for number, asked in enumerate(self.setup.make_requests()):
-            if number % TELL_EVERY_REQUESTS == 0:
-                self._tell(number, self.facts.num_requests)
-            yield asked if speedup == 1.0 else replace(asked, arrival_s=asked.arrival_s / speedup)
+        for number, request in enumerate(self.setup.make_requests()):
+            if number % PROGRESS_EVERY_REQUESTS == 0:
+                self._on_progress(number, self.facts.num_requests)
+            yield request if speedup == 1.0 else replace(request, arrival_s=request.arrival_s / speedup)
 
     def _members(self, members_max: int) -> Least:
-        """Doubled until it is enough, and bisected from there."""
+        """Double the number until it is enough, then bisect."""
         candidates = range(1, members_max + 1)
         doubled = [2**power - 1 for power in range(members_max.bit_length())]
         firsts = doubled if doubled[-1] == members_max - 1 else [*doubled, members_max - 1]
@@ -240,20 +241,20 @@ class Planner:
         return Least(value, self.whole(*fleet(value)), less, report_less, trials, found.is_monotone)
 
     def _limits(self, report: FleetReport, members_max: int, pool_max: int) -> Iterator[str]:
-        """What the largest fleet that was tried did not keep, and what could help."""
+        """Limits that the largest tried fleet missed, and what could help."""
         yield f"with {members_max:,} members of {pool_max:,} blocks: " + ", ".join(self.setup.objective.misses(report))
         quickest_s = self.setup.profile.duration_s(StepLoad(1, 0, 0), self.setup.size.speed)
         for limit in self.setup.objective.limits:
             if limit.latency == "tpot" and quickest_s > limit.limit_s:
                 yield (
-                    f"by the profile a step takes at least {in_words('tpot', quickest_s)}, so that no further token "
-                    "comes sooner, however many members there are"
+                    f"by the profile a step takes at least {in_words('tpot', quickest_s)}, so no token after the first "
+                    "comes sooner, with any number of members"
                 )
         busy = f"members are busy {report.utilisation:.0%} of the time"
         if report.utilisation < IDLE_BELOW:
-            yield f"{busy}: more of them will hardly help; a faster machine, more cache or a lower load will"
+            yield f"{busy}: more members will hardly help; a faster machine, more cache or a lower load will"
         else:
-            yield f"{busy}: more of them may help; raise the most that may be tried"
+            yield f"{busy}: more members may help; raise the maximum to try"
 
 
 def _figures(report: FleetReport) -> str:
@@ -262,8 +263,7 @@ def _figures(report: FleetReport) -> str:
 
 
 def pool_candidates(least: int, largest: int) -> tuple[int, ...]:
-    """Pools that are tried, in ascending order: from the one to the other, both among them, `POOLS_PER_DOUBLING` for
-    each doubling."""
+    """Pool sizes to try, ascending from `least` to `largest` inclusive, `POOLS_PER_DOUBLING` per doubling."""
     pools, power = {largest}, 0
     while (pool := round(least * 2 ** (power / POOLS_PER_DOUBLING))) < largest:
         pools.add(pool)

@@ -1,7 +1,7 @@
-"""A small plot as SVG that stands in a page by itself: no script, no font and no picture from elsewhere.
+"""A small self-contained SVG plot: no scripts, external fonts or images.
 
-Colours come from the page, light or dark. No meaning is told by colour alone: lines have markers and dashes of their
-own, and their names beside their ends.
+Colours come from the page, light or dark. Colour is never the only signal: lines have their own markers and dashes, and
+their names at their ends.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 66, 18, 48
 """Margins: numbers and the name of the y axis; names of lines; room; numbers and the name of the x axis."""
 NUM_TICKS = 4
 LABEL_WIDTH = 7.0
-"""Of one character."""
+"""Width of one character."""
 LINE_HEIGHT = 13.0
 DASHES = ("", "6 4", "2 3")
 
@@ -29,7 +29,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """A line across the plot with words at it: what was asked for, what was found."""
+    """A labelled line across the plot, such as the objective or the answer."""
 
     name: str
     at: float
@@ -49,15 +49,15 @@ class Plot:
     y_unit: str = ""
     """Written behind the numbers of the y axis."""
     gap_words: str = ""
-    """What is said where a line has no value."""
+    """Label of places where a line has no value."""
 
 
 def svg_plot(plot: Plot) -> str:
-    """The whole picture."""
+    """The plot as an SVG element."""
     known = [value for line in plot.lines for value in line.values if value is not None]
     ticks = nice_ticks(max([*known, *(mark.at for mark in plot.marks if mark.is_horizontal)], default=1.0))
     inside = _Inside(min(plot.xs), max(plot.xs), ticks[-1])
-    # Words of marks stand above the lines, so that no line runs through them.
+    # Labels of marks are drawn after the lines, so that no line covers them.
     parts = [*_axes(plot, inside, ticks), *_lines(plot, inside), *_marks(plot, inside), *_gaps(plot, inside)]
     name = escape(plot.title)
     return (
@@ -77,7 +77,7 @@ def nice_ticks(highest: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """Where values come to lie. x is logarithmic where it spans more than a factor of five."""
+    """Maps values to coordinates. x is logarithmic if it spans more than a factor of five."""
 
     low: float
     high: float
@@ -139,7 +139,7 @@ def _marks(plot: Plot, inside: _Inside) -> list[str]:
 
 
 def _gaps(plot: Plot, inside: _Inside) -> list[str]:
-    """A cross at the upper edge where no line has a value, with its words once."""
+    """A cross at the upper edge where no line has a value, labelled once."""
     missing = [x for place, x in enumerate(plot.xs) if all(line.values[place] is None for line in plot.lines)]
     parts = []
     for at in missing:

@@ -1,8 +1,8 @@
-"""Latencies that are looked at while they come: request by request, in the order of arrival, so that two runs of one
-load can be compared in pairs; and against an objective, so that a run that cannot meet it is given up.
+"""Latencies recorded by request in the order of arrival, so that two runs of one load can be compared in pairs; and
+checked against an objective during the run, so that a run that cannot meet it stops early.
 
-Giving up is exact. The number of requests is known, so it is known how many may miss a limit; whoever has waited longer
-than the limit has missed it, also while the first token is still to come.
+Stopping early is exact. The number of requests determines how many may miss a limit; a request that has waited longer
+than the limit has missed it, even before its first token.
 """
 
 from array import array
@@ -18,7 +18,7 @@ from quire.workload.workload_request import WorkloadRequest
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What is known of a load before it is run."""
+    """Facts of a load before it is run."""
 
     num_requests: int
     num_with_tpot: int
@@ -31,17 +31,17 @@ class LoadFacts:
 
     @classmethod
     def of(cls, requests: Iterable[WorkloadRequest]) -> "LoadFacts":
-        """By one look at all."""
+        """The facts of these requests."""
         num_requests = num_with_tpot = longest_tokens = 0
         last_arrival_s = 0.0
         tenants, priorities = set[str](), set[str]()
-        for asked in requests:
+        for request in requests:
             num_requests += 1
-            num_with_tpot += asked.max_tokens > 1
-            longest_tokens = max(longest_tokens, len(asked.prompt) + max(asked.max_tokens - 1, 0))
-            last_arrival_s = max(last_arrival_s, asked.arrival_s)
-            tenants.add(asked.tenant)
-            priorities.add(asked.priority)
+            num_with_tpot += request.max_tokens > 1
+            longest_tokens = max(longest_tokens, len(request.prompt) + max(request.max_tokens - 1, 0))
+            last_arrival_s = max(last_arrival_s, request.arrival_s)
+            tenants.add(request.tenant)
+            priorities.add(request.priority)
         return cls(num_requests, num_with_tpot, longest_tokens, last_arrival_s, len(tenants), tuple(sorted(priorities)))
 
     def least_blocks(self, block_size: int) -> int:
@@ -50,13 +50,13 @@ class LoadFacts:
 
 
 class WatchedLatencies(Latencies):
-    """Of one run of a load of known size."""
+    """Latencies of one run of a load of known size."""
 
     def __init__(self, facts: LoadFacts, objective: LatencyObjective | None = None) -> None:
         super().__init__()
         self.is_hopeless = False
         self.ttft_by_arrival_s, self.tpot_by_arrival_s = (array("d", [nan]) * facts.num_requests for _ in range(2))
-        """Of each request, in the order of arrival; nan where there is none."""
+        """By request, in the order of arrival; nan if there is none."""
         self._arrivals_s = array("d")
         self._places: dict[str, int] = {}
         self._is_judged = objective is not None
@@ -65,14 +65,14 @@ class WatchedLatencies(Latencies):
         self._further = [[one.limit_s, one.num_allowed(facts.num_with_tpot)] for one in limits if one.latency == "tpot"]
 
     def arrived(self, name: str, now_s: float) -> None:
-        """It was sent."""
+        """The request arrived."""
         super().arrived(name, now_s)
         self._places[name] = len(self._arrivals_s)
         self._arrivals_s.append(now_s)
         self._look(now_s)
 
     def began(self, name: str, now_s: float) -> None:
-        """Its first token is there."""
+        """It has its first token."""
         self._look(now_s)
         place = self._places[name]
         if isnan(self.ttft_by_arrival_s[place]):
@@ -80,7 +80,7 @@ class WatchedLatencies(Latencies):
         super().began(name, now_s)
 
     def ended(self, name: str, num_tokens: int, now_s: float) -> None:
-        """Its last token is there."""
+        """It has its last token."""
         num_known = len(self.tpot_s)
         super().ended(name, num_tokens, now_s)
         place = self._places.pop(name)
@@ -91,7 +91,7 @@ class WatchedLatencies(Latencies):
                 self.is_hopeless |= limit[1] < 0
 
     def dropped(self, name: str) -> None:
-        """Nobody could take it: no objective is met any more."""
+        """It was rejected: no objective can be met any more."""
         super().dropped(name)
         del self._places[name]
         self.is_hopeless |= self._is_judged
@@ -102,8 +102,8 @@ class WatchedLatencies(Latencies):
 
 
 class _Overdue:
-    """How many have waited longer than one limit for their first token. Arrivals are in order, so each is looked at
-    once, when its time is over: who has no first token then has missed, whenever it comes."""
+    """Counts requests that waited longer than one limit for their first token. Arrivals are in order, so each request
+    is checked once, when the limit has passed: without a first token then, it has missed."""
 
     def __init__(self, limit: LatencyLimit, num_requests: int) -> None:
         self._limit_s = limit.limit_s
@@ -111,7 +111,7 @@ class _Overdue:
         self._next = 0
 
     def is_missed(self, now_s: float, arrivals_s: Sequence[float], ttft_s: Sequence[float]) -> bool:
-        """Whether more than may have."""
+        """Whether more requests missed the limit than allowed."""
         at, num_arrived = self._next, len(arrivals_s)
         while at < num_arrived and now_s - arrivals_s[at] > self._limit_s:
             self._num_left -= isnan(ttft_s[at])

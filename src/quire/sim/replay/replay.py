@@ -1,10 +1,10 @@
-"""Runs a trace through the real scheduler and memory again, and finds the first thing that is different now.
+"""Runs a trace through the real scheduler and memory again, and finds the first difference.
 
     trace ─► command, clock, result ─► Scheduler, KVMemory ─► plan, events ─► equal to what the trace has?
 
-The device is the trace: what it answered is handed back. A scheduler has no clock and no dice of its own, and what it
-does depends on tokens only as far as they are equal or not; so the same commands at the same moments give the same
-plans, with permuted tokens too, or somebody has changed a rule, or a bug depends on what it must not.
+Results of the device come from the trace. A scheduler has no clock and no random generator, and depends on tokens only
+by their equality; so the same commands at the same times give the same plans, with permuted tokens too. Otherwise a
+rule has changed, or a bug depends on something it must not.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,25 +34,25 @@ from quire.engine.trace_records import (
     TracedOutcome,
     TraceHeader,
     TurnedAway,
-    told_events,
+    event_fields,
 )
 from quire.errors import CapacityError, ReplayError, RequestError
 from quire.sim.replay.report import PlanDifference, ReplayReport, RowDifference, SessionReport, TableRow
 from quire.sim.replay.trace_lines import TraceLine, trace_lines
 
 OnProgress = Callable[[str, int, int], None]
-TOLD_EVERY = 256
-"""Lines between two signs of life."""
+PROGRESS_EVERY = 256
+"""Lines between two progress updates."""
 A_SCORE = TokenLogprobs(0, 0.0, 1, ())
-"""In the place of each: that there was one is all that counts."""
+"""Placeholder for each score: only their number matters."""
 
 
-def replay(path: Path, told: OnProgress = lambda _label, _done, _total: None) -> ReplayReport:
-    """All sessions of a trace, each up to its end or its first difference. Raises ReplayError for what is no trace."""
+def replay(path: Path, on_progress: OnProgress = lambda _label, _done, _total: None) -> ReplayReport:
+    """Replay all sessions of a trace, each to its end or first difference. Raises ReplayError for an invalid trace."""
     sessions: list[SessionReplay] = []
     for line in trace_lines(path):
-        if line.number % TOLD_EVERY == 1:
-            told("replaying", line.num_bytes_read, path.stat().st_size)
+        if line.number % PROGRESS_EVERY == 1:
+            on_progress("replaying", line.num_bytes_read, path.stat().st_size)
         if isinstance(line.record, TraceHeader):
             sessions.append(SessionReplay(line.number, line.record))
         else:
@@ -62,7 +62,7 @@ def replay(path: Path, told: OnProgress = lambda _label, _done, _total: None) ->
 
 @dataclass(slots=True)
 class _Failure:
-    """What the scheduler raised; only if the trace goes on behind it, it is a difference."""
+    """An exception of the scheduler; it is a difference only if the trace continues after it."""
 
     line: int
     words: str
@@ -77,30 +77,30 @@ class SessionReplay:
         self.scheduler = make_scheduler(header.scheduler, self.memory, guesses=header.guesses)
         self._line = line
         self._now, self._then = PlanRows(), PlanRows()
-        """Plans as they are made here, and tables as the trace has them."""
+        """Plans of this replay, and tables of the trace."""
         self._plan: StepPlan | None = None
-        """Waits for its result."""
+        """The plan without a result yet."""
         self._owed: EventsRecord | TurnedAway | None = None
-        """What the next line must be, by what happened here."""
+        """The expected next line."""
         self._failure: _Failure | None = None
         self._difference: PlanDifference | None = None
         self._note = ""
         self._num_requests = self._num_steps = 0
 
     def report(self) -> SessionReport:
-        """How far it got."""
+        """The report of this session."""
         note = self._note
         if not note and self._failure is not None:
-            note = f"it ends with a failure, which happens here too: {self._failure.words}"
+            note = f"it ends with a failure, which also happens here: {self._failure.words}"
         elif not note and self._plan is not None and self._difference is None:
-            note = f"step {self._plan.step} has no result: the worker ended in it"
+            note = f"step {self._plan.step} has no result: the worker ended during it"
         header = self.header
         return SessionReport(
             self._line, header.quire, header.model, self._num_steps, self._num_requests, note, self._difference
         )
 
     def take(self, line: TraceLine) -> None:
-        """One more line. Behind a difference nothing is looked at."""
+        """Process one line. Lines after a difference are ignored."""
         record = line.record
         if self._difference is not None:
             return
@@ -126,7 +126,7 @@ class SessionReplay:
             self._obey(number, record)
         except ReplayError:
             raise
-        except Exception as error:  # whatever it is: the worker that wrote this trace would have ended of it
+        except Exception as error:  # any exception would have ended the worker that wrote this trace
             self._failure = _Failure(number, f"{type(error).__name__}: {error}")
 
     def _obey(self, number: int, record: AnyTraceRecord) -> None:
@@ -185,7 +185,7 @@ class SessionReplay:
     def _apply(self, number: int, record: Returned) -> None:
         plan, self._plan = self._plan, None
         if plan is None or len(record.outcomes) != len(plan.items):
-            raise ReplayError(f"line {number} of the trace is damaged: its result answers no plan")
+            raise ReplayError(f"line {number} of the trace is damaged: its result belongs to no plan")
         rows = {
             item.sequence_id: _row_of(outcome)
             for item, outcome in zip(plan.items, record.outcomes, strict=True)
@@ -194,7 +194,7 @@ class SessionReplay:
         self._owe(self.scheduler.apply(StepResult(record.step, rows), record.at_s))
 
     def _owe(self, events: Iterable[RequestEvent]) -> None:
-        if found := told_events(events):
+        if found := event_fields(events):
             self._owed = EventsRecord(events=found)
 
     def _names(self) -> dict[int, str]:
@@ -214,17 +214,17 @@ class SessionReplay:
 
 
 MOVES = ("step", "copies", "slot_copies", "keeps", "held")
-"""Of a plan, beside its rows."""
+"""Compared fields of a plan, besides its rows."""
 
 
 def request_of(record: Submitted | Restored) -> Request:
-    """The request as it was handed in, as far as a scheduler looks at it."""
-    given = record.sampling
+    """The recorded request, with all fields that the scheduler uses."""
+    sampling = record.sampling
     params = ResolvedSampling(
-        max_tokens=given.max_tokens,
-        min_tokens=given.min_tokens,
-        stop_token_ids=frozenset(given.stop_token_ids),
-        prompt_logprobs=given.prompt_logprobs,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=frozenset(sampling.stop_token_ids),
+        prompt_logprobs=sampling.prompt_logprobs,
     )
     return Request(
         record.request_id,
@@ -237,7 +237,7 @@ def request_of(record: Submitted | Restored) -> Request:
         continuations=record.continuations,
         deadline_s=record.deadline_s,
         is_explained=record.is_explained,
-        is_promised=record.is_promised,
+        has_reservation=record.has_reservation,
         epoch=record.epoch,
         has_stop_texts=record.has_stop_texts,
         work_tokens=record.work_tokens,
@@ -251,7 +251,7 @@ def row_differences(
     blocks: dict[int, tuple[int, ...]],
     requests: dict[int, str],
 ) -> tuple[RowDifference, ...]:
-    """Rows that are not the same, by sequences, with their whole tables."""
+    """Rows that differ, by sequence, with their whole block tables."""
     before = {row.sequence_id: TableRow(row, recorded_blocks[row.sequence_id]) for row in recorded}
     after = {row.sequence_id: TableRow(row, blocks[row.sequence_id]) for row in now}
     names = [*before, *(name for name in after if name not in before)]
@@ -279,8 +279,8 @@ def _row_of(outcome: tuple[int, ...] | TracedOutcome) -> RowResult:
 def _owed_words(record: EventsRecord | TurnedAway | None) -> str:
     match record:
         case None:
-            return "nothing was told"
+            return "no event"
         case TurnedAway(request_id=request_id, kind=kind):
-            return f"{request_id} was refused: {kind}"
+            return f"{request_id} was rejected: {kind}"
         case EventsRecord(events=events):
             return "; ".join(" ".join(map(str, event)) for event in events)

@@ -1,4 +1,4 @@
-"""What a replay found, as data and as a person reads it: what was planned then, and what is planned now."""
+"""The result of a replay, as data and as text: recorded plans and plans of this replay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from quire.engine.trace_records import PlannedRow
 MAX_ROWS_SHOWN = 4
 MAX_BLOCKS_SHOWN = 12
 MAX_WORDS = 400
-"""Characters of a line."""
+"""Maximum characters of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class TableRow:
 
     @property
     def words(self) -> str:
-        """As a sentence without a subject."""
+        """The row as text."""
         row = self.row
         known = row.num_tokens - len(row.drafts)
         end = row.first_position + row.num_tokens
@@ -41,7 +41,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """One sequence in a step: as the trace has it, and as it is planned now."""
+    """One sequence in a step, as recorded and as planned now."""
 
     sequence_id: int
     request_id: str | None
@@ -51,17 +51,17 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """The first one of a session: nothing behind it can be compared."""
+    """The first difference of a session: later plans cannot be compared."""
 
     line: int
-    """Of the file."""
+    """Line of the file."""
     step: int
     kind: str
     """plan, events or failure."""
     recorded: str
     now: str
     rows: tuple[RowDifference, ...] = ()
-    """Where it is one of rows."""
+    """Rows that differ, if it is a difference of rows."""
 
     def lines(self) -> Iterator[str]:
         """For people."""
@@ -98,16 +98,16 @@ KINDS = {"plan": "another plan", "events": "other events", "failure": "the sched
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """How far the session of one worker was the same."""
+    """How far one worker's session was the same."""
 
     line: int
-    """Of its header."""
+    """Line of its header."""
     quire: str
     model: str
     num_steps: int
     num_requests: int
     note: str
-    """How it ended, where that is worth a word."""
+    """How the session ended, if not regularly."""
     difference: PlanDifference | None
 
     def lines(self, number: int) -> Iterator[str]:
@@ -141,12 +141,12 @@ class ReplayReport:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing is different now."""
+        """Whether there is no difference."""
         return all(session.difference is None for session in self.sessions)
 
     @property
     def num_steps(self) -> int:
-        """Steps that are the same now."""
+        """Steps without a difference."""
         return sum(session.num_steps for session in self.sessions)
 
     def lines(self) -> Iterator[str]:
@@ -172,12 +172,12 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _some(numbers: tuple[int, ...]) -> str:
-    """The last ones: what is new stands there."""
+    """The last numbers, which are the newest."""
     shown = " ".join(map(str, numbers[-MAX_BLOCKS_SHOWN:]))
     return f"… {shown}" if len(numbers) > MAX_BLOCKS_SHOWN else shown or "none"
 
 
 def _plain(words: str) -> str:
-    """On one line, with nothing in it that a terminal would obey."""
+    """The text on one line, shortened, with control characters escaped."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
     return shown if len(shown) <= MAX_WORDS else f"{shown[:MAX_WORDS]}…"

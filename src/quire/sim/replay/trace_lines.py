@@ -1,7 +1,7 @@
-"""The records of a trace, read line by line from a file that nobody believes.
+"""The records of a trace, read line by line from an untrusted file.
 
-A worker may be killed within a line; then the next life's header follows, or nothing. So a line that cannot be read is
-where a life was cut off if a header or the end comes behind it, and damage anywhere else.
+A worker may be killed within a line; then the next worker's header follows, or nothing. So an unreadable line before a
+header or the end is a truncated session, and damage anywhere else.
 """
 
 from collections.abc import Iterator
@@ -17,25 +17,25 @@ from quire.errors import QuireError, ReplayError
 MAX_LINE_BYTES = 256 << 20
 """A prompt of ten million tokens is a third of that."""
 MAX_POOL_BYTES = 4 << 30
-"""What a replay may take for the pool that a header asks for."""
+"""Maximum size of the pool that a header requests."""
 BLOCK_BYTES = 128
-"""Of a block, beside its tokens."""
+"""Bytes of a block, besides its tokens."""
 _decode: Any = msgspec.json.Decoder(AnyTraceRecord).decode
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """One record, and where it stands."""
+    """One record and its position."""
 
     number: int
     num_bytes_read: int
-    """Of the file, with this line."""
+    """Bytes of the file up to this line inclusive."""
     record: AnyTraceRecord | None
-    """None: a life was cut off within this line."""
+    """None: the session was truncated within this line."""
 
 
 def trace_lines(path: Path) -> Iterator[TraceLine]:
-    """All of a file. Raises ReplayError for what is no trace, and where one is damaged."""
+    """All lines of a file. Raises ReplayError if it is not a trace or is damaged."""
     try:
         with path.open("rb") as file:
             yield from _checked(path, _read(path, file))
@@ -50,7 +50,7 @@ class _Read:
     number: int
     num_bytes_read: int
     found: AnyTraceRecord | str
-    """Or why the line is none."""
+    """The record, or why the line is invalid."""
 
 
 def _read(path: Path, file: BinaryIO) -> Iterator[_Read]:
@@ -58,9 +58,7 @@ def _read(path: Path, file: BinaryIO) -> Iterator[_Read]:
     while line := file.readline(MAX_LINE_BYTES):
         number, num_bytes = number + 1, num_bytes + len(line)
         if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
-            raise ReplayError(
-                f"a line of a trace has at most {MAX_LINE_BYTES:,} bytes, line {number} of {path} has more"
-            )
+            raise ReplayError(f"expected a line of at most {MAX_LINE_BYTES:,} bytes, line {number} of {path} has more")
         if line.strip():
             yield _Read(number, num_bytes, _record_or_why(line))
 
@@ -74,7 +72,7 @@ def _record_or_why(line: bytes) -> AnyTraceRecord | str:
 
 def _checked(path: Path, lines: Iterator[_Read]) -> Iterator[TraceLine]:
     held: _Read | None = None
-    """It cannot be read: what comes behind it tells whether a life was cut off."""
+    """An unreadable line: the next one decides between truncation and damage."""
     has_begun = False
     for line in lines:
         found = line.found
@@ -83,7 +81,7 @@ def _checked(path: Path, lines: Iterator[_Read]) -> Iterator[TraceLine]:
         elif held is not None:
             raise ReplayError(f"line {held.number} of the trace {path} is damaged: {held.found}")
         elif not has_begun:
-            raise ReplayError(f"a trace begins with a header, {path} does not: {_why_no_header(line)}")
+            raise ReplayError(f"expected a header at the start of the trace {path}: {_why_no_header(line)}")
         if held is not None:
             yield TraceLine(held.number, held.num_bytes_read, None)
         has_begun, held = True, line if isinstance(found, str) else None
@@ -92,7 +90,7 @@ def _checked(path: Path, lines: Iterator[_Read]) -> Iterator[TraceLine]:
     if held is not None:
         yield TraceLine(held.number, held.num_bytes_read, None)
     if not has_begun:
-        raise ReplayError(f"a trace begins with a header, {path} is empty")
+        raise ReplayError(f"expected a header at the start of the trace, {path} is empty")
 
 
 def _why_no_header(line: _Read) -> str:
@@ -100,18 +98,20 @@ def _why_no_header(line: _Read) -> str:
 
 
 def _check_header(path: Path, number: int, header: TraceHeader) -> None:
-    """Refuse what this version does not know, and what would not fit here."""
+    """Reject other formats, pools that are too large, and invalid settings."""
     where = f"line {number} of the trace {path}"
     if header.quire_trace != TRACE_VERSION:
         raise ReplayError(
-            f"traces of form {TRACE_VERSION} can be replayed here, {where} begins one of form {header.quire_trace}; "
-            f"use quire {header.quire}"
+            f"expected a trace of format {TRACE_VERSION}, {where} begins one of format {header.quire_trace}; use quire "
+            f"{header.quire}"
         )
     memory, scheduler = header.memory, header.scheduler
     num_bytes = memory.num_blocks * (4 * memory.block_size + BLOCK_BYTES) + memory.num_slots * BLOCK_BYTES
     if num_bytes > MAX_POOL_BYTES:
-        raise ReplayError(f"a replay may take {MAX_POOL_BYTES:,} bytes for a pool, {where} asks for {num_bytes:,}")
+        raise ReplayError(
+            f"expected a pool of at most {MAX_POOL_BYTES:,} bytes for a replay, {where} requests {num_bytes:,}"
+        )
     try:
         scheduler.check(memory)
     except QuireError as error:
-        raise ReplayError(f"{where} has settings that no engine has: {error}") from error
+        raise ReplayError(f"{where} has invalid engine settings: {error}") from error

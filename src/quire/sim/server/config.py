@@ -1,4 +1,4 @@
-"""Which simulation a name and a seed stand for."""
+"""The simulation for a scenario and a seed."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -10,12 +10,12 @@ from quire.sim.server.size import ServerSize, small_shape
 from quire.workload.scenarios import SCENARIOS
 
 CHAOTIC = ("chaos", "drafts", "hybrid")
-"""Scenarios in which everything is drawn and everything goes wrong."""
+"""Scenarios with random servers and all faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimConfig:
-    """Which workload, on what server, with which faults."""
+    """Workload, server and faults."""
 
     scenario: str
     seed: int
@@ -23,19 +23,19 @@ class SimConfig:
     shape: ServerSize
     faults: FaultRates
     guesser: Guesser | None = None
-    """Who proposes drafts, if anybody does."""
+    """The source of drafts, if any."""
 
 
 def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
-    """The simulation a name and a seed stand for. Chaos draws its server and its faults, `drafts` somebody who guesses
-    as well, `hybrid` slots for recurrent state; others are as they are.
+    """The simulation for a scenario and a seed. Chaotic scenarios draw the server and the faults, `drafts` also a
+    source of drafts, `hybrid` also slots for recurrent state; others are fixed.
     """
     if scenario not in SCENARIOS:
-        raise ConfigError(f"there is no scenario {scenario!r}; choose one of {', '.join(SCENARIOS)}")
+        raise ConfigError(f"expected a scenario of {', '.join(SCENARIOS)}, got {scenario!r}")
     if scenario not in CHAOTIC:
         return SimConfig(scenario, seed, num_requests or 400, ServerSize(), FaultRates())
     random = Random(f"shape {seed}")
-    drawn = int(200 * 10 ** random.random())  # drawn in any case: a given number must not change the server
+    drawn = int(200 * 10 ** random.random())  # drawn in any case: an explicit number must not change the server
     shape, faults = small_shape(random, num_tenants=5), FaultRates.drawn(random)
     config = SimConfig(scenario, seed, num_requests or drawn, shape, faults)
     if scenario == "chaos":

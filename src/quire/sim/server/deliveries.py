@@ -1,4 +1,4 @@
-"""What each pretended client is owed, what it has got, and whether the two agree."""
+"""What each simulated client should receive, what it received, and whether the two agree."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,26 +19,26 @@ class DeliveryRecord:
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     num_prompt_logprobs: int = 0
     next_prompt_position: int = 1
-    """Where this worker's next report must begin; a new worker begins anew."""
+    """Expected start of this worker's next report; a new worker starts over."""
     first_wait_s: float | None = None
     num_preemptions: int = 0
     is_cancelled: bool = False
     dropped: set[int] = field(default_factory=set)
-    """Continuations that were cancelled alone while they were open."""
+    """Continuations that were cancelled individually while open."""
     num_spoiled_rows: int = 0
     finished: Finished | None = None
 
 
 class Deliveries:
-    """Collects events and complaints."""
+    """Collects events and violations."""
 
     def __init__(self, vocabulary_size: int, *, has_state: bool = False) -> None:
         self.entries: dict[str, DeliveryRecord] = {}
         self.open: dict[str, DeliveryRecord] = {}
-        """Those without their last event."""
+        """Requests without their last event."""
         self.complaints: list[str] = []
         self.planned_s = 0.0
-        """When the step was planned that is now told of: ends by deadline are decided then."""
+        """Plan time of the step whose events are processed: deadlines are decided then."""
         self._vocabulary_size = vocabulary_size
         self._has_state = has_state
 
@@ -48,7 +48,7 @@ class Deliveries:
         self.entries[request.request_id] = self.open[request.request_id] = entry
 
     def take(self, event: RequestEvent) -> None:
-        """Enter one event in the books."""
+        """Record one event."""
         entry = self.open.get(event.request_id)
         if entry is None:
             self.complaints.append(f"{event.request_id}: {type(event).__name__} after the end")
@@ -71,18 +71,18 @@ class Deliveries:
             self._take_prompt_logprobs(entry, event)
 
     def cancelled(self, request_id: str) -> None:
-        """The client went away: the request must end now, and may end so."""
+        """The client disconnected: the request must end now, and may end as cancelled."""
         if request_id in self.open:
             self.open[request_id].is_cancelled = True
 
     def dropped(self, request_id: str, index: int) -> None:
-        """One continuation is no longer wanted: it must end now, and the others must not notice."""
+        """One continuation was cancelled: it must end now, without effect on the others."""
         entry = self.open.get(request_id)
         if entry is not None and index in entry.tokens and index not in entry.reasons:
             entry.dropped.add(index)
 
     def cancels(self) -> list[tuple[str, int | None]]:
-        """What was cancelled and is open: a worker that begins anew must be told again."""
+        """Cancelled requests and continuations that are open: a new worker needs the cancellations again."""
         return [
             *((name, None) for name, entry in self.open.items() if entry.is_cancelled),
             *((name, index) for name, entry in self.open.items() for index in sorted(entry.dropped)),
@@ -93,7 +93,7 @@ class Deliveries:
         self.open[request_id].num_spoiled_rows += 1
 
     def unfinished(self) -> list[Request]:
-        """What must be asked again after a crash: prompt, and the tokens each continuation has."""
+        """Requests to restore after a crash: the prompt, and the tokens of each continuation."""
         again = []
         for entry in self.open.values():
             request = entry.request
@@ -103,9 +103,9 @@ class Deliveries:
                 if one.index not in entry.reasons
             )
             entry.next_prompt_position = 1
-            # One that was told anything must not be sent away, though what is left of it has no tokens yet.
+            # A request whose client received anything must not be rejected, even if what is open has no tokens.
             has_begun = bool(entry.reasons) or any(entry.tokens.values())
-            again.append(replace(request, continuations=left, is_promised=request.is_promised or has_begun))
+            again.append(replace(request, continuations=left, has_reservation=request.has_reservation or has_begun))
         return again
 
     def _take_token(self, entry: DeliveryRecord, event: Token) -> None:
@@ -116,20 +116,22 @@ class Deliveries:
             self.complaints.append(f"{event.request_id}: a token after it was cancelled")
         tokens.append(event.token_id)
         if event.num_output_tokens != len(tokens):
-            self.complaints.append(f"{event.request_id}: token {event.num_output_tokens} came as number {len(tokens)}")
+            self.complaints.append(
+                f"{event.request_id}: expected token {len(tokens)}, got token {event.num_output_tokens}"
+            )
         if event.sequence_index in entry.reasons:
             self.complaints.append(f"{event.request_id}: a token after continuation {event.sequence_index} ended")
         if (event.logprobs is None) != (entry.request.params.logprobs is None):
-            self.complaints.append(f"{event.request_id}: logprobs missing or unasked")
+            self.complaints.append(f"{event.request_id}: logprobs missing or not requested")
 
     def _take_prompt_logprobs(self, entry: DeliveryRecord, event: PromptLogprobs) -> None:
         if event.first_position != entry.next_prompt_position:
-            self.complaints.append(f"{event.request_id}: prompt logprobs from {event.first_position} came out of order")
+            self.complaints.append(f"{event.request_id}: prompt logprobs from {event.first_position} are out of order")
         entry.next_prompt_position += len(event.logprobs)
         entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.next_prompt_position - 1)
 
     def _settle(self, entry: DeliveryRecord) -> None:
-        """Compare with the same request run alone: equal, or a beginning of it where it was cut off."""
+        """Compare with the same request run alone: equal, or a prefix of it if it was cut off."""
         request = entry.request
         if set(entry.reasons) != set(entry.tokens):
             self.complaints.append(f"{request.request_id}: ended with continuations {sorted(entry.reasons)} only")
@@ -158,8 +160,8 @@ class Deliveries:
         name = entry.request.request_id
         cancelled = {index for index, reason in entry.reasons.items() if reason is FinishReason.CANCELLED}
         if cancelled - entry.dropped and not entry.is_cancelled:
-            self.complaints.append(f"{name}: ended as cancelled, and nobody cancelled it")
-        # Another end may have come in the very step the client went away in; an answer may not.
+            self.complaints.append(f"{name}: ended as cancelled without a cancellation")
+        # In the step of the disconnect another end is possible, but not a complete answer.
         if entry.is_cancelled and set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH}:
             self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
         ended = {index for index, reason in entry.reasons.items() if reason in (FinishReason.STOP, FinishReason.LENGTH)}
@@ -174,7 +176,7 @@ class Deliveries:
             self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
 
     def _settle_usage(self, entry: DeliveryRecord) -> None:
-        """What the client is told it used."""
+        """Check the usage reported to the client."""
         finished, request = entry.finished, entry.request
         if finished is None:
             return

@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and a runner that does it."""
+"""Fault rates, and a runner that injects faults."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,30 +10,29 @@ from quire.errors import QuireError
 
 
 class RunnerCrashError(QuireError):
-    """The pretended device died, and everything it held with it."""
+    """The simulated device died, with all its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """How likely each fault is. All zero: nothing goes wrong."""
+    """Probability of each fault. All zero: no faults."""
 
     cancel_per_request: float = 0.0
     drop_per_request: float = 0.0
-    """Cancel one of its continuations alone."""
+    """Cancel one of its continuations."""
     duplicate_per_request: float = 0.0
     crash_per_step: float = 0.0
     error_per_row: float = 0.0
     preempt_per_step: float = 0.0
     squeeze_per_step: float = 0.0
-    """Pin, evict or clear behind the scheduler's back."""
+    """Pin, evict or clear without the scheduler."""
     time_jump_per_step: float = 0.0
     patient_tenants: float = 0.0
-    """Share of tenants that, told to come back later, send nothing before. The clients of others come back each when
-    it likes."""
+    """Share of tenants that send nothing before their retry time. Clients of other tenants retry independently."""
 
     @staticmethod
     def drawn(random: Random) -> "FaultRates":
-        """Some faults often, some never, in every mixture."""
+        """Random rates: each fault often, seldom or never."""
         return FaultRates(
             cancel_per_request=random.choice((0.0, 0.1, 0.4)),
             duplicate_per_request=random.choice((0.0, 0.05)),
@@ -48,7 +47,7 @@ class FaultRates:
 
 
 class FaultyOracle:
-    """An oracle that dies, and whose rows fail and leave garbage behind."""
+    """An oracle runner that crashes, and whose rows fail and leave garbage in memory."""
 
     def __init__(self, runner: OracleRunner, rates: FaultRates, random: Random) -> None:
         self._runner = runner
@@ -57,7 +56,7 @@ class FaultyOracle:
         self._garbage = 1 << 63
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute a plan, perhaps badly."""
+        """Execute a plan, with faults."""
         if self._random.random() < self._rates.crash_per_step:
             raise RunnerCrashError(f"the runner died at step {plan.step}")
         result = self._runner.start(plan).wait()
@@ -78,7 +77,7 @@ class FaultyOracle:
                 self._runner.states[slot] = self._garbage
 
     def _spoil(self, item: WorkItem) -> None:
-        """What a failed row has written is wrong: whoever reads it must show it."""
+        """Overwrite what a failed row wrote: any later use of it becomes visible in the output."""
         size = self._runner.capacity.block_size
         for position in range(item.first_position, item.first_position + len(item.token_ids)):
             block, offset = item.block_ids[position // size], position % size

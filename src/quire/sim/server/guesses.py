@@ -1,7 +1,7 @@
-"""Who proposes drafts in a simulation: somebody who knows the answers and is wrong now and then, by a seed.
+"""Drafts in a simulation: taken from the right answers, with errors by a seed.
 
-Pure: the same sequence with the same tokens gets the same guesses, so a run is replayed by its seed. What stands after
-an answer's end is guessed as well, so that ends come in the middle of a result.
+Pure: the same sequence with the same tokens gets the same drafts, so a run is replayed by its seed. Tokens after an
+answer's end are drafted as well, so that answers end in the middle of a result.
 """
 
 from collections.abc import Sequence as Tokens
@@ -11,13 +11,13 @@ from random import Random
 
 from quire.backends.oracle import answer_alone
 from quire.core.request import ResolvedSampling
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Guesser:
-    """Proposes up to `longest` tokens; each is right with a chance of `hit_rate`."""
+    """Proposes up to `longest` tokens; each is right with probability `hit_rate`."""
 
     seed: int
     vocabulary_size: int
@@ -26,18 +26,19 @@ class Guesser:
 
     @staticmethod
     def drawn(seed: int, vocabulary_size: int) -> "Guesser":
-        """One that is nearly always right, seldom, or in between."""
+        """A guesser with a random hit rate and length."""
         random = Random(f"guesses {seed}")
         return Guesser(seed, vocabulary_size, random.choice((0.3, 0.7, 0.95)), random.choice((1, 3, 8)))
 
-    def __call__(self, sequence: Sequence, limit: int) -> Guess:
-        """What may follow the tokens this sequence knows."""
-        request, said = sequence.request, sequence.num_output_tokens
-        random = Random(f"{self.seed} {request.request_id} {sequence.index} {said}")
+    def __call__(self, sequence: Sequence, limit: int) -> Draft:
+        """A draft for the tokens after those of the sequence."""
+        request, num_known = sequence.request, sequence.num_output_tokens
+        random = Random(f"{self.seed} {request.request_id} {sequence.index} {num_known}")
         count = min(limit, random.randint(0, self.longest))
         answer = _answer(request.prompt, request.params, request.seed, self.vocabulary_size, sequence.index)
-        right = (*answer[said : said + count], *(random.randrange(self.vocabulary_size) for _ in range(count)))
-        return Guess(
+        noise = (random.randrange(self.vocabulary_size) for _ in range(count))
+        right = (*answer[num_known : num_known + count], *noise)
+        return Draft(
             tuple(
                 token_id if random.random() < self.hit_rate else random.randrange(self.vocabulary_size)
                 for token_id in right[:count]

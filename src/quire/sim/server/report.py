@@ -1,4 +1,4 @@
-"""What a simulation came to, as numbers and as lines a person reads."""
+"""The result of a simulation, as numbers and as text."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -11,33 +11,33 @@ from quire.sim.server.deliveries import Deliveries
 
 @dataclass(slots=True)
 class Totals(SchedulerStats):
-    """Counters over the whole run, every worker's added up."""
+    """Counters of the whole run, summed over all workers."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
     num_evictions: int = 0
     num_slot_evictions: int = 0
-    """Cached states that had to make room."""
+    """Evicted cached states."""
     num_refused: int = 0
-    """Could never have been served."""
+    """Requests too large to be served."""
     num_turned_away: int = 0
-    """Told to come back later; counted each time."""
+    """Rejections with a retry time; each is counted."""
     num_displaced: int = 0
-    """Had waited, and gave their places to tenants that had less."""
+    """Waiting requests displaced by tenants with a smaller share."""
     num_returned: int = 0
-    """Came back when they were told to, their tenants having asked for nothing since."""
+    """Requests that returned at their retry time, with no other request of their tenants since."""
     num_duplicates: int = 0
     num_cancels: int = 0
     num_drops: int = 0
-    """Continuations that were cancelled alone."""
+    """Continuations that were cancelled individually."""
     num_crashes: int = 0
     num_pins_refused: int = 0
     num_idle_steps: int = 0
-    """Plans without work while somebody was waiting or running."""
+    """Plans without work while requests were waiting or running."""
     is_wedged: bool = False
 
     def absorb(self, scheduler: SchedulerStats, memory: MemoryStats) -> None:
-        """Add what one worker did in its life."""
+        """Add one worker's counters."""
         for one in fields(SchedulerStats):
             setattr(self, one.name, getattr(self, one.name) + getattr(scheduler, one.name))
         self.query_tokens += memory.query_tokens
@@ -48,7 +48,7 @@ class Totals(SchedulerStats):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long the requests of one class or tenant waited until they started, in seconds."""
+    """Seconds from arrival to start, of the requests of one class or tenant."""
 
     who: str
     num_requests: int
@@ -69,22 +69,22 @@ class Report:
 
     @property
     def violations(self) -> list[str]:
-        """Everything that must not have happened."""
-        wedged = ["wedged: something waits and nothing runs"] if self.totals.is_wedged else []
+        """All violations."""
+        wedged = ["wedged: requests wait and none runs"] if self.totals.is_wedged else []
         return wedged + self.ledger.complaints
 
     @property
     def replay(self) -> str:
-        """The line that runs it again."""
+        """The command that repeats the run."""
         config = self.config
         return f"quire sim --scenario {config.scenario} --seed {config.seed} --requests {config.num_requests}"
 
     def reasons(self) -> Counter[str]:
-        """How continuations ended."""
+        """Finish reasons of continuations."""
         return Counter(reason.value for entry in self.ledger.entries.values() for reason in entry.reasons.values())
 
     def waits(self) -> list[Waits]:
-        """By class, most urgent first; then by tenant, if there are several."""
+        """Waits by class, most urgent first; then by tenant, if there are several."""
         by_class: dict[str, list[float]] = {"high": [], "normal": [], "low": []}
         by_tenant: dict[str, list[float]] = {}
         for entry in self.ledger.entries.values():

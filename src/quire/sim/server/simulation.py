@@ -1,4 +1,4 @@
-"""The loop: submit, disturb, plan, run, apply; and move the clock by what the step would have taken.
+"""The loop: submit, inject faults, plan, run, apply; then advance the clock by the duration of the step.
 
 Everything random comes from one seed, and every event goes into a digest: the same seed gives the same log.
 """
@@ -40,15 +40,15 @@ CHECK_EVERY_STEPS = 64
 
 
 class RetryTimes:
-    """What tenants were told about when to come back, as they understand it."""
+    """Retry times sent to tenants."""
 
     def __init__(self) -> None:
         self.due_s: dict[str, float] = {}
         self.returned: set[str] = set()
-        """Requests that came when their tenants were told to."""
+        """Requests that arrived at their tenants' retry times."""
 
     def comes(self, request: Request, now_s: float) -> bool:
-        """Whether its tenant was refused, has waited as long as it was told, and asked for nothing since."""
+        """Whether its tenant was rejected, waited for its retry time, and sent nothing since."""
         due_s = self.due_s.pop(request.tenant, None)
         is_due = due_s is not None and due_s <= now_s < due_s + KEPT_S
         if is_due:
@@ -56,12 +56,12 @@ class RetryTimes:
         return is_due
 
     def refused(self, tenant: str, now_s: float, retry_after_s: int) -> None:
-        """It is told to wait."""
+        """Record the tenant's retry time."""
         self.due_s[tenant] = now_s + retry_after_s
 
 
 class Simulation:
-    """One run. `run()` ends when every client has its last event, and says what happened."""
+    """One run. `run()` ends when every client has its last event."""
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
@@ -70,26 +70,26 @@ class Simulation:
         self.now_s = 0.0
         self._random = Random(f"faults {config.seed}")
         self._log = blake2b(digest_size=16)
-        asks = SCENARIOS[config.scenario].asks(Random(f"asks {config.seed}"), config.num_requests)
-        self._arrivals = [(ask.arrival_s, number, ask) for number, ask in enumerate(asks)]
+        workload = SCENARIOS[config.scenario].requests(Random(f"asks {config.seed}"), config.num_requests)
+        self._arrivals = [(arrival.arrival_s, number, arrival) for number, arrival in enumerate(workload)]
         heapify(self._arrivals)
         self._num_tries: Counter[str] = Counter()
-        self._asks = {ask.name: (number, ask) for _, number, ask in self._arrivals}
-        self._told = RetryTimes()
+        self._workload = {arrival.name: (number, arrival) for _, number, arrival in self._arrivals}
+        self._retry_times = RetryTimes()
         self._cancels: list[tuple[float, str]] = []
         self._drops: list[tuple[float, str, int]] = []
         self._stuck_since_s: float | None = None
         self._build()
 
     def run(self) -> Report:
-        """Until nothing is left to come and nothing is left to answer."""
+        """Run until no request is left."""
         num_steps = 0
         try:
             while self._arrivals or self.scheduler.live:
                 self._step()
                 num_steps += 1
                 if num_steps > STEPS_PER_REQUEST * (self.config.num_requests + 10):
-                    self.ledger.complaints.append(f"after {num_steps} steps it has not come to an end")
+                    self.ledger.complaints.append(f"not finished after {num_steps} steps")
                 if self._is_wedged() or self.ledger.complaints:
                     break
             else:
@@ -99,7 +99,7 @@ class Simulation:
         return Report(self.config, self.totals, self.ledger, self._log.hexdigest(), self.now_s)
 
     def _build(self) -> None:
-        """A fresh worker: nothing survives from the one before."""
+        """Build a fresh worker: nothing survives from the previous one."""
         shape = self.config.shape
         self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
         self.scheduler = Scheduler(shape.scheduler(), self.memory, self.config.guesser)
@@ -134,7 +134,7 @@ class Simulation:
             invariants.check_scheduler(self.scheduler)
 
     def _check_order(self) -> None:
-        """With one tenant nobody who has never run waits while someone of a later key has just started."""
+        """With one tenant, no request that never ran waits while one with a later key just started."""
         if len(self.scheduler.queue.tenants) > 1:
             return
         waiting = min((one.key for one in self.scheduler.queue if not one.num_preemptions), default=None)
@@ -143,11 +143,11 @@ class Simulation:
             self.ledger.complaints.append(f"a request of key {max(started)} started before one of {waiting}")
 
     def _started_keys(self) -> list[tuple[float, int]]:
-        """Keys of those who run now and did not at the last look, and were never preempted."""
+        """Keys of sequences that started since the last check and were never preempted."""
         running = {one.sequence_id: one for one in self.scheduler.running}
         fresh = [one for key, one in running.items() if key not in self._ran_before and not one.num_preemptions]
         self._ran_before = set(running)
-        # Siblings start with their leader's place.
+        # Siblings start together with their leader.
         return [one.key for one in fresh if one.index == one.request.continuations[0].index]
 
     # -- clients -------------------------------------------------------------------------------------------------------
@@ -156,57 +156,60 @@ class Simulation:
         num_turned_away = self.totals.num_turned_away
         while self._arrivals and self._arrivals[0][0] <= self.now_s:
             if self.totals.num_turned_away - num_turned_away >= TRIES_A_STEP:
-                return  # the others see that it is full
-            _, number, ask = heappop(self._arrivals)
-            if self._is_patient(ask.tenant) and (due_s := self._told.due_s.get(ask.tenant, self.now_s)) > self.now_s:
-                heappush(self._arrivals, (due_s, number, ask))
+                return  # the remaining clients try in the next step
+            _, number, arrival = heappop(self._arrivals)
+            due_s = self._retry_times.due_s.get(arrival.tenant, self.now_s)
+            if self._is_patient(arrival.tenant) and due_s > self.now_s:
+                heappush(self._arrivals, (due_s, number, arrival))
                 continue
-            request = self._request(ask)
+            request = self._request(arrival)
             try:
                 self.scheduler.submit(request)
             except RequestTooLargeError:
                 self.totals.num_refused += 1
                 continue
             except (QueueFullError, TenantShareError) as error:
-                if self._told.comes(request, self.now_s):
-                    self.ledger.complaints.append(f"{ask.name} came back when it was told to: {error}")
+                if self._retry_times.comes(request, self.now_s):
+                    self.ledger.complaints.append(
+                        f"{arrival.name}: rejected although it came back after its retry time: {error}"
+                    )
                 self.totals.num_turned_away += 1
-                self._told.refused(ask.tenant, self.now_s, error.retry_after_s)
-                self._come_back(number, ask, error.retry_after_s)
+                self._retry_times.refused(arrival.tenant, self.now_s, error.retry_after_s)
+                self._come_back(number, arrival, error.retry_after_s)
                 continue
-            self.totals.num_returned += self._told.comes(request, self.now_s)
+            self.totals.num_returned += self._retry_times.comes(request, self.now_s)
             self.ledger.add(request)
             self._plan_misbehaviour(request)
 
     def _is_patient(self, tenant: str) -> bool:
         return Random(f"patience {self.config.seed} {tenant}").random() < self.config.faults.patient_tenants
 
-    def _come_back(self, number: int, ask: WorkloadRequest, retry_after_s: int) -> None:
-        """The answer to too much is "later", and a well-behaved client comes back: on time, then ever later."""
-        self._num_tries[ask.name] += 1
-        delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[ask.name] - 1))
-        heappush(self._arrivals, (self.now_s + delay_s, number, ask))
+    def _come_back(self, number: int, arrival: WorkloadRequest, retry_after_s: int) -> None:
+        """A rejected client retries: first after the retry time, then with exponential backoff."""
+        self._num_tries[arrival.name] += 1
+        delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[arrival.name] - 1))
+        heappush(self._arrivals, (self.now_s + delay_s, number, arrival))
 
-    def _request(self, ask: WorkloadRequest) -> Request:
+    def _request(self, arrival: WorkloadRequest) -> Request:
         shape = self.config.shape
         return Request(
-            request_id=ask.name,
-            prompt=ask.prompt,
-            namespace=Namespace(1, "oracle", "", "slots", shape.block_size, ask.tenant),
+            request_id=arrival.name,
+            prompt=arrival.prompt,
+            namespace=Namespace(1, "oracle", "", "slots", shape.block_size, arrival.tenant),
             arrival_s=self.now_s,
-            params=self._params(ask),
-            seed=ask.seed,
-            tenant=ask.tenant,
-            priority=PriorityClass(ask.priority),
-            continuations=tuple(Continuation(index) for index in range(ask.num_continuations)),
-            deadline_s=None if ask.timeout_s is None else self.now_s + ask.timeout_s,
+            params=self._params(arrival),
+            seed=arrival.seed,
+            tenant=arrival.tenant,
+            priority=PriorityClass(arrival.priority),
+            continuations=tuple(Continuation(index) for index in range(arrival.num_continuations)),
+            deadline_s=None if arrival.timeout_s is None else self.now_s + arrival.timeout_s,
         )
 
-    def _params(self, ask: WorkloadRequest) -> ResolvedSampling:
-        params = ResolvedSampling(max_tokens=ask.max_tokens, stop_token_ids=frozenset({0}))
+    def _params(self, arrival: WorkloadRequest) -> ResolvedSampling:
+        params = ResolvedSampling(max_tokens=arrival.max_tokens, stop_token_ids=frozenset({0}))
         if self.config.scenario not in CHAOTIC:
             return params
-        dice = Random(ask.seed)
+        dice = Random(arrival.seed)
         params = replace(
             params,
             min_tokens=dice.choice((0, 0, 2)),
@@ -214,7 +217,7 @@ class Simulation:
             logprobs=dice.choice((None, None, 2)),
             prompt_logprobs=dice.choice((None,) * 9 + (1,)),
         )
-        # Where drafts are, there are also requests that want nothing but their prompt.
+        # With drafts, there are also requests for the prompt only.
         is_answered = self.config.guesser is None or dice.random() < 0.9
         return params if is_answered else replace(params, max_tokens=0)
 
@@ -257,7 +260,7 @@ class Simulation:
             self._squeeze()
         if faults.time_jump_per_step and random.random() < faults.time_jump_per_step:
             self.now_s += random.choice((-1.0, 1.0)) * random.random() * 3600.0
-            self._told = RetryTimes()
+            self._retry_times = RetryTimes()
 
     def _squeeze(self) -> None:
         entry = self._random.choice(list(self.ledger.entries.values())) if self.ledger.entries else None
@@ -274,12 +277,13 @@ class Simulation:
                 self.totals.num_pins_refused += 1
 
     def _recover(self) -> None:
-        """The worker is gone. A new one gets every open request again, with the tokens it had."""
+        """Replace the crashed worker. The new one gets every open request, with its tokens."""
         self.totals.absorb(self.scheduler.stats, self.memory.stats())
         self.totals.num_crashes += 1
-        self._told = RetryTimes()  # what this worker promised died with it: a server that outlives it is not simulated
+        # Retry times are lost with the worker: a server that outlives it is not simulated.
+        self._retry_times = RetryTimes()
         self.now_s += 1.0
-        # What died with the worker includes endings it had decided and not told: the books know who was cancelled.
+        # The worker may have decided endings without reporting them: the ledger has the cancellations.
         cancelled = self.ledger.cancels()
         self._build()
         for request in self.ledger.unfinished():
@@ -288,7 +292,7 @@ class Simulation:
             self.scheduler.cancel(request_id, index)
         self._take(self.scheduler.take_events())
 
-    # -- the clock and the books ---------------------------------------------------------------------------------------
+    # -- clock and ledger ----------------------------------------------------------------------------------------------
 
     def _take(self, events: list[RequestEvent]) -> None:
         for event in events:
@@ -298,15 +302,15 @@ class Simulation:
                 self._displaced(event.request_id, event.sequence_index, event.retry_after_s)
 
     def _displaced(self, request_id: str, index: int, retry_after_s: int) -> None:
-        number, ask = self._asks[request_id]
+        number, arrival = self._workload[request_id]
         if index == 0:
             self.totals.num_displaced += 1
-            self._come_back(number, ask, retry_after_s)
-        if request_id in self._told.returned:
-            self.ledger.complaints.append(f"{request_id} came back when it was told to, and was displaced")
+            self._come_back(number, arrival, retry_after_s)
+        if request_id in self._retry_times.returned:
+            self.ledger.complaints.append(f"{request_id}: displaced although it came back after its retry time")
 
     def _wait_for_something(self) -> None:
-        """Nothing to compute: go to the next moment at which there could be."""
+        """Nothing to compute: advance the clock to the next possible event."""
         if self.scheduler.live:
             self.totals.num_idle_steps += 1
             self._stuck_since_s = self.now_s if self._stuck_since_s is None else self._stuck_since_s
@@ -328,4 +332,4 @@ class Simulation:
             if tenant.num_live or tenant.num_waiting:
                 self.ledger.complaints.append(f"at rest {tenant.name} still counts as waiting or alive")
         if self.ledger.open:
-            self.ledger.complaints.append(f"lost: {sorted(self.ledger.open)[:5]} never got a last event")
+            self.ledger.complaints.append(f"lost: {sorted(self.ledger.open)[:5]} never received a last event")

@@ -1,4 +1,4 @@
-"""How large the simulated server is and how long its steps take."""
+"""Size of the simulated server and duration of its steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class ServerSize:
     step_s: float = 0.02
     token_s: float = 0.001
     step_limit_s: float = 0.0
-    """How long a step may take that reads prompts; 0: as long as its tokens take."""
+    """Time limit of a step with prefill; 0: no limit."""
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     pin_share: float = 0.25
-    """Clients of a simulated server pin prefixes now and then."""
+    """Pinned share of the pool; simulated clients sometimes pin prefixes."""
     num_slots: int = 0
-    """For the state of a model with recurrent layers, one more than `max_running` at least; 0: it has none."""
+    """Slots for recurrent state, at least `max_running` + 1; 0: none."""
 
     def memory(self) -> KVMemoryConfig:
         """Settings of its KV memory."""
@@ -47,7 +47,7 @@ class ServerSize:
         return SchedulerConfig(self.max_step_tokens, self.max_running, queue=queue, step_limit_s=self.step_limit_s)
 
     def capacity(self) -> Capacity:
-        """What its runner can hold."""
+        """Capacity of its runner."""
         return Capacity(
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -59,12 +59,12 @@ class ServerSize:
         )
 
     def duration_s(self, num_tokens: int) -> float:
-        """How long a step takes that feeds this many tokens."""
+        """Duration of a step with this many tokens."""
         return self.step_s + self.token_s * num_tokens
 
 
 def small_shape(random: Random, num_tenants: int) -> ServerSize:
-    """A server that is nearly always too small: little memory, few places, a tight budget."""
+    """A random server that is nearly always too small: little memory, few slots, a tight budget."""
     block_size = random.choice((1, 2, 4, 8))
     max_running = random.choice((2, 4, 8, 16))
     return ServerSize(

@@ -65,9 +65,9 @@ class FormatFinder:
         )
 
     def _shows_late_system(self) -> bool:
-        said = [probe.USER, {"role": "system", "content": probe.SAID}, probe.USER]
+        messages = [probe.USER, {"role": "system", "content": probe.ANSWER}, probe.USER]
         try:
-            return probe.SAID in self._template.render(said).text
+            return probe.ANSWER in self._template.render(messages).text
         except QuireError:
             return False
 

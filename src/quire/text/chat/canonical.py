@@ -38,15 +38,15 @@ def canonical(messages: Sequence[Mapping[str, Any]], spelling: Spelling) -> list
     """The same conversation in the template's own spelling. What is no message is left for others to refuse."""
     if not all(isinstance(message, Mapping) for message in messages):
         return list(messages)
-    told = [_message(message, spelling) for message in messages]
-    num_first = next((at for at, message in enumerate(told) if message.get("role") != "system"), len(told))
-    first = told[:num_first]
+    result = [_message(message, spelling) for message in messages]
+    num_first = next((at for at, message in enumerate(result) if message.get("role") != "system"), len(result))
+    first = result[:num_first]
     if len(first) > 1 and all(isinstance(message.get("content"), str) for message in first):
-        told[:num_first] = [{**first[0], "content": "\n\n".join(message["content"] for message in first)}]
+        result[:num_first] = [{**first[0], "content": "\n\n".join(message["content"] for message in first)}]
         num_first = 1
     if spelling.shows_late_system:
-        return told
-    return told[:num_first] + [_as_user(message) for message in told[num_first:]]
+        return result
+    return result[:num_first] + [_as_user(message) for message in result[num_first:]]
 
 
 def _message(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
@@ -74,10 +74,10 @@ def _short_call(call: Any) -> Any:
     return {**call, "id": short_id(call["id"])}
 
 
-def short_id(given: str) -> str:
+def short_id(call_id: str) -> str:
     """An id of so many letters and digits: its own if it is one, else always the same for the same."""
     return (
-        given
-        if SHORT_ID.fullmatch(given)
-        else blake2b(given.encode("utf-8", "replace"), digest_size=8).hexdigest()[:ID_CHARS]
+        call_id
+        if SHORT_ID.fullmatch(call_id)
+        else blake2b(call_id.encode("utf-8", "replace"), digest_size=8).hexdigest()[:ID_CHARS]
     )

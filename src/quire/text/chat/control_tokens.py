@@ -67,7 +67,7 @@ class ChatTokenizer:
         return self.encode_parts(rendered, None)[0]
 
     def encode_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
-        """The same, and where the parts of `table` lie. Nobody knows that of a text that is encoded apart."""
+        """The same, and where the parts of `table` lie. None of a text that is encoded apart: unknown."""
         encoding = self._tokenizer.encoding(rendered.text)
         ids = encoding.ids
         spans = Touching(rendered)
@@ -90,8 +90,8 @@ class ChatTokenizer:
                 return [originals.get(one, one) for one in ids if one != self._break_id]
             text = _edited(text, edits)
         raise InvalidTextError(
-            f"a chat's text must be readable without control tokens, after {MAX_PASSES} tries this one is not; leave "
-            "out names of the model's control tokens"
+            f"expected a chat without control tokens, found some after {MAX_PASSES} passes; leave out names of the "
+            "model's control tokens"
         )
 
     def _with_aliases(self, rendered: Rendered) -> str:
@@ -113,7 +113,7 @@ class ChatTokenizer:
         """Some vocabularies have the names of control tokens as words too: such a word is read in two halves."""
         for start, stop in self._found(encoding, ids, text, self._words):
             if stop - start < 2:
-                raise InvalidTextError(f"a chat may not have {text[start:stop]!r}, a control token; leave it out")
+                raise InvalidTextError(f"unexpected control token {text[start:stop]!r} in a chat; leave it out")
             yield start + 1, start + 1, self._break
 
     def _found(

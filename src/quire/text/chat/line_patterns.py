@@ -41,7 +41,7 @@ def line_pattern(source: str) -> re.Pattern[str]:
     """The pattern, to be matched with a whole line. Raises ConfigError."""
     try:
         if not 0 < len(source) <= MAX_PATTERN_CHARS:
-            raise _RefusedPatternError(f"it must have 1 to {MAX_PATTERN_CHARS} characters, it has {len(source)}")
+            raise _RefusedPatternError(f"expected 1 to {MAX_PATTERN_CHARS} characters, got {len(source)}")
         ways = _Reader(source).read()
         if ways > MAX_WAYS:
             raise _RefusedPatternError(
@@ -50,7 +50,7 @@ def line_pattern(source: str) -> re.Pattern[str]:
         return re.compile(source)
     except (_RefusedPatternError, re.error) as error:
         raise ConfigError(
-            f"a pattern of stable_prefix must be a name or a plain regular expression, {source[:80]!r} is not: {error}",
+            f"stable_prefix: expected a name or a plain regular expression, got {source[:80]!r}: {error}",
             ("stable_prefix",),
         ) from None
 
@@ -66,7 +66,7 @@ class _Reader:
         """In how many ways a line may match."""
         ways = self._alternatives()
         if self._at < len(self._source):
-            raise _RefusedPatternError("a ) has no (")
+            raise _RefusedPatternError("unmatched )")
         return ways
 
     def _alternatives(self) -> int:
@@ -90,15 +90,15 @@ class _Reader:
         elif char == "\\":
             self._escape()
         elif char in SPECIAL and char not in "{}].":
-            raise _RefusedPatternError(f"{char} may not stand there; whole lines are matched, without ^ and $")
+            raise _RefusedPatternError(f"{char} is not allowed there; patterns match whole lines, without ^ and $")
         return _Piece(1, is_single=True)
 
     def _group(self) -> _Piece:
         if self._takes("?") and not self._takes(":"):
-            raise _RefusedPatternError("groups must be (…) or (?:…)")
+            raise _RefusedPatternError("expected a group as (…) or (?:…)")
         ways = self._alternatives()
         if not self._takes(")"):
-            raise _RefusedPatternError("a ( has no )")
+            raise _RefusedPatternError("unmatched (")
         return _Piece(ways)
 
     def _class(self) -> None:
@@ -108,12 +108,14 @@ class _Reader:
             if char == "\\":
                 self._escape()
             elif char == "[":
-                raise _RefusedPatternError("a [ within [ ] must be written \\[")
+                raise _RefusedPatternError("write a [ within [ ] as \\[")
 
     def _escape(self) -> None:
         char = self._next()
         if char.isalnum() and char not in CLASSES and char not in CONTROL:
-            raise _RefusedPatternError(f"\\{char} is not taken; \\d \\w \\s \\D \\W \\S \\t and escaped signs are")
+            raise _RefusedPatternError(
+                f"\\{char} is not supported; \\d \\w \\s \\D \\W \\S \\t and escaped punctuation are"
+            )
 
     def _repeated(self, piece: _Piece) -> int:
         """The ways of a piece with what stands behind it."""
@@ -121,11 +123,11 @@ class _Reader:
         if (low, high) == (1, 1):
             return piece.ways
         if self._at < len(self._source) and self._source[self._at] in "*+?{":
-            raise _RefusedPatternError("a repeat may not be repeated, nor be lazy")
+            raise _RefusedPatternError("repeats of repeats and lazy repeats are not supported")
         if not piece.is_single:
             if (low, high) == (0, 1):
                 return piece.ways + 1
-            raise _RefusedPatternError("only one character may be repeated, no group")
+            raise _RefusedPatternError("expected a repeat of one character, got a group")
         return (MAX_MATCHED_CHARS if high is None else high) - low + 1
 
     def _bounds(self) -> tuple[int, int | None]:
@@ -140,7 +142,7 @@ class _Reader:
         low = int(found[1])
         high = low if found[2] is None else None if found[3] is None else int(found[3])
         if high is not None and high < low:
-            raise _RefusedPatternError(f"{found[0]} has its bounds the wrong way round")
+            raise _RefusedPatternError(f"the bounds of {found[0]} are reversed")
         return low, high
 
     def _takes(self, char: str) -> bool:
@@ -150,6 +152,6 @@ class _Reader:
 
     def _next(self) -> str:
         if self._at >= len(self._source):
-            raise _RefusedPatternError("it ends too soon")
+            raise _RefusedPatternError("unexpected end")
         self._at += 1
         return self._source[self._at - 1]

@@ -37,7 +37,7 @@ class PartSpan:
     after: int
     """The token behind its last."""
     part: PromptPart | None
-    """None: a client's, but nobody knows which."""
+    """None: a client's, but not known which."""
 
 
 class PromptParts:
@@ -62,7 +62,7 @@ class PromptParts:
 
 
 UNKNOWN_PARTS = PromptParts((PartSpan(0, 1 << 62, None),))
-"""Of a prompt that nobody can take apart."""
+"""Of a prompt that cannot be taken apart."""
 AT_START = ("system", "developer")
 
 
@@ -120,7 +120,7 @@ class TemplateParts:
 
 
 CharSpan = tuple[int, int, str | None]
-"""Characters from start to stop that come from one place; None: nobody knows which."""
+"""Characters from start to stop that come from one place; None: not known which."""
 
 
 def char_spans(rendered: Rendered) -> list[CharSpan]:

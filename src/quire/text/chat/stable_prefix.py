@@ -48,7 +48,7 @@ class StablePrefix:
         """Names of `BUILT_IN`, or regular expressions that match a whole line. Raises ConfigError."""
         if len(listed) > MAX_PATTERNS:
             raise ConfigError(
-                f"stable_prefix may have {MAX_PATTERNS} patterns, {len(listed)} given; leave some out",
+                f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(listed)}; leave some out",
                 ("stable_prefix",),
             )
         self._names = frozenset(listed) & frozenset(BUILT_IN)

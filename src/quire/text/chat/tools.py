@@ -47,8 +47,8 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """Of its arguments, with all that an answer must be and nothing else."""
-        given = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-        lean: dict[str, Any] = rewritten_schema(given, _lean)
+        parameters_schema = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        lean: dict[str, Any] = rewritten_schema(parameters_schema, _lean)
         return lean if lean.get("type") == "object" or "$ref" in lean else {**lean, "type": "object"}
 
 
@@ -65,17 +65,19 @@ class ToolUse:
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]
         if len(names) > MAX_TOOLS:
-            raise InvalidParameterError(f"a request may have {MAX_TOOLS} tools, {len(names)} given", "tools")
+            raise InvalidParameterError(f"expected at most {MAX_TOOLS} tools, got {len(names)}", "tools")
         twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
         if twice is not None:
-            raise InvalidParameterError(f"tools must have different names, {twice[:64]!r} is there twice", "tools")
+            raise InvalidParameterError(f"expected tools with different names, got {twice[:64]!r} twice", "tools")
         if self.only is not None and self.only not in names:
             raise InvalidParameterError(
-                f"tool_choice must name one of the tools ({', '.join(names)[:300]}), {self.only[:64]!r} given",
+                f"expected tool_choice to name one of the tools ({', '.join(names)[:300]}), got {self.only[:64]!r}",
                 "tool_choice",
             )
         if self.mode is ToolMode.REQUIRED and not names:
-            raise InvalidParameterError("tool_choice asks for a call and there are no tools; give some", "tool_choice")
+            raise InvalidParameterError(
+                "tool_choice requires a call, but the request has no tools; add some", "tool_choice"
+            )
 
     @property
     def callable(self) -> Sequence[Tool]:
@@ -91,42 +93,44 @@ NO_TOOLS = ToolUse()
 def checked_tool(name: object, description: object, parameters: object, is_strict: object = False) -> Tool:
     """A tool of these, or an error that says what is wrong."""
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
-        given = repr(name)[:80]
+        shown = repr(name)[:80]
         raise InvalidParameterError(
-            f"a tool's name must have 1 to 128 letters, digits or any of _ . : / -, {given} given", "tools"
+            f"expected a tool name of 1 to 128 letters, digits or any of _ . : / -, got {shown}", "tools"
         )
     if description is not None and not isinstance(description, str):
-        raise InvalidParameterError(f"the description of tool {name} must be a text", "tools")
+        raise InvalidParameterError(f"expected the description of tool {name} to be a string", "tools")
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise InvalidParameterError(f"the parameters of tool {name} must be a JSON schema, an object", "tools")
+        raise InvalidParameterError(f"expected the parameters of tool {name} to be a JSON schema, an object", "tools")
     return Tool(name, description or "", parameters or None, is_strict is True)
 
 
-def tools_of(given: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Tools as the OpenAI API declares them. Kinds that nobody here can run are left out: others than functions."""
-    return [_function(one) for one in given if one.get("type", "function") == "function"]
+def tools_of(declared: Sequence[Mapping[str, Any]]) -> list[Tool]:
+    """Tools as the OpenAI API declares them. All kinds other than functions are left out."""
+    return [_function(one) for one in declared if one.get("type", "function") == "function"]
 
 
-def _function(given: Mapping[str, Any]) -> Tool:
-    function = given.get("function")
+def _function(declared: Mapping[str, Any]) -> Tool:
+    function = declared.get("function")
     if not isinstance(function, Mapping):
-        raise InvalidParameterError("a tool of type function must have a function with a name", "tools")
+        raise InvalidParameterError("expected a function with a name in a tool of type function", "tools")
     return checked_tool(
         function.get("name"), function.get("description"), function.get("parameters"), function.get("strict")
     )
 
 
-def tool_mode(given: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | None]:
+def tool_mode(choice: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | None]:
     """Whether tools are called, and the one that must be. A name stands in a function, or beside its type."""
-    if given is None:
+    if choice is None:
         return ToolMode.AUTO, None
-    if isinstance(given, str) and given in {mode.value for mode in ToolMode}:
-        return ToolMode(given), None
-    function = given.get("function") if isinstance(given, Mapping) else None
-    named = function if isinstance(function, Mapping) else given if isinstance(given, Mapping) else {}
+    if isinstance(choice, str) and choice in {mode.value for mode in ToolMode}:
+        return ToolMode(choice), None
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    named = function if isinstance(function, Mapping) else choice if isinstance(choice, Mapping) else {}
     name = named.get("name")
     if not isinstance(name, str):
-        message = "tool_choice must be auto, none, required, or an object of type function with a function's name"
+        message = (
+            "expected tool_choice to be auto, none, required, or an object of type function with a function's name"
+        )
         raise InvalidParameterError(message, "tool_choice")
     return ToolMode.REQUIRED, name
 

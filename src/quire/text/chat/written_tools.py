@@ -13,11 +13,11 @@ from quire.text.parsers.tool_format import HERMES
 
 def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
     """The same conversation for a template that shows contents alone."""
-    told = [_as_text(message, index) for index, message in enumerate(messages)]
+    as_texts = [_as_text(message, index) for index, message in enumerate(messages)]
     system = _tools_text(tools)
-    if told and told[0].get("role") == "system":
-        return [{**told[0], "content": f"{system}\n\n{_content(told[0], 0)}"}, *told[1:]]
-    return [{"role": "system", "content": system}, *told]
+    if as_texts and as_texts[0].get("role") == "system":
+        return [{**as_texts[0], "content": f"{system}\n\n{_content(as_texts[0], 0)}"}, *as_texts[1:]]
+    return [{"role": "system", "content": system}, *as_texts]
 
 
 def _tools_text(tools: Sequence[Tool]) -> str:

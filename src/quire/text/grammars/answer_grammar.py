@@ -85,7 +85,7 @@ class _Writer:
         if calls is not None:
             yield from self._called(calls)
         if calls is None or not calls.must_call:
-            yield f"said: {self._said()}"
+            yield f"said: {self._text_rule()}"
         if reasoning is None:
             yield f"start: {body}"
             return
@@ -110,7 +110,7 @@ class _Writer:
         """A text has a mark of its own: no call stands behind one."""
         return self._rules.reasoning is not None and bool(self._rules.reasoning.text_begin)
 
-    def _said(self) -> str:
+    def _text_rule(self) -> str:
         schema, calls, reasoning = self._rules.schema, self._rules.calls, self._rules.reasoning
         lead = self._literal(reasoning.text_begin) + " " if reasoning is not None and self._has_text_begin else ""
         if schema is not None:

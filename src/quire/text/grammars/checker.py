@@ -3,7 +3,7 @@
     known? ─► turn ─► process ─► known from now on
 
 What was found right, or wrong, lately is not looked at again, and is looked up without waiting for a check. Those who
-have something to check take turns, first come first served: whoever has more waits again behind the others. What a
+have something to check take turns, first come first served: a request with more waits again behind the others. What a
 check takes is charged to the request that it is for, and there is no more of it when that has had its share. The
 process bounds what a check may take; should it not answer within `CHECK_S` all the same, it is ended, the grammar is
 refused, and the next check starts another.
@@ -116,7 +116,7 @@ class GrammarChecker:
             cpu_s = min(CHECK_CPU_S, work.left_s(WorkKind.GRAMMAR_CHECK))
             answer = self._answer(grammar, cpu_s)
         if not isinstance(answer, GrammarFine | GrammarRefused):
-            return f"{answer!r} came of it"
+            return f"unexpected response {answer!r}"
         why = answer.message if isinstance(answer, GrammarRefused) else None
         if isinstance(answer, GrammarFine) or not answer.took_all or cpu_s >= CHECK_CPU_S:
             self.verdicts.keep(grammar.text, why)  # what was stopped because others took its time may be right
@@ -128,11 +128,11 @@ class GrammarChecker:
     def _answer(self, grammar: Grammar, cpu_s: float) -> FromChecker:
         helper = self._helper()
         try:
-            return helper.ask(wire.encode_frame(CheckGrammar(grammar.text, cpu_s)), wire.read_from_checker, CHECK_S)
+            return helper.request(wire.encode_frame(CheckGrammar(grammar.text, cpu_s)), wire.read_from_checker, CHECK_S)
         except StoppedError as error:
             self._helpers.clear()
             raise InvalidParameterError(
-                f"{grammar.parameter} may take {CHECK_S:g} s to be checked, this one {error}; say it with fewer rules",
+                f"expected {grammar.parameter} to be checked within {CHECK_S:g} s, it {error}; use fewer rules",
                 grammar.parameter,
             ) from None
 
@@ -145,12 +145,12 @@ class GrammarChecker:
         try:
             vocabulary = wire.encode_frame(self._read_vocabulary())
         except CheckpointError as error:
-            raise InvalidParameterError(f"this model follows no grammars: {error}", "grammar") from error
+            raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
         try:
             helper = Helper(COMMAND)
-            answer = helper.ask(vocabulary, wire.read_from_checker, LOAD_S)
+            answer = helper.request(vocabulary, wire.read_from_checker, LOAD_S)
         except (OSError, StoppedError) as error:
-            raise CapacityError(f"a grammar needs a process that checks it, none could be started: {error}") from None
+            raise CapacityError(f"cannot start a process to check the grammar: {error}") from None
         if isinstance(answer, GrammarRefused):
             helper.kill()
             raise InvalidParameterError(answer.message, "grammar")

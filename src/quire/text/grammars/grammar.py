@@ -28,7 +28,7 @@ LEAST_VALUE = -(2**63) + 1024
 OF_ANSWERS = ("const", "enum", "default", "examples")
 """What stands in these is an answer's, not a schema's."""
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-"""In these, schemas have names that somebody chose."""
+"""In these, schemas have names that a client chose."""
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -39,7 +39,7 @@ class Grammar:
     text: str
     """As the engine takes it."""
     parameter: str = "grammar"
-    """What it was called by whoever gave it."""
+    """The name of the parameter that it came in."""
     schema: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """Of the JSON that it is, where it is JSON: so it can be a part of another."""
 
@@ -48,14 +48,14 @@ class Grammar:
         """JSON that this schema accepts."""
         from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-        given: Any = schema
-        if not isinstance(given, Mapping):
+        value: Any = schema
+        if not isinstance(value, Mapping):
             raise InvalidParameterError(
-                f"{parameter} must be a JSON schema, an object, a {type(given).__name__} given", parameter
+                f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}", parameter
             )
         bounded = bounded_schema(schema, parameter)
         text = _json_text(bounded, parameter)
-        with _told_as(f"{parameter} cannot be used", parameter):
+        with _as_parameter_error(f"{parameter} cannot be used", parameter):
             return cls(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE), parameter, bounded)
 
     @classmethod
@@ -68,9 +68,9 @@ class Grammar:
         """A text that this expression matches, all of it."""
         from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-        given = _text(pattern, parameter)
-        with _told_as(f"{parameter} cannot be used", parameter):
-            return cls(LLMatcher.grammar_from_regex(given), parameter)
+        checked = _text(pattern, parameter)
+        with _as_parameter_error(f"{parameter} cannot be used", parameter):
+            return cls(LLMatcher.grammar_from_regex(checked), parameter)
 
     @classmethod
     def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
@@ -82,19 +82,21 @@ class Grammar:
         """What the rule `root` of a grammar in GBNF, llama.cpp's notation, derives."""
         from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - the same
 
-        given = _text(text, parameter)
-        with _told_as(f"{parameter} is no GBNF", parameter):
-            lark = gbnf_to_lark(given)
+        checked = _text(text, parameter)
+        with _as_parameter_error(f"{parameter} is not valid GBNF", parameter):
+            lark = gbnf_to_lark(checked)
         return cls.lark(lark, parameter)
 
     @classmethod
     def choice(cls, texts: Sequence[str], parameter: str = "choice") -> "Grammar":
         """One of these texts."""
-        given: Any = texts
-        if not isinstance(given, Sequence) or isinstance(given, str) or not 0 < len(given) <= MAX_ENUM_VALUES:
-            raise InvalidParameterError(f"{parameter} must be a list of 1 to {MAX_ENUM_VALUES} texts", parameter)
-        if not all(isinstance(one, str) and one for one in given):
-            raise InvalidParameterError(f"{parameter} must hold texts that are not empty", parameter)
+        values: Any = texts
+        if not isinstance(values, Sequence) or isinstance(values, str) or not 0 < len(values) <= MAX_ENUM_VALUES:
+            raise InvalidParameterError(
+                f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings", parameter
+            )
+        if not all(isinstance(one, str) and one for one in values):
+            raise InvalidParameterError(f"expected non-empty strings in {parameter}", parameter)
         _check_size(sum(len(one.encode("utf-8", "surrogatepass")) for one in texts), parameter)
         # One terminal, and not an alternative of the rule for each: the library bounds those of one place.
         return cls(
@@ -105,25 +107,25 @@ class Grammar:
 def _lark(text: str, parameter: str) -> str:
     from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
 
-    with _told_as(f"{parameter} cannot be used", parameter):
+    with _as_parameter_error(f"{parameter} cannot be used", parameter):
         made: str = LLMatcher.grammar_from_lark(text)
     return made
 
 
 @contextmanager
-def _told_as(what: str, parameter: str) -> Iterator[None]:
-    """The library raises whatever it comes upon, plain exceptions among them: a client is told in its words."""
+def _as_parameter_error(what: str, parameter: str) -> Iterator[None]:
+    """The library raises many kinds of exceptions, plain ones too: the client gets their message."""
     try:
         yield
     except Exception as error:
         raise InvalidParameterError(f"{what}: {str(error)[:300]}", parameter) from error
 
 
-def _text(given: object, parameter: str) -> str:
-    if not isinstance(given, str) or not given:
-        raise InvalidParameterError(f"{parameter} must be a text that is not empty", parameter)
-    _check_size(len(given.encode("utf-8", "surrogatepass")), parameter)
-    return given
+def _text(value: object, parameter: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidParameterError(f"expected {parameter} to be a non-empty string", parameter)
+    _check_size(len(value.encode("utf-8", "surrogatepass")), parameter)
+    return value
 
 
 def _json_text(schema: object, parameter: str) -> str:
@@ -131,14 +133,15 @@ def _json_text(schema: object, parameter: str) -> str:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         _check_size(len(text.encode()), parameter)
     except (TypeError, ValueError, UnicodeEncodeError) as error:
-        raise InvalidParameterError(f"{parameter} must be made of what JSON can say: {error}", parameter) from None
+        raise InvalidParameterError(f"expected {parameter} to consist of JSON values: {error}", parameter) from None
     return text
 
 
 def _check_size(num_bytes: int, parameter: str) -> None:
     if num_bytes > MAX_TEXT_BYTES:
         raise InvalidParameterError(
-            f"{parameter} may have {MAX_TEXT_BYTES} bytes, {num_bytes} given; leave out what the answer does not need",
+            f"expected {parameter} of at most {MAX_TEXT_BYTES} bytes, got {num_bytes}; leave out what the answer does "
+            "not need",
             parameter,
         )
 
@@ -147,17 +150,18 @@ def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
     """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
-            raise InvalidParameterError(f"{parameter} may be {MAX_DEPTH} levels deep, it is deeper", parameter)
+            raise InvalidParameterError(f"expected {parameter} of at most {MAX_DEPTH} levels, got more", parameter)
         if not isinstance(node, Mapping):
             continue
         properties, values = node.get("properties"), node.get("enum")
         if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
             raise InvalidParameterError(
-                f"an object of {parameter} may have {MAX_PROPERTIES} properties, {len(properties)} given", parameter
+                f"expected at most {MAX_PROPERTIES} properties in an object of {parameter}, got {len(properties)}",
+                parameter,
             )
         if isinstance(values, Sequence) and len(values) > MAX_ENUM_VALUES:
             raise InvalidParameterError(
-                f"an enum of {parameter} may have {MAX_ENUM_VALUES} values, {len(values)} given", parameter
+                f"expected at most {MAX_ENUM_VALUES} values in an enum of {parameter}, got {len(values)}", parameter
             )
         _check_values([values, node.get("const")], parameter)
     return rewritten_schema(schema, _with_bounds)
@@ -167,7 +171,8 @@ def _check_values(values: list[Any], parameter: str) -> None:
     for value, _ in _nodes(values):
         if isinstance(value, int) and -(2**63) <= value < LEAST_VALUE:
             raise InvalidParameterError(
-                f"a value of {parameter} must be at least {LEAST_VALUE}, {value} given; leave it out", parameter
+                f"expected every value in {parameter} to be at least {LEAST_VALUE}, got {value}; leave it out",
+                parameter,
             )
 
 

@@ -1,6 +1,6 @@
 """The process that checks grammars: `python -m quire.text.grammars.process`, spoken to on its stdin.
 
-A grammar is a client's, and compiling one is work that nobody can foretell. Here it is done once before a worker sees
+A grammar is a client's, and compiling one is work that cannot be foretold. Here it is done once before a worker sees
 it, each in a fork of its own: what takes too long or too much, or breaks the library, ends there, and the next one
 finds the vocabulary as it was. Reading that holds the interpreter's lock for most of a second, which a server's event
 loop could not spare either.
@@ -71,8 +71,8 @@ class Checker:
         spent_s = usage.ru_utime + usage.ru_stime
         if os.WIFSIGNALED(status):
             took_all = os.WTERMSIG(status) == signal.SIGPROF
-            took = f"it may take {message.cpu_s:.2g} s of processor time to be checked, and takes more"
-            words = f"{took}; say it with fewer rules" if took_all else "it broke what was to check it"
+            took = f"expected a check within {message.cpu_s:.2g} s of processor time, it took more"
+            words = f"{took}; use fewer rules" if took_all else "the grammar checker crashed on it"
             return GrammarRefused(words, spent_s, took_all)
         return GrammarRefused(error, spent_s) if error else GrammarFine(spent_s)
 

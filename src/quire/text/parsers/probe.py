@@ -31,7 +31,7 @@ RenderText = Callable[[Sequence[dict[str, Any]], bool], str]
 """A conversation, and whether a new answer begins behind it, to text. Raises QuireError where a template refuses."""
 
 USER = {"role": "user", "content": "probing"}
-SAID = "Qsaid"
+ANSWER = "Qsaid"
 THOUGHT = "Qthought"
 _TAG = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 _HALF_TAG = re.compile(r"(<[^<>]*|\[[A-Z_/]*)$")
@@ -89,7 +89,7 @@ def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | Non
             shown = render([USER, {**_text(), field: THOUGHT}], False)
         except QuireError:
             continue
-        found = re.search(r"(\S+)\s*" + THOUGHT + r"\s*(\S+?)\s*" + SAID, shown)
+        found = re.search(r"(\S+)\s*" + THOUGHT + r"\s*(\S+?)\s*" + ANSWER, shown)
         if found and (pair := _tags(found[1], found[2])):
             return ReasoningFormat(*pair)
     return next((ReasoningFormat(*pair) for pair in THOUGHT_MARKS if pair[1] in own_text), None)
@@ -107,7 +107,7 @@ def _word(tag: str) -> str:
 
 
 def _text() -> dict[str, Any]:
-    return {"role": "assistant", "content": SAID}
+    return {"role": "assistant", "content": ANSWER}
 
 
 def _calls(count: int) -> dict[str, Any]:
@@ -147,8 +147,8 @@ class _Probe:
 
     def _start(self, name: int) -> int:
         """Where the answer begins: up to there a text alone is rendered alike."""
-        said = self._plain.rfind(SAID)
-        return len(_whole_tags(common_start(self._one[:name], self._plain[:said])))
+        answer_at = self._plain.rfind(ANSWER)
+        return len(_whole_tags(common_start(self._one[:name], self._plain[:answer_at])))
 
     def _written(self, shown: str) -> "_Written | None":
         """How arguments are written, what stands before and what behind them."""
@@ -174,7 +174,7 @@ class _Probe:
         found = [tail.find(end) for end in self._ends if end and end in tail]
         if found:
             return tail[: min(found)]
-        return tail.removesuffix(self._plain[self._plain.rfind(SAID) + len(SAID) :])
+        return tail.removesuffix(self._plain[self._plain.rfind(ANSWER) + len(ANSWER) :])
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class AnswerFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PartDelta:
     """Characters of one part. A call begins with none."""
 
     part: Part
@@ -86,21 +86,21 @@ class AnswerReader:
         """Calls that have begun."""
         return 0 if self._calls is None else self._calls.num_calls
 
-    def push(self, text: str) -> list[Said]:
+    def push(self, text: str) -> list[PartDelta]:
         """What these characters add to which parts."""
         for character in text:
             self._state(character)
         return self._taken()
 
-    def finish(self) -> list[Said]:
+    def finish(self) -> list[PartDelta]:
         """The answer is over: what was held back is no mark."""
-        self._say("".join(self._held) + self._no_call() + self._search.flush())
+        self._emit("".join(self._held) + self._no_call() + self._search.flush())
         if self._space and self._part is TEXT:
             self._show("".join(self._space))
         return self._taken()
 
-    def _taken(self) -> list[Said]:
-        taken = [Said(part, "".join(characters)) for part, characters in self._out]
+    def _taken(self) -> list[PartDelta]:
+        taken = [PartDelta(part, "".join(characters)) for part, characters in self._out]
         self._out = []
         return taken
 
@@ -115,7 +115,7 @@ class AnswerReader:
         else:
             self._out.append((self._part, [text]))
 
-    def _say(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         """Text or a thought: white space waits until it is known that the part goes on."""
         for character in text:
             if not character.isspace():
@@ -158,7 +158,7 @@ class AnswerReader:
 
     def _in_thought(self, character: str) -> None:
         delta = self._search.push(character)
-        self._say(delta.text)
+        self._emit(delta.text)
         if delta.stop is not None:
             self._turn(TEXT)
             self._speak()
@@ -184,7 +184,7 @@ class AnswerReader:
 
     def _listen(self) -> None:
         if self._tools is None:
-            self._state = self._say
+            self._state = self._emit
         elif self._tools.marker:
             self._search = StopStrings([self._tools.marker])
             self._state = self._in_text
@@ -194,18 +194,18 @@ class AnswerReader:
     def _in_text(self, character: str) -> None:
         delta = self._search.push(character)
         for one in delta.text:
-            self._say_unless_call(one)
+            self._emit_unless_call(one)
         if delta.stop is not None and self._tools is not None:
-            self._say(self._no_call())
+            self._emit(self._no_call())
             self._call(self._tools.begin.removeprefix(delta.stop))
 
-    def _say_unless_call(self, character: str) -> None:
+    def _emit_unless_call(self, character: str) -> None:
         """Text, as far as it does not become a call without a mark. No mark begins inside of what begins one."""
         if self._unmarked is None:
-            self._say(character)
+            self._emit(character)
             return
         searched = self._unmarked.push(character)
-        self._say(searched.text)
+        self._emit(searched.text)
         if searched.name is not None and self._calls is not None:
             self._calls.start_unmarked(searched.name)
             self._state = self._calls.feed
@@ -219,7 +219,7 @@ class AnswerReader:
         seen = self._hold(character)
         begin = "" if self._tools is None else self._tools.begin
         if not begin.startswith(seen):
-            self._state = self._say
+            self._state = self._emit
             self._again()
         elif seen == begin:
             self._let_go()

@@ -1,8 +1,8 @@
-"""Faults on purpose: a runner that aborts, hangs, dawdles, lies or spoils a row. For tests and proofs alone.
+"""Injected faults: a runner that aborts, hangs, slows down, or returns wrong results. For tests and proofs alone.
 
     QUIRE_TESTING=1 QUIRE_FAULTS='[{"kind": "abort", "token": 7}]'
 
-Without the first variable the second is refused: nobody gets a broken server by a variable left behind.
+Without the first variable the second is refused: no server breaks by a variable left behind.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ SLOW = "slow"
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes wrong, and when: every condition that is given must hold of a row."""
+    """What goes wrong, and when: every condition that is set must hold of a row."""
 
     kind: str
     step: int | None = None
@@ -42,10 +42,10 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     by: float = 1.0
     """A slow step takes so many times as long."""
     share: float | None = None
-    """This share of all chosen tokens, by a hash of seed and position: the same rows whoever runs beside them."""
+    """This share of all chosen tokens, by a hash of seed and position: the same rows in any batch."""
 
     def hits(self, plan: StepPlan, item: WorkItem) -> bool:
-        """Whether this row is one of those."""
+        """Whether the fault applies to this row."""
         sampling = item.sampling
         if sampling is None and (self.seed is not None or self.share is not None or self.after):
             return False
@@ -65,7 +65,7 @@ def falls(seed: int, position: int, share: float) -> bool:
 
 
 def faults_from(environment: Mapping[str, str]) -> list[Fault]:
-    """The faults asked for. Raises ConfigError where they are not allowed or not understood."""
+    """The requested faults. Raises ConfigError where they are not allowed or not valid."""
     text = environment.get(FAULTS)
     if not text:
         return []
@@ -83,27 +83,27 @@ def faults_from(environment: Mapping[str, str]) -> list[Fault]:
     return faults
 
 
-def with_faults(engine: Engine, faults: Sequence[Fault], speak: Callable[[bytes], None]) -> Engine:
-    """The engine, its runner spoilt if there is anything to spoil it with."""
+def with_faults(engine: Engine, faults: Sequence[Fault], send: Callable[[bytes], None]) -> Engine:
+    """The engine, with a faulty runner if there are faults."""
     if faults:
-        engine.runner = FaultyRunner(engine.runner, faults, speak)
+        engine.runner = FaultyRunner(engine.runner, faults, send)
     return engine
 
 
 class FaultyRunner:
-    """Computes as the runner inside it does, except where a fault says otherwise."""
+    """Computes as the runner inside it does, except for the faults."""
 
-    def __init__(self, runner: Runner, faults: Sequence[Fault], speak: Callable[[bytes], None]) -> None:
+    def __init__(self, runner: Runner, faults: Sequence[Fault], send: Callable[[bytes], None]) -> None:
         self.capacity = runner.capacity
         self.runner = runner
-        self.speak = speak
+        self.send = send
         self._faults = faults
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Break, or compute and perhaps lie about it."""
+        """Break, or compute and perhaps change the result."""
         hits = [(fault, item) for fault in self._faults for item in plan.items if fault.hits(plan, item)]
         for fault, item in hits:
-            _BEFORE.get(fault.kind, _nothing)(self, item)
+            _BEFORE.get(fault.kind, _noop)(self, item)
         started_s = time.perf_counter()
         result = self.runner.start(plan).wait()
         slowdown = max((fault.by for fault, _ in hits if fault.kind == SLOW), default=1.0)
@@ -113,15 +113,15 @@ class FaultyRunner:
         return _Done(result)
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Not spoilt."""
+        """Without faults."""
         return self.runner.read_blocks(block_ids)
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """Not spoilt."""
+        """Without faults."""
         self.runner.write_blocks(block_ids, data)
 
     def close(self) -> None:
-        """Not spoilt."""
+        """Without faults."""
         self.runner.close()
 
 
@@ -133,10 +133,10 @@ class _Done:
         return self._result
 
 
-# -- before the step: the process ends, hangs, or says what is no message ----------------------------------------------
+# -- before the step: the process ends, hangs, or sends malformed data -------------------------------------------------
 
 
-def _nothing(_runner: FaultyRunner, _item: WorkItem) -> None:
+def _noop(_runner: FaultyRunner, _item: WorkItem) -> None:
     pass
 
 
@@ -169,7 +169,7 @@ def _hang(_runner: FaultyRunner, _item: WorkItem) -> None:
 
 
 def _hold(_runner: FaultyRunner, _item: WorkItem) -> None:
-    """Hang as native code does that never gives the interpreter back."""
+    """Hang like native code that never releases the interpreter."""
     ctypes.PyDLL(None).sleep(FOR_EVER_S)
 
 
@@ -187,7 +187,7 @@ def _out_of_memory(_runner: FaultyRunner, _item: WorkItem) -> None:
 
 
 def _invariant(_runner: FaultyRunner, _item: WorkItem) -> None:
-    raise InvariantError("a promise does not hold")
+    raise InvariantError("an invariant is broken")
 
 
 def _recurse(runner: FaultyRunner, item: WorkItem) -> None:
@@ -195,12 +195,12 @@ def _recurse(runner: FaultyRunner, item: WorkItem) -> None:
 
 
 def _garbage(runner: FaultyRunner, _item: WorkItem) -> None:
-    runner.speak(b"\xc1 no message begins like this")
+    runner.send(b"\xc1 no message begins like this")
 
 
 def _stranger(runner: FaultyRunner, _item: WorkItem) -> None:
-    """A message, but about somebody the parent never heard of."""
-    runner.speak(messages.encode_message(messages.Stepped((Queued("stranger"),), messages.WorkerLoad())))
+    """A message, but about a request that the parent never sent."""
+    runner.send(messages.encode_message(messages.Stepped((Queued("stranger"),), messages.WorkerLoad())))
 
 
 def _fpe(_runner: FaultyRunner, _item: WorkItem) -> None:

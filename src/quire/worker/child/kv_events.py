@@ -1,10 +1,10 @@
-"""Which blocks are cached, told to routers outside in the field's format: msgpack over a ZMQ publisher.
+"""KV-cache events for routers, in the format of vLLM: msgpack over a ZMQ publisher.
 
     PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed anything
-    ROUTER  a client asks from a number on and gets every batch that is still kept, then an end mark
-            or asks for all that is cached, in words of our own: `kv_snapshot`
+    ROUTER  a client requests batches from a number on and gets every one that is still kept, then an end mark
+            or requests all that is cached, in quire's own format: `kv_snapshot`
 
-A batch is [seconds, events, rank]. Publishing never blocks a step: who reads too slowly loses batches, and sees that by
+A batch is [seconds, events, rank]. Publishing never blocks a step: a slow reader loses batches, and sees that by
 the gap in their numbers. Runs in the worker, between two steps.
 """
 
@@ -34,7 +34,7 @@ from quire.worker.kv_event_settings import Encoding, KVEventSettings
 RANK = 0
 """Of replicas that share one engine; there is one. Always sent, because readers decode three elements."""
 MEDIUM = "GPU"
-"""The field's word for the memory a model computes in, whatever that is."""
+"""Other servers' word for the memory a model computes in, whatever that is."""
 HASH_MASK = (1 << 63) - 1
 """Readers of signed integers exist: 63 bits fit them all."""
 END = (-1).to_bytes(8, "big", signed=True)
@@ -47,19 +47,19 @@ class KVEventPublisher:
 
     def __init__(self, settings: KVEventSettings) -> None:
         self._settings = settings
-        # Whoever knew the worker before this one must forget its blocks; told with the first news, because a reader
-        # needs a moment to come back.
+        # Readers must drop the blocks of the worker before this one; sent with the first batch, because a reader
+        # needs a moment to reconnect.
         self._first: tuple[KVEvent, ...] = (AllBlocksCleared(),)
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
-        self._topic = token_hex(8).encode() if settings.tells_incarnation else settings.topic.encode()
+        self._topic = token_hex(8).encode() if settings.has_incarnation_topic else settings.topic.encode()
         self._snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
         self._context = zmq.Context()
         self._out = self._context.socket(zmq.PUB)
         self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         self._replay = self._context.socket(zmq.ROUTER)
-        # Beyond its mark a router drops without a word: room for all that is kept, twice, and some.
+        # Beyond its mark a router drops silently: room for all that is kept, twice, and some.
         self._replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
         try:
             _attach(self._out, settings.endpoint)
@@ -73,32 +73,32 @@ class KVEventPublisher:
             ) from error
 
     def emit(self, event: KVEvent) -> None:
-        """Called by the memory in the middle of things: only noted."""
+        """Called by the memory in the middle of a step: only noted."""
         self._events.append(event)
 
     def publish(self, now_s: float) -> None:
-        """Send what was noted as one batch, and answer who asks for earlier ones."""
+        """Send what was noted as one batch, and respond to requests for earlier ones."""
         if self._events:
             events, self._events, self._first = [*self._first, *self._events], [], ()
             batch = self._batch(now_s, events)
             self._kept.append((self._next_number, batch))
-            # A publisher drops for those who do not keep up; it never waits.
+            # A publisher drops for slow readers; it never waits.
             self._out.send_multipart([self._topic, _number(self._next_number), batch], zmq.DONTWAIT)
             self._next_number += 1
         self._answer()
         self._send_snapshot()
 
     def follow(self, stored_events: StoredEvents) -> None:
-        """Who has all that is cached: from now on snapshots can be asked for."""
+        """`stored_events` has all that is cached: from now on snapshots can be requested."""
         self._snapshots.stored_events = stored_events
 
     @property
     def has_work(self) -> bool:
-        """A snapshot is under way: `publish` is to be called soon, whatever happens."""
+        """A snapshot is under way: `publish` is to be called soon, even without events."""
         return self._snapshots.has_work
 
     def close(self) -> None:
-        """Leave the addresses to others."""
+        """Release the addresses."""
         self._context.destroy(linger=0)
 
     def _batch(self, now_s: float, events: Sequence[KVEvent]) -> bytes:
@@ -108,14 +108,14 @@ class KVEventPublisher:
         replay = self._replay
         while replay.poll(0):
             frames = replay.recv_multipart()
-            if 3 <= len(frames) <= 4:  # one more where somebody has passed the question on
+            if 3 <= len(frames) <= 4:  # one more where a member has forwarded the request
                 self._answer_one(tuple(frames[:-2]), frames[-1])
 
     def _answer_one(self, route: Route, question: bytes) -> None:
         if question == SNAPSHOT:
-            self._snapshots.ask(route)
+            self._snapshots.request(route)
         elif question == POSITION:
-            self._tell(Position(self._topic, self._next_number), (route,))
+            self._reply(Position(self._topic, self._next_number), (route,))
         elif len(question) == 8:
             first = int.from_bytes(question, "big")
             for number, batch in self._kept:
@@ -125,17 +125,17 @@ class KVEventPublisher:
 
     def _send_snapshot(self) -> None:
         """One piece, because a step waits."""
-        told = self._snapshots.next_answer(self._topic, self._next_number)
-        if told is not None:
-            self._tell(*told)
+        response = self._snapshots.next_answer(self._topic, self._next_number)
+        if response is not None:
+            self._reply(*response)
 
-    def _tell(self, answer: KVAnswer, routes: Sequence[Route]) -> None:
+    def _reply(self, answer: KVAnswer, routes: Sequence[Route]) -> None:
         for route in routes:
             _send(self._replay, [*route, b"", OWN, encode_kv_answer(answer)])
 
 
 def _attach(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """As the field does it: readers that bind are connected to, all others find us bound."""
+    """The usual convention: connect to readers that bind; otherwise bind."""
     is_ours = any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "127.0.0.1", "localhost", "0.0.0.0"))  # noqa: S104
     (socket.bind if is_ours else socket.connect)(endpoint)
 
@@ -144,7 +144,7 @@ def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
     try:
         socket.send_multipart(frames, zmq.DONTWAIT)
     except zmq.Again:
-        return  # it asked for more than it reads
+        return  # it requested more than it reads
 
 
 def _number(value: int) -> bytes:
@@ -183,9 +183,9 @@ def _as_map(event: KVEvent) -> Mapping[str, Any]:
 
 def _as_array(event: KVEvent) -> list[Any]:
     """The same for readers of before mid-2026: the tag, then fields by position."""
-    told = dict(_as_map(event))
-    told.pop("cache_salt", None)
-    return list(told.values())
+    fields = dict(_as_map(event))
+    fields.pop("cache_salt", None)
+    return list(fields.values())
 
 
 def _extra_keys(event: BlockStored) -> list[list[str]]:

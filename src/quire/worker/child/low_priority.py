@@ -1,8 +1,8 @@
-"""Work that gives way: loading a model must not make the answers of another one crawl.
+"""Low-priority work: loading a model must not slow down the responses of another one.
 
-A thread may lower its own priority and nobody without rights can raise it again. So the work is done in a thread that
-ends with it: threads it starts meanwhile are as patient as it is, and whoever waits for it keeps its priority. Where
-the system gives each session its share whatever priorities say, the session is made patient for as long as it takes.
+A thread may lower its own priority and cannot raise it again without rights. So the work is done in a thread that
+ends with it: threads it starts meanwhile inherit its priority, and the caller keeps its own. Where the system
+gives each session its share whatever the priorities, the session's is lowered for as long as it takes.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 NICENESS = 10
-"""Of a core that somebody else wants too, about a tenth is left for this."""
+"""On a core that another process uses too, about a tenth is left for this."""
 SESSION = Path("/proc/self/autogroup")
 
 
-def giving_way(work: Callable[[], T]) -> T:
-    """What the work comes to, or what it raises."""
+def at_low_priority(work: Callable[[], T]) -> T:
+    """The result of the work, or its exception."""
     results: list[T] = []
     failures: list[BaseException] = []
 

@@ -1,9 +1,9 @@
 """The process that owns a model: an inbox, the engine's loop, an outbox. Token ids in, events out.
 
-    parent ─► inbox ─► [ beat · obey · name · step · tell ] ─► outbox ─► parent
+    parent ─► inbox ─► [ beat · obey · name · step · send ] ─► outbox ─► parent
 
 It names a step's requests before it runs them and beats from inside the loop, both on the shared status. It may die at
-any moment; whatever it cannot handle ends it, and its parent replaces it. It never outlives its parent.
+any moment; any error that it cannot handle ends it, and its parent replaces it. It never outlives its parent.
 
     python -m quire.worker.child.process SOCKET PAGE LEASH PARENT
 """
@@ -34,26 +34,26 @@ from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
 from quire.engine.loop import run_loop
 from quire.errors import InvariantError
-from quire.lasting_objects import set_aside_what_was_loaded
+from quire.lasting_objects import freeze_startup_objects
 from quire.worker import messages
 from quire.worker.child.faults import faults_from, with_faults
 from quire.worker.child.kv_events import KVEventPublisher
-from quire.worker.child.low_priority import giving_way
+from quire.worker.child.low_priority import at_low_priority
 from quire.worker.child.shared_status import SharedStatus
-from quire.worker.messages import BlockTold, Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
+from quire.worker.messages import BlockInfo, Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
 
 LOAD_S = 0.1
-"""How old what the parent knows of the load may be while nothing but tokens come."""
+"""The maximum age of the load that the parent has while nothing but tokens come."""
 TENANTS_SHOWN = 64
-"""Whose work the parent knows of."""
+"""Tenants whose work is reported to the parent."""
 IDLE_S = 0.25
 """How long an idle worker sleeps between two beats."""
 MAX_BACKLOG_BYTES = 64 << 20
-"""A parent that leaves more than this unread is not going to come back."""
+"""A parent that leaves more than this unread has stopped reading."""
 LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1
 FAILED = 70
-"""Exit code of a worker that could say why it ended."""
+"""Exit code of a worker that reported why it ended."""
 
 Emit = Callable[[KVEvent], None]
 Opener = Callable[[Open, Progress, Emit | None], Engine]
@@ -68,7 +68,7 @@ class Channel:
         self._num_backlog_bytes = 0
 
     def send(self, message: ToParent) -> None:
-        """Say something, now or as soon as the parent reads."""
+        """Send a message, now or as soon as the parent reads."""
         self.put(messages.encode_message(message))
 
     @property
@@ -77,7 +77,7 @@ class Channel:
         return bool(self._backlog)
 
     def put(self, data: bytes) -> None:
-        """Say bytes."""
+        """Send bytes."""
         self._backlog.append(data)
         self._num_backlog_bytes += len(data)
         self.flush()
@@ -87,7 +87,7 @@ class Channel:
             )
 
     def flush(self) -> None:
-        """Pass on what the reader has room for."""
+        """Send what the reader has room for."""
         while self._backlog:
             try:
                 self._pair.send(self._backlog[0], zmq.DONTWAIT)
@@ -106,7 +106,7 @@ class Channel:
 
 
 class Worker:
-    """Hosts the engine's loop: commands come from the channel, and what happened goes there."""
+    """Hosts the engine's loop: commands come from the channel, and events go there."""
 
     def __init__(
         self, engine: Engine, channel: Channel, status: SharedStatus, publisher: KVEventPublisher | None
@@ -116,39 +116,39 @@ class Worker:
         self._status = status
         self._publisher = publisher
         self._step_tokens: list[int] = []
-        """Of steps that nobody was told of yet."""
+        """Of steps that were not reported yet."""
         self._num_steps = self._num_computed = 0
-        self._load_told_s = -inf
+        self._load_sent_s = -inf
 
     def run(self) -> None:
         """Until the parent closes it."""
         run_loop(self._engine, self)
 
     def close(self) -> None:
-        """What is left of a trace is written."""
+        """Write what is left of a trace."""
         if self._engine.recorder is not None:
             self._engine.recorder.close()
 
-    def blame(self) -> None:
-        """A step that was under way has named its requests; for anything else all who live are named."""
+    def name_suspects(self) -> None:
+        """A step that was under way has named its requests; for any other error all live requests are named."""
         if not self._status.read().request_ids:
             self._status.name([*self._engine.scheduler.live])
 
-    # -- what the loop asks of its host --------------------------------------------------------------------------------
+    # -- the loop's host -----------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None: if there is nothing to do, after a while. Whoever the one before was about is done."""
+        """The next one, or None: if there is nothing to do, after a while. The requests of the last step are done."""
         self._status.clear_in_flight()
         self._status.beat()
         self._channel.flush()
-        is_asked = self._publisher is not None and self._publisher.has_work
-        command = self._channel.receive(self._idle_s() if waits and not is_asked else 0.0)
+        publisher_has_work = self._publisher is not None and self._publisher.has_work
+        command = self._channel.receive(self._idle_s() if waits and not publisher_has_work else 0.0)
         if isinstance(command, Open):
-            raise InvariantError("a worker is opened once, with its first message")
+            raise InvariantError("expected one Open message, got a second one")
         return command
 
     def began(self, request_ids: list[str]) -> None:
-        """Name them: if this process dies now, they are asked first."""
+        """Name them: if this process dies now, they are the first suspects."""
         self._status.name(request_ids)
         plan = self._engine.scheduler.in_flight
         if plan is not None:
@@ -156,9 +156,9 @@ class Worker:
             if (load := self._load_when_due(has_news=False)) is not None:  # the step may take long
                 self._channel.send(Stepped((), load))
 
-    def tell(self, events: Sequence[RequestEvent]) -> None:
-        """Nobody is in flight any more; the parent and those who follow the cache hear what happened. A step that only
-        reads a prompt has no events, but a load."""
+    def send(self, events: Sequence[RequestEvent]) -> None:
+        """No request is in flight any more; send the events to the parent, and publish those of the cache. A step that
+        only prefills has no events, but a load."""
         self._status.clear_in_flight()
         self._count_step()
         has_news = any(type(event) is not Token for event in events)
@@ -169,13 +169,13 @@ class Worker:
             self._publisher.publish(time())
 
     def show(self, snapshot: EngineSnapshot) -> None:
-        """For those who watch. A parent that is behind misses it: there will be another."""
+        """For observers. A parent that is behind misses it: there will be another."""
         if not self._channel.is_behind:
             self._channel.send(SnapshotMade(snapshot))
 
     def answer(self, question_id: str, facts: BlockFacts | None) -> None:
         """What is known of a block."""
-        self._channel.send(BlockTold(question_id, facts))
+        self._channel.send(BlockInfo(question_id, facts))
 
     def _idle_s(self) -> float:
         watch = self._engine.watch
@@ -188,17 +188,17 @@ class Worker:
             self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
 
     def _load_when_due(self, *, has_news: bool) -> WorkerLoad | None:
-        """With whatever is more than a token, and else now and then: hardly anything has changed since."""
+        """With every event that is more than a token, and else now and then: hardly anything has changed since."""
         now_s = monotonic()
-        if not has_news and now_s - self._load_told_s < LOAD_S:
+        if not has_news and now_s - self._load_sent_s < LOAD_S:
             return None
-        self._load_told_s = now_s
+        self._load_sent_s = now_s
         return self._load()
 
     def _load(self) -> WorkerLoad:
         scheduler, memory = self._engine.scheduler, self._engine.memory
         totals, shares = scheduler.stats, scheduler.queue.shares
-        told, self._step_tokens = tuple(self._step_tokens), []
+        step_tokens, self._step_tokens = tuple(self._step_tokens), []
         guides = self._engine.guides
         return WorkerLoad(
             len(scheduler.running),
@@ -207,7 +207,7 @@ class Worker:
             totals.num_steps,
             totals.num_computed_tokens,
             totals.num_preemptions,
-            told,
+            step_tokens,
             shares.verdicts() if shares.refused else (),
             totals.num_draft_tokens,
             totals.num_accepted_tokens,
@@ -225,10 +225,10 @@ def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Eng
 
 
 def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
-    """Be a worker until told to close; the exit code."""
+    """Run a worker until it is closed; the exit code."""
     path, status, leash, parent = arguments
     for inherited in (int(status), int(leash)):
-        os.set_inheritable(inherited, False)  # a child of ours must not hold on to them when we are gone
+        os.set_inheritable(inherited, False)  # a child of ours must not keep them open when we are gone
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
@@ -243,7 +243,7 @@ def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
 
 
 def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
-    """Wait for it; then the socket needs its path no more, so that nothing is left behind however this ends."""
+    """Wait for it; then the socket's path is removed, so that nothing is left behind however this ends."""
     try:
         while os.getppid() == parent:
             command = channel.receive(IDLE_S)
@@ -281,7 +281,7 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
             publisher = KVEventPublisher(command.kv_events)
         emit = None if publisher is None else publisher.emit
         load = partial(opener, command, progress, emit)
-        opened = giving_way(load) if command.gives_way else load()
+        opened = at_low_priority(load) if command.runs_at_low_priority else load()
         if isinstance(opened.runner, CountsLayers):
             status.step_layers = opened.runner.count_layers(status.layers)
         engine = with_faults(opened, faults_from(os.environ), channel.put)
@@ -290,14 +290,14 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         if publisher is not None:
             publisher.follow(engine.memory.stored_events)
         worker = Worker(engine, channel, status, publisher)
-        set_aside_what_was_loaded()
+        freeze_startup_objects()
         status.beat()
         channel.send(Ready(engine.info))
         worker.run()
     except Exception as error:
-        # A broken promise, a device that is gone, no memory: the parent replaces us and asks again.
+        # A broken promise, a device that is gone, no memory: the parent replaces us and submits again.
         if worker is not None:
-            worker.blame()
+            worker.name_suspects()
         channel.send(messages.Failed(type(error).__name__, str(error)))
         return FAILED
     finally:

@@ -4,9 +4,9 @@
     │ beats    │ length       │ ids of the requests in flight │     │ how far the step is       │
     └──────────┴──────────────┴───────────────────────────────┴─ ─ ─┴───────────────────────────┘
 
-A message is in the sender's hands until a thread has passed it on, and a worker that aborts loses what it had not
-passed on. Memory is written at once, and read while the worker is in native code. The worker beats from inside its loop
-and names a step's requests before it runs them; kernels count the layers they have done. The parent sees by its own
+A message waits in the sender until a thread has passed it on, and a worker that aborts loses what it had not passed on.
+Memory is written at once, and read while the worker is in native code. The worker beats from inside its loop
+and names a step's requests before it runs them; kernels count the layers they have done. The parent notes by its own
 clock when there was another beat or layer, and reads the names when the worker is gone. No file has a name on disk.
 """
 
@@ -35,25 +35,25 @@ BYTES_PER_NAME = 40
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that runs."""
+    """A running step."""
 
     number: int
     num_tokens: int
     """That it feeds."""
     share: float
-    """Of its layers, done; 0 where nobody counts them."""
+    """Of its layers, done; 0 where they are not counted."""
     is_counted: bool = False
     """Kernels count its layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """What the page says."""
+    """The content of the page."""
 
     num_beats: int
     """How often the worker's loop came round."""
     request_ids: tuple[str, ...]
-    """Who was in the step that had not landed."""
+    """Requests of the step that had not ended."""
     num_layers: int = 0
     """Done in the worker's life, where kernels count them."""
     step: StepInFlight | None = None
@@ -69,7 +69,7 @@ class SharedStatus:
         self._num_beats = self._num_steps = 0
         self._step_at = len(self._memory) - _STEP.size
         self.step_layers = 0
-        """How many a step has, if they are counted."""
+        """The number of a step's layers, if they are counted."""
 
     @property
     def layers(self) -> memoryview:
@@ -108,7 +108,7 @@ class SharedStatus:
         self._put_step(num_tokens)
 
     def clear_in_flight(self) -> None:
-        """Nobody is in flight."""
+        """No request is in flight."""
         _LENGTH.pack_into(self._memory, _BEATS.size, 0)
         self._put_step(0)
 
@@ -119,7 +119,7 @@ class SharedStatus:
         )
 
     def read(self) -> Flight:
-        """What it says now. A page that a dying worker spoilt names nobody."""
+        """Its content now. A page that a dying worker damaged names no request."""
         num_beats = _BEATS.unpack_from(self._memory, 0)[0]
         length = _LENGTH.unpack_from(self._memory, _BEATS.size)[0]
         num_layers, step = self._read_step()
@@ -139,6 +139,6 @@ class SharedStatus:
         return num_layers, StepInFlight(number, num_tokens, share, is_counted=step_layers > 0)
 
     def close(self) -> None:
-        """Give the descriptor and the memory back."""
+        """Release the descriptor and the memory."""
         self._memory.close()
         os.close(self.descriptor)

@@ -1,4 +1,4 @@
-"""Questions about the worker's cache that have no answer yet. Bounded by the client, which asks."""
+"""Open queries about the worker's cache. Bounded by the client that sends them."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from quire.errors import EngineDeadError, MessageError
 
 
 class CacheQuestions:
-    """Questions by their ids, from asking to the answer or the worker's end."""
+    """Queries by their ids, until the response or the worker's end."""
 
     def __init__(self) -> None:
         self.open: dict[str, None] = {}
@@ -16,20 +16,20 @@ class CacheQuestions:
         """This one is sent."""
         self.open[question_id] = None
 
-    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent]) -> Sequence[RequestEvent]:
-        """Add answers among these events to `told`; the rest of them. Raises MessageError for one nobody asked for."""
+    def take(self, events: Sequence[RequestEvent], responses: list[RequestEvent]) -> Sequence[RequestEvent]:
+        """Move responses from these events to `responses`; returns the rest. Raises MessageError for an unknown id."""
         answers = [event for event in events if isinstance(event, Explained)]
         if not answers:
             return events
         for answer in answers:
             if answer.request_id not in self.open:
-                raise MessageError(f"the worker answers question {answer.request_id[:64]!r}, which nobody asked")
+                raise MessageError(f"the worker answered query {answer.request_id[:64]!r}, which is not pending")
             del self.open[answer.request_id]
-        told += answers
+        responses += answers
         return [event for event in events if not isinstance(event, Explained)]
 
     def drop(self) -> list[RequestEvent]:
-        """Not asked again of the next worker: its cache is another one, and what ended this one may be the question."""
+        """Not repeated to the next worker: its cache is another one, and the query may have crashed this one."""
         dropped, self.open = self.open, {}
-        error = EngineDeadError("the worker ended while it was asked about its cache; ask again")
+        error = EngineDeadError("the worker exited during a cache query; retry")
         return [Refused.of(question_id, error) for question_id in dropped]

@@ -1,4 +1,4 @@
-"""One life of a worker, from the parent's side: a process that was spawned, and a socket to it. Decides nothing."""
+"""One worker process, from the parent's side: a process that was spawned, and a socket to it. Decides nothing."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         spawned: SpawnedWorker | None = None,
     ) -> None:
-        """`spawned`: one that is on its way already, with room for as many names; from now on it is ours."""
+        """`spawned`: one that was spawned already, with room for as many names; from now on it is ours."""
         self._spawned = spawned or SpawnedWorker(max_names, command, environment)
         try:
             self._pair = _bound(context, f"ipc://{self._spawned.path}")
@@ -39,27 +39,27 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """For logs, and for those who kill it on purpose."""
+        """For logs, and for tests that kill it."""
         return self._spawned.process.pid
 
     def send(self, message: ToWorker) -> None:
-        """Say something. It is sent in its turn; a worker that has not connected yet gets it when it has."""
+        """Queue a message; a worker that has not connected yet gets it when it has."""
         self._pair.send(messages.encode_message(message))
 
     async def receive(self) -> ToParent:
-        """The next message. Raises MessageError for what is none."""
+        """The next message. Raises MessageError for malformed ones."""
         return messages.decode_to_parent(await self._pair.recv())
 
     def flight(self) -> Flight:
-        """What it does, or did when it died."""
+        """The worker's status, also after its death."""
         return self._spawned.status.read()
 
     def kill(self) -> None:
-        """End it at once; `gone` follows."""
+        """Kill it at once; `gone` follows."""
         self._spawned.kill()
 
     async def close(self) -> int:
-        """Kill it if it lives, and give everything back; the exit code."""
+        """Kill it if it lives, and release its resources; the exit code."""
         self._loop.remove_reader(self._spawned.leash)
         self._pair.close()
         return await asyncio.to_thread(self._spawned.close)
@@ -75,7 +75,7 @@ def _bound(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
     """A socket for one worker."""
     pair = context.socket(zmq.PAIR)
     try:
-        # What is on its way is bounded by the ledger, not here: a send that could not be made would be lost.
+        # What is on its way is bounded by the ledger, not here: a send that failed would lose its message.
         pair.setsockopt(zmq.SNDHWM, 0)
         pair.setsockopt(zmq.LINGER, 0)
         pair.bind(address)

@@ -1,20 +1,20 @@
-"""What the parent owes its clients, so that a worker may die. Pure: no process, no socket, no clock.
+"""The open requests of clients, so that a worker may die. Pure: no process, no socket, no clock.
 
-    held ──► assigned ──► told its last event
+    held ──► assigned ──► sent its last event
       ▲         │
-      └─ crash ─┘         asked again as prompt + tokens; the client sees the next token and nothing of this
+      └─ crash ─┘         assigned again as prompt + tokens; the client sees the next token and nothing of this
 
-A new worker knows nothing of what the client was told. So the ledger keeps it (tokens, ends, cached tokens at the
-first admission, prompt log-probabilities), asks for the rest only, and passes on only what is new. A request that
+A new worker has no record of what the client has received. So the ledger keeps it (tokens, ends, cached tokens at the
+first admission, prompt log-probabilities), requests the rest only, and passes on only what is new. A request that
 begins here with tokens produced elsewhere is no different from one whose worker has died.
 
 **Epochs.** Every assignment of a request to a worker has a number of its own, larger than all before it, and every
 event names the assignment it is of. When an assignment is over, by its last event, by a crash or because the request
-was taken back, whatever is still said of it is dropped (`take`): however late it comes, and however often.
+was taken back, later events of it are dropped (`take`): however late they come, and however often.
 
-**Who killed it?** A worker names a step's requests before it runs them. A request in flight at two consecutive crashes,
-with no token between, is a suspect. Suspects run alone, one after the other, until each has brought a token or its
-end; one that is in flight alone when the worker dies is ended with an error of its own. All others wait meanwhile.
+**Suspects.** A worker names a step's requests before it runs them. A request in flight at two consecutive crashes, with
+no token between, is a suspect. Suspects run alone, one after the other, until each has a token or its end; one that is
+in flight alone when the worker dies is ended with an error of its own. All others wait meanwhile.
 """
 
 from collections import Counter
@@ -49,40 +49,39 @@ class Ledger:
 
     def __init__(self, vocabulary_size: int = 1 << 31, poison: str = POISON) -> None:
         self._poison = poison
-        """What whoever is quarantined is told."""
+        """The error of a quarantined request."""
         self.entries: dict[str, LedgerEntry] = {}
         self.num_open_of: Counter[str] = Counter()
         """Requests of each tenant."""
         self.vocabulary_size = vocabulary_size
-        """What a worker that is ready says it is."""
+        """Of the worker, once it is ready."""
         self.num_progress = 0
-        """Tokens that came, requests that a worker ended or refused, and poison found: lives with these were not in
-        vain."""
+        """Tokens that came, requests that a worker ended or refused, and poison found: a worker with none of these made
+        no progress."""
         self.num_quarantined = 0
         """Times a request was alone when its worker died of it."""
         self._held: dict[str, LedgerEntry] = {}
-        """Those the worker does not have, suspects among them."""
+        """Requests that the worker does not have, suspects among them."""
         self._assigned: dict[int, LedgerEntry] = {}
-        """Those it has, by their epochs."""
+        """Requests that it has, by their epochs."""
         self._last_epoch = 0
         self._alone: LedgerEntry | None = None
         """The suspect that runs now."""
 
     def add(self, request: Request) -> None:
-        """A client asks, perhaps for the rest of what was begun elsewhere. Ids are the server's own and never come
-        twice."""
+        """A client's request, perhaps the rest of one begun elsewhere. Ids are the server's own and never repeat."""
         entry = LedgerEntry(request, tokens={one.index: [*one.produced] for one in request.continuations})
         if request.has_begun:
-            entry.num_prompt_logprobs = len(request.prompt) - 1  # told before the first token
+            entry.num_prompt_logprobs = len(request.prompt) - 1  # sent before the first token
         self.entries[request.request_id] = self._held[request.request_id] = entry
         self.num_open_of[request.tenant] += 1
 
     def names_sent(self) -> tuple[str, ...]:
-        """Those the worker has."""
+        """Requests that the worker has."""
         return tuple(entry.request.request_id for entry in self._assigned.values())
 
     def abandon(self, error: QuireError) -> list[RequestEvent]:
-        """There will be no worker any more. Who waits to be let in is told; the streams of the others are not ours."""
+        """Refuse requests that are not admitted: there will be no worker any more. Open streams are not ended here."""
         entries, self.entries, self._held, self._assigned = self.entries, {}, {}, {}
         self.num_open_of.clear()
         return [Refused.of(request_id, error) for request_id, entry in entries.items() if not entry.is_queued]
@@ -90,17 +89,17 @@ class Ledger:
     # -- to the worker -------------------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[Submit | Restore | Cancel]:
-        """What the worker must be told now, in this order."""
+        """The commands for the worker now, in this order."""
         if self._alone is not None and self._alone.is_suspect:
             return []
-        # Whoever ran alone has shown that it does no harm, and steps aside where another suspect waits.
+        # A request that ran alone did no harm, and is taken back where another suspect waits.
         self._alone = next((entry for entry in self._held.values() if entry.is_suspect), None)
         if self._alone is None:
             return [self._assign(entry, now_s) for entry in list(self._held.values())]
         return [*self._take_back(), self._assign(self._alone, now_s)]
 
     def _take_back(self) -> list[Cancel]:
-        """All that the worker would go on with: it ends them before it hears of anything else."""
+        """All that the worker would continue: it ends them before it receives anything else."""
         taken = [entry for entry in self._assigned.values() if not entry.is_cancelled and not entry.is_answered]
         for entry in taken:
             self._hold(entry)
@@ -113,7 +112,7 @@ class Ledger:
         return entry.assigned(epoch, now_s)
 
     def cancel(self, request_id: str) -> tuple[list[Cancel], list[RequestEvent]]:
-        """The client has gone: what to tell the worker, and what to tell the client's side if there is nobody to."""
+        """The client has gone: commands for the worker, and events for the client's side if the worker has none."""
         entry = self.entries.get(request_id)
         if entry is None or entry.is_cancelled:
             return [], []
@@ -123,7 +122,7 @@ class Ledger:
         return [Cancel(request_id)], []
 
     def cancel_answer(self, request_id: str, index: int) -> tuple[list[Cancel], list[RequestEvent]]:
-        """One answer has all its client wants. It ends here and now, so that no worker is ever asked for it again."""
+        """The client needs no more of one answer. It ends here and now, so that no worker gets it again."""
         entry = self.entries.get(request_id)
         if entry is None or index not in entry.tokens or index in entry.ends:
             return [], []
@@ -138,10 +137,10 @@ class Ledger:
 
     # -- from the worker -----------------------------------------------------------------------------------------------
 
-    def take(self, events: Sequence[RequestEvent], told: list[RequestEvent]) -> None:
-        """Add to `told` what is new to the clients in what a worker said. Raises MessageError for what cannot be.
+    def take(self, events: Sequence[RequestEvent], new_events: list[RequestEvent]) -> None:
+        """Add to `new_events` what is new to the clients in a worker's events. Raises MessageError for invalid ones.
 
-        What was added before that is entered in the books and must be told all the same.
+        Events added before that are recorded here and must be sent all the same.
         """
         for event in events:
             entry = self._assigned.get(event.epoch)
@@ -149,9 +148,10 @@ class Ledger:
                 continue  # of an assignment that is over
             if entry is None or entry.request.request_id != event.request_id:
                 raise MessageError(
-                    f"the worker speaks of {event.request_id[:64]!r} in epoch {event.epoch}, which it was not given"
+                    f"the worker sent an event of {event.request_id[:64]!r} in epoch {event.epoch}, which was not "
+                    "assigned"
                 )
-            told += self._take(entry, event)
+            new_events += self._take(entry, event)
 
     def _take(self, entry: LedgerEntry, event: RequestEvent) -> list[RequestEvent]:
         match event:
@@ -173,16 +173,16 @@ class Ledger:
                 raise _unexpected(event)
 
     def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
-        """It was not let in. One that ran before has a client who is told so at the end of what he has."""
+        """It was not admitted. If its client has output already, the refusal is its end."""
         error = event.error
         self.num_progress += 1
-        if entry.is_told:
+        if entry.has_sent_output:
             return self._end(entry, FinishReason.ERROR, str(error))
         self._drop(entry)
         return [event]
 
     def _take_once(self, entry: LedgerEntry, event: Queued | Admitted | FirstToken) -> list[RequestEvent]:
-        """How far it is. A worker that begins anew says it again; the client has heard it."""
+        """How far it is. A new worker reports it again; the client has received it."""
         if isinstance(event, Queued):
             is_news, entry.is_queued = not entry.is_queued, True
         elif isinstance(event, Admitted):
@@ -218,20 +218,20 @@ class Ledger:
         if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
             raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
         if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
-            raise MessageError(f"{event.request_id} ended as cancelled, and nobody cancelled it")
+            raise MessageError(f"{event.request_id} ended as cancelled, but was not cancelled")
         is_displaced = event.reason is FinishReason.DISPLACED
         if is_displaced != (event.retry_after_s is not None) or (is_displaced and any(entry.tokens.values())):
-            raise MessageError(f"{event.request_id} was displaced in the middle of an answer, or for ever")
+            raise MessageError(f"{event.request_id} was displaced after output began, or without retry_after")
         entry.ends[event.sequence_index] = event.reason
         return [event]
 
     def _take_finished(self, entry: LedgerEntry, event: Finished) -> list[RequestEvent]:
         if entry.dropped or not entry.is_answered:
-            raise MessageError(f"{event.request_id} finished before all its answers did")
+            raise MessageError(f"{event.request_id} finished before all of its sequences")
         num_cached = self._first_pass(entry, event.num_cached_tokens)
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = num_cached
-        elif entry.first_pass_epoch == event.epoch:  # some know only when they are done
+        elif entry.first_pass_epoch == event.epoch:  # OpenAI members report it only at the end
             entry.num_cached_tokens = max(entry.num_cached_tokens, num_cached)
         self._drop(entry)
         self.num_progress += 1
@@ -239,15 +239,13 @@ class Ledger:
 
     @staticmethod
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
-        """What a dead worker had found counts, though its successor had to compute it."""
+        """What a dead worker had cached counts, though its successor had to compute it."""
         if not 0 <= num_cached_tokens <= len(entry.request.prompt):
-            raise MessageError(
-                f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens are said to be cached"
-            )
+            raise MessageError(f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached")
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
 
     def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:
-        """A worker that begins anew reports from the first token on; the client has had some of them."""
+        """A new worker reports from the first token on; the client has had some of them."""
         end = event.first_position + len(event.logprobs)
         next_position = 1 + entry.num_prompt_logprobs
         if event.first_position > next_position or end > len(entry.request.prompt):
@@ -262,35 +260,35 @@ class Ledger:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def crash(self, in_flight: Iterable[str]) -> list[RequestEvent]:
-        """The worker is gone: all it had is held again. What that ends for good is told."""
+        """The worker is gone: all it had is held again. Returns the ends that follow from that."""
         flying = set(in_flight)
-        told: list[RequestEvent] = []
+        new_events: list[RequestEvent] = []
         alone = self._alone
         for entry in list(self.entries.values()):
             is_on_trial = entry is alone and entry.is_suspect
             if is_on_trial and entry.request.request_id in flying:
                 self.num_progress += 1
                 self.num_quarantined += 1
-                told += self._end(entry, FinishReason.ERROR, self._poison)
+                new_events += self._end(entry, FinishReason.ERROR, self._poison)
             else:
                 entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
-        return told + self.set_aside()
+        return new_events + self.set_aside()
 
     def set_aside(self) -> list[RequestEvent]:
         """The worker is gone, and no request is to blame: all it had is held until there is another."""
-        told: list[RequestEvent] = []
+        new_events: list[RequestEvent] = []
         self._alone = None
         for entry in list(self.entries.values()):
             was_there = entry.is_queued and entry.epoch is not None
             self._hold(entry)
             if entry.is_cancelled or entry.is_answered:
-                told += self._end(entry, FinishReason.CANCELLED)
+                new_events += self._end(entry, FinishReason.CANCELLED)
             elif was_there:
-                told.append(Replayed(entry.request.request_id))
-        return told
+                new_events.append(Replayed(entry.request.request_id))
+        return new_events
 
     def expire(self, now_s: float) -> list[RequestEvent]:
-        """End those that are held beyond their deadline; the worker sees to the others."""
+        """End requests that are held beyond their deadline; the worker ends the others."""
         late = [
             entry
             for entry in self.entries.values()
@@ -339,10 +337,10 @@ class Ledger:
 
 
 def _pardoned(entry: LedgerEntry) -> int:
-    """A suspect that has not run since stays one; all others begin anew."""
+    """A suspect that has not run since stays one; all others start anew."""
     return entry.num_strikes if entry.is_suspect and entry.epoch is None else 0
 
 
 def _unexpected(event: Replayed | Explained) -> MessageError:
     """Of a request, only the ledger makes such events. A kind that is not handled above is a type error here."""
-    return MessageError(f"{event.request_id}: a worker may not say {type(event).__name__} of a request")
+    return MessageError(f"{event.request_id}: unexpected event {type(event).__name__} from a worker")

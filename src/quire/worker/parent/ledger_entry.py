@@ -1,4 +1,4 @@
-"""One request in the parent's ledger: all its client was told, and what is still to be asked of a worker. Pure."""
+"""One request in the parent's ledger: what its client has received, and what a worker has still to do. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -12,29 +12,29 @@ STRIKES = 2
 
 @dataclass(slots=True)
 class LedgerEntry:
-    """One request, and all its client was told."""
+    """One request, and what its client has received."""
 
     request: Request
     is_queued: bool = False
-    """A worker has let it in: it is not asked about room again."""
+    """A worker has admitted it: its queue does not refuse it again."""
     epoch: int | None = None
     """Its assignment to the worker; None: it is held, the worker does not have it."""
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, FinishReason] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
-    """Answers that ended on this side; the worker may speak of them until it has ended them too."""
+    """Answers that ended on this side; the worker may send events of them until it has ended them too."""
     admitted: Admitted | None = None
     num_cached_tokens: int | None = None
     """Prompt tokens not computed on the first pass; None until that pass is done."""
     first_pass_epoch: int | None = None
-    """The assignment of that pass: who told it may tell it better at its end."""
+    """The assignment of that pass: its last event may correct the number."""
     num_prompt_logprobs: int = 0
     is_cancelled: bool = False
     num_strikes: int = 0
 
     @property
     def is_answered(self) -> bool:
-        """Every answer has ended: there is nothing to ask again."""
+        """Every answer has ended: there is nothing to request again."""
         return len(self.ends) == len(self.tokens)
 
     @property
@@ -43,8 +43,8 @@ class LedgerEntry:
         return self.num_strikes >= STRIKES
 
     @property
-    def is_told(self) -> bool:
-        """Its client was told tokens or an end by this ledger."""
+    def has_sent_output(self) -> bool:
+        """This ledger has sent its client tokens or an end."""
         answers = self.request.continuations
         return bool(self.ends) or any(len(self.tokens[one.index]) > len(one.produced) for one in answers)
 
@@ -58,7 +58,7 @@ class LedgerEntry:
         )
 
     def assigned(self, epoch: int, now_s: float) -> Submit | Restore:
-        """What the worker is told of it: what is still to do, and how old it is."""
+        """The command for the worker: what is still to do, and how old the request is."""
         request = self.request
         kind = Restore if self.is_queued or request.has_begun else Submit
         return kind(
@@ -74,8 +74,8 @@ class LedgerEntry:
             request.priority,
             self.left,
             request.is_explained,
-            # Whose client has seen something has a place, whatever waits by now.
-            request.is_promised or bool(self.ends) or any(self.tokens.values()),
+            # A request with output has a place, whatever waits by now.
+            request.has_reservation or bool(self.ends) or any(self.tokens.values()),
             request.grammar,
             request.has_stop_texts,
             request.work_tokens,

@@ -16,7 +16,7 @@ QUIET_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Why a worker ended, who was in flight, and what a caller who waits for the first one should be told."""
+    """Why a worker ended, the requests in flight, and the error for a caller that waits for the first worker."""
 
     reason: str
     request_ids: tuple[str, ...] = ()
@@ -29,20 +29,22 @@ class WorkerSession:
     """One worker, and what is known of why it ends."""
 
     process: WorkerProcess
-    heard_s: float
+    last_message_s: float
     progress_s: float = 0.0
     progress_seen: tuple[int, int] = (0, 0)
     """Beats and layers."""
     step_seen: int = 0
     step_began_s: float = 0.0
     is_ready: bool = False
-    num_heard: int = 0
+    num_received: int = 0
     reason: str = "died"
     error: QuireError | None = None
 
-    async def run(self, hear: Callable[[ToParent], None], names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
-        """Hand on what the worker says until it has ended, or has said what cannot be."""
-        listening = asyncio.create_task(self._listen(hear))
+    async def run(
+        self, on_message: Callable[[ToParent], None], names_sent: Callable[[], tuple[str, ...]]
+    ) -> SessionEnd:
+        """Forward the worker's messages until it has ended, or has sent an invalid one."""
+        listening = asyncio.create_task(self._listen(on_message))
         gone = asyncio.create_task(self.process.gone.wait())
         try:
             await asyncio.wait([listening, gone], return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +56,7 @@ class WorkerSession:
 
     def last_progress_s(self, now_s: float) -> float:
         """When its loop was first seen to have come round, or a layer of its step to be done, as often as they have: on
-        our clock, whatever its own says."""
+        our clock, whatever its own shows."""
         flight = self.process.flight()
         progress = flight.num_beats, flight.num_layers
         if progress != self.progress_seen:
@@ -63,7 +65,7 @@ class WorkerSession:
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
         """It would have shown progress for this long if it made any: idle it beats, and in a step layers are counted.
-        Where they are not, and while it takes in a request, nothing can be told."""
+        Where they are not, and while it takes in a request, this is always false."""
         if now_s - self.last_progress_s(now_s) < limit_s:
             return False
         flight = self.process.flight()
@@ -78,27 +80,27 @@ class WorkerSession:
             self.step_seen, self.step_began_s = step.number, now_s
         return step, now_s - self.step_began_s
 
-    async def _listen(self, hear: Callable[[ToParent], None]) -> None:
+    async def _listen(self, on_message: Callable[[ToParent], None]) -> None:
         while True:
             message = await self.process.receive()
-            self.heard_s = monotonic()
-            self.num_heard += 1
-            hear(message)
-            # A message that is there already does not make us wait; everybody else on this loop wants a turn too.
+            self.last_message_s = monotonic()
+            self.num_received += 1
+            on_message(message)
+            # A message that is there already does not make us wait; other tasks of this loop need a turn too.
             await asyncio.sleep(0)
 
     async def _drain_messages(self, listening: "asyncio.Task[None]") -> None:
         """A dead worker's messages may still be on their way."""
-        num_heard = -1
-        while num_heard != self.num_heard and not listening.done():
-            num_heard = self.num_heard
+        num_received = -1
+        while num_received != self.num_received and not listening.done():
+            num_received = self.num_received
             await asyncio.sleep(QUIET_S)
 
     def _end(self, listening: "asyncio.Task[None]", names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
-        lie = listening.exception() if listening.done() else None
-        if lie is not None:
-            # What it says cannot be trusted, and who is behind it cannot be told: all it had count as in flight.
-            reason = f"worker {self.process.pid} said what cannot be: {lie}"
+        error = listening.exception() if listening.done() else None
+        if error is not None:
+            # Its messages cannot be trusted, and neither can its status: all requests it had count as in flight.
+            reason = f"worker {self.process.pid} sent an invalid message: {error}"
             return SessionEnd(reason, names_sent(), was_ready=self.is_ready)
         names = self.process.flight().request_ids
         return SessionEnd(f"worker {self.process.pid} {self.reason}", names, self.error, self.is_ready)

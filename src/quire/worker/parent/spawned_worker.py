@@ -1,8 +1,8 @@
 """A process that is going to be a worker: spawned, with a folder for its socket, a shared status and a leash.
 
 The folder is one only we may enter; as soon as the worker has found the socket it is gone. The page has no name. The
-leash is a pair of sockets that says nothing: each side sees it close when the other ends. So however either of the two
-ends, nothing is left behind.
+leash is a pair of sockets that carries no data: each side sees it close when the other ends. So however either of the
+two ends, nothing is left behind.
 
 Imports next to nothing, so that a worker can be on its way, and importing, before its parent has imported the rest.
 """
@@ -57,12 +57,12 @@ class SpawnedWorker:
             self._held = held.pop_all()
 
     def kill(self) -> None:
-        """End it at once, if it lives."""
+        """Kill it at once, if it lives."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
     def close(self) -> int:
-        """Kill it if it lives, and give everything back; the exit code. A second time nothing is done.
+        """Kill it if it lives, and release its resources; the exit code. A second call does nothing.
 
         A process with gigabytes takes its time to go: not for an event loop.
         """
@@ -76,7 +76,7 @@ def private_folder(held: contextlib.ExitStack) -> Path:
     """A new folder that only we may enter, with a path short enough for a socket; ours until the stack is closed."""
     _sweep(Path(tempfile.gettempdir()))
     lock = None
-    while lock is None:  # another who sweeps may have been quicker than our lock
+    while lock is None:  # another process may have swept it before our lock
         folder = Path(tempfile.mkdtemp(prefix=FOLDER))
         lock = _lock(folder)
     held.callback(os.close, lock)
@@ -92,7 +92,7 @@ def private_folder(held: contextlib.ExitStack) -> Path:
 def _lock(folder: Path) -> int | None:
     """A descriptor that keeps the folder ours for as long as it is open; None if it is another's, or gone.
 
-    The kernel lets go of it with its owner, whichever container that ran in: process ids mean nothing to others.
+    The kernel releases it with its owner, whichever container that ran in: process ids mean nothing to others.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -108,7 +108,7 @@ def _lock(folder: Path) -> int | None:
 
 def _sweep(parent: Path) -> None:
     """A parent that is killed between making a folder and spawning the worker that removes it leaves it: the next one
-    takes it away.
+    removes it.
     """
     for folder in parent.glob(f"{FOLDER}*"):
         lock = _lock(folder)

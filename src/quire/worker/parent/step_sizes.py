@@ -5,7 +5,7 @@ from collections import Counter
 from itertools import accumulate
 
 BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-"""The field's own buckets."""
+"""The usual buckets of other servers."""
 
 
 class StepSizes(Counter[int]):

@@ -1,10 +1,10 @@
-"""The parent's side of a worker: spawn, watch, replace, and ask again what a dead one owed.
+"""The parent's side of a worker: spawn, watch, replace, and resubmit the requests of a dead one.
 
-    spawn ─► load ─► serve ─► gone ─┬─► spawn again, at once if the last life brought anything, else later and later
-                                    └─► after too many lives that brought nothing: give up, and tell everybody
+    spawn ─► load ─► serve ─► gone ─┬─► spawn again, at once if the last worker made progress, else with growing delays
+                                    └─► after too many workers without progress: give up, and refuse all requests
 
-To a front it is a port like the thread that steps in process, only that it survives its engine. It decides nothing
-about requests: that is the ledger's business. It lives on one event loop, the one that spawned it.
+To a client it is a port like the thread that steps in process, only that it survives its engine. It decides nothing
+about requests: the ledger does. It lives on one event loop, the one that spawned it.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import zmq.asyncio
 from quire.core.digests import Namespace
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
-from quire.core.scheduling.shares import LEAST_PROMISED, Verdict
+from quire.core.scheduling.shares import MIN_RESERVED, AdmissionHint
 from quire.engine.commands import ClearCache, Close, Explain
 from quire.engine.port import Listener, OnFailure
 from quire.errors import (
@@ -34,7 +34,7 @@ from quire.errors import (
 )
 from quire.worker.child.shared_status import Flight
 from quire.worker.messages import (
-    BlockTold,
+    BlockInfo,
     Failed,
     LoadProgress,
     Ready,
@@ -56,14 +56,13 @@ from quire.worker.parent.worker_watch import WorkerWatch
 log = logging.getLogger("quire.worker")
 
 TICK_S = 0.1
-"""How often the beat and held deadlines are looked at."""
+"""How often beats and deadlines of held requests are checked."""
 LATE_S = 2.0
-"""A look that comes later than this after the one before was not ours to make: the whole container stood still, and the
-worker with it."""
+"""A check this late after the one before: the whole container was suspended, and the worker with it."""
 
 
 class State(Enum):
-    """What the supervisor is at."""
+    """The state of a supervisor."""
 
     LOADING = "loading"
     READY = "ready"
@@ -74,12 +73,12 @@ class State(Enum):
 
 
 class Supervisor:
-    """Keeps one model's worker alive, and its clients unaware of how often that took a new one."""
+    """Keeps one model's worker alive, and replaces it without its clients noticing."""
 
     def __init__(
         self, plan: WorkerPlan, listener: Listener, failed: OnFailure, first: SpawnedWorker | None = None
     ) -> None:
-        """`first`: a worker that is on its way, for the first life."""
+        """`first`: a worker that was spawned already, for the first life."""
         self._plan = plan
         self._first = first
         self._context = zmq.asyncio.Context()
@@ -94,19 +93,19 @@ class Supervisor:
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
         self._may_live = asyncio.Event()
-        """Not set: what runs is set aside, and no worker is spawned."""
+        """Not set: open requests are set aside, and no worker is spawned."""
         self._may_live.set()
         self._is_away = asyncio.Event()
         """Set aside, and no worker is left."""
-        self.told_to_open = asyncio.Event()
-        """Set once a worker knows what to load, or none will come: its parent has better nothing else to do before."""
+        self.open_sent = asyncio.Event()
+        """Set once a worker has its model's name, or none will come: the parent should do nothing else before."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake_since_s = monotonic()
         self.state = State.LOADING
         self.num_restarts = 0
         self._load = WorkerLoad()
         self._num_computed_shown = 0
-        self.verdicts: Sequence[Verdict] = ()
+        self.verdicts: Sequence[AdmissionHint] = ()
         self.step_sizes = StepSizes()
 
     # -- life ----------------------------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ class Supervisor:
     async def start(self) -> Ready:
         """Spawn a worker and wait until its model is loaded. Raises CheckpointError, ConfigError or EngineDeadError."""
         self._ready = asyncio.get_running_loop().create_future()
-        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # nobody may wait for it
+        self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())  # may never be awaited
         self._tasks = [
             asyncio.create_task(self._run(), name="quire-supervisor"),
             asyncio.create_task(self._watch(), name="quire-watch"),
@@ -122,7 +121,7 @@ class Supervisor:
         return await asyncio.shield(self._ready)
 
     async def set_aside(self) -> None:
-        """End the worker and spawn no other: what runs is held, and continues when `go_on` has brought one."""
+        """End the worker and spawn no other: open requests are held, and continue when `go_on` has brought one."""
         self._may_live.clear()
         if self._session is not None:
             self._session.reason = "was ended; what it answered is set aside"
@@ -132,7 +131,7 @@ class Supervisor:
     async def go_on(self) -> None:
         """Spawn a worker again and wait until its model is loaded. Raises what `start` does."""
         if self._closing.is_set():
-            raise EngineDeadError("the worker is gone for good; start the server again")
+            raise EngineDeadError("the worker failed and is not restarted; restart the server")
         self._ready = asyncio.get_running_loop().create_future()
         self._ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         self._is_away.clear()
@@ -141,8 +140,8 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there and not known to stand still. However long its step is: what comes meanwhile is served
-        behind it."""
+        """There is a worker that is not known to be stuck. However long its step is: new requests are served
+        after it."""
         session = self._session
         if self.state not in (State.READY, State.DRAINING) or session is None or not session.is_ready:
             return False
@@ -157,12 +156,12 @@ class Supervisor:
 
     @property
     def load(self) -> WorkerLoad:
-        """As the worker sent it last, with what of the step in flight is computed by now."""
+        """As the worker sent it last, with the part of the step in flight that is computed by now."""
         session, computed = self._session, self._load.num_computed_tokens
         step = None if session is None or not session.is_ready else session.step_in_flight(monotonic())[0]
         if step is not None:
             computed += int(step.share * step.num_tokens)
-        # The end of a step is seen before its load has come: what was shown is never taken back.
+        # The end of a step is seen before its load has come: a number once shown never decreases.
         self._num_computed_shown = max(computed, self._num_computed_shown)
         return msgspec.structs.replace(self._load, num_computed_tokens=self._num_computed_shown)
 
@@ -187,13 +186,13 @@ class Supervisor:
         return self._ledger.num_quarantined
 
     def flight(self) -> Flight:
-        """What the worker is at. Raises EngineDeadError if there is none."""
+        """The worker's status. Raises EngineDeadError if there is none."""
         if self._session is None:
-            raise EngineDeadError("there is no worker at this moment; wait until one is ready")
+            raise EngineDeadError("no worker is ready; retry when one is")
         return self._session.process.flight()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until what runs has ended; false if it has not in time."""
+        """Take nothing new and wait until open requests have ended; false on timeout."""
         if self.state in (State.LOADING, State.READY, State.RESTARTING):
             self.state = State.DRAINING
         self._look_idle()
@@ -204,7 +203,7 @@ class Supervisor:
         return self.state is not State.FAILED
 
     async def close(self) -> None:
-        """End the worker: kindly if it listens, and what still runs is broken off."""
+        """End the worker: gracefully if it is ready; open requests are cut off."""
         self.state = State.FAILED if self.state is State.FAILED else State.CLOSED
         self._closing.set()
         self._may_live.set()
@@ -231,36 +230,38 @@ class Supervisor:
         self._send_due()
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it lives."""
+        """End a request, or one of its answers alone, if it is open."""
         ledger = self._ledger
         commands, events = ledger.cancel(request_id) if index is None else ledger.cancel_answer(request_id, index)
         self._send(commands)
-        self._tell(events)
+        self._emit(events)
         self._send_due()
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Ask why a prompt is not in the cache. A worker that dies takes the question with it: the asker is told."""
+        """Query why a prompt is not in the cache. If the worker dies first, the query is refused."""
         if self._session is None or not self._session.is_ready:
-            error = EngineDeadError("there is no worker at this moment; ask again when one is ready")
+            error = EngineDeadError("no worker is ready; retry when one is")
             self._listener([Refused.of(question_id, error)])
             return
         self._questions.add(question_id)
         self._send([Explain(question_id, namespace, prompt)])
 
     def clear_cache(self) -> None:
-        """Forget every cached block that nobody uses."""
+        """Drop every unused cached block."""
         self._send([ClearCache()])
 
     def _check_room(self, request: Request) -> None:
         if self._closing.is_set():
-            raise EngineDeadError("the worker is gone for good; start the server again")
+            raise EngineDeadError("the worker failed and is not restarted; restart the server")
         if self.state is State.DRAINING:
-            raise DrainingError("the server is going down and takes no new requests; ask another one, or later")
-        # The worker's own queue judges classes and shares; but it may be stuck, on trial or not there, and then no more
-        # may wait here than it would ever take of one tenant. Those whom others will displace, and those who were
-        # promised a place or begun elsewhere, are here beside them: as many again, or a few hundred.
-        num_own, most = self._ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, LEAST_PROMISED)
-        if num_own >= self._max_open and not request.is_promised and not request.has_begun:
+            raise DrainingError(
+                "the server is shutting down and takes no new requests; use another one, or retry later"
+            )
+        # The worker's own queue decides about classes and shares; but it may be stuck, on trial or absent, and then no
+        # more may wait here than it would ever take of one tenant. Requests that others will displace, and those with a
+        # reservation or begun elsewhere, are here beside them: as many again, or a few hundred.
+        num_own, most = self._ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, MIN_RESERVED)
+        if num_own >= self._max_open and not request.has_reservation and not request.has_begun:
             raise QueueFullError(num_own, self._max_open)
         if self.num_open >= most:
             raise QueueFullError(self.num_open, most)
@@ -268,7 +269,7 @@ class Supervisor:
     # -- one worker after the other ------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """One life after the other; however that ends, everybody who waits is told."""
+        """One worker after the other; however that ends, all waiting requests get their refusal."""
         error: QuireError = EngineDeadError("the worker was closed")
         try:
             error = await self._sessions()
@@ -291,24 +292,24 @@ class Supervisor:
             self.watching.began()
             ending = await self._live_once()
             self.watching.ended(ending.reason)
-            self._tell(self._questions.drop())
+            self._emit(self._questions.drop())
             if not self._may_live.is_set():
-                self._tell(self._ledger.set_aside())
+                self._emit(self._ledger.set_aside())
                 continue
             is_idle = ending.was_ready and not self._ledger.entries
             has_moved = self._ledger.num_progress > num_before
-            self._tell(self._ledger.crash(ending.request_ids))
+            self._emit(self._ledger.crash(ending.request_ids))
             has_moved = has_moved or self._ledger.num_progress > num_before
             num_without_progress = 0 if is_idle or has_moved else num_without_progress + 1
             if self._closing.is_set():
                 break
             if ending.error is not None and self._ready is not None and not self._ready.done():
-                return ending.error  # the model or a setting is at fault: trying again does not help
+                return ending.error  # the model or a setting is at fault: another attempt does not help
             if num_without_progress >= self._plan.limits.max_restarts_without_progress:
                 return EngineDeadError(
-                    f"{num_without_progress} workers in a row brought nothing; the last: {ending.reason}"
+                    f"giving up: {num_without_progress} consecutive workers made no progress; last: {ending.reason}"
                 )
-            log.warning("%s; a new one is started", ending.reason)
+            log.warning("%s; starting a new one", ending.reason)
             self.num_restarts += 1
             self.state = State.RESTARTING if self.state is State.READY else self.state
             await _within(self._plan.limits.delay_s(num_without_progress), self._closing)
@@ -316,12 +317,12 @@ class Supervisor:
 
     def _end(self, error: QuireError) -> None:
         """There will be no other worker: the one way out of here."""
-        self.told_to_open.set()
+        self.open_sent.set()
         self._is_away.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-        self._tell(self._ledger.abandon(error))
-        self._tell(self._questions.drop())
+        self._emit(self._ledger.abandon(error))
+        self._emit(self._questions.drop())
         self._look_idle()
         self._context.destroy(linger=0)
         if not self._closing.is_set():
@@ -342,7 +343,7 @@ class Supervisor:
             return SessionEnd(f"no worker could be spawned: {error}", error=error)
         self._session = session = WorkerSession(process, monotonic())
         process.send(plan.open)
-        self.told_to_open.set()
+        self.open_sent.set()
         try:
             return await session.run(lambda message: self._on_message(session, message), self._ledger.names_sent)
         finally:
@@ -352,11 +353,11 @@ class Supervisor:
             log.log(level, "worker %d has ended with code %d", process.pid, code)
 
     def _on_message(self, session: WorkerSession, message: ToParent) -> None:
-        self._hear(session, message)
+        self._handle(session, message)
         self._send_due()
         self._look_idle()
 
-    def _hear(self, session: WorkerSession, message: ToParent) -> None:
+    def _handle(self, session: WorkerSession, message: ToParent) -> None:
         match message:
             case Stepped():
                 if message.load is not None:
@@ -367,7 +368,7 @@ class Supervisor:
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
                 self._begin(session, message)
-            case SnapshotMade() | BlockTold():
+            case SnapshotMade() | BlockInfo():
                 self.watching.take(message)
             case _:
                 self._fail(session, message)
@@ -379,14 +380,14 @@ class Supervisor:
         session.error = None if permanent is None else permanent(failed.message)
 
     def _take(self, message: Stepped) -> None:
-        told: list[RequestEvent] = []
+        new_events: list[RequestEvent] = []
         try:
             events: Sequence[RequestEvent] = message.events
             if self._questions.open:
-                events = self._questions.take(events, told)
-            self._ledger.take(events, told)
+                events = self._questions.take(events, new_events)
+            self._ledger.take(events, new_events)
         finally:
-            self._tell(told)
+            self._emit(new_events)
 
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
@@ -396,27 +397,27 @@ class Supervisor:
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
         self.watching.ready()
-        log.info("worker %d is ready; %d requests go on", session.process.pid, self.num_open)
+        log.info("worker %d is ready; resuming %d requests", session.process.pid, self.num_open)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(ready)
 
     async def _watch(self) -> None:
-        """Kill a worker that makes no progress; end who is held too long. After a pause of our own, the worker gets all
-        its time anew."""
+        """Kill a worker that makes no progress; end requests that are held too long. After a suspension of this
+        process, the worker gets all its time again."""
         last_s = monotonic()
         while not self._closing.is_set():
             now_s = monotonic()
             if now_s - last_s > LATE_S:
                 self._awake_since_s = now_s
             last_s = now_s
-            self._tell(self._ledger.expire(now_s))
+            self._emit(self._ledger.expire(now_s))
             if self._session is not None:
                 self._look_at(self._session, now_s)
             await _within(TICK_S, self._closing)
 
     def _look_at(self, session: WorkerSession, now_s: float) -> None:
         limits = self._plan.limits
-        last_sign_s = session.last_progress_s(now_s) if session.is_ready else session.heard_s
+        last_sign_s = session.last_progress_s(now_s) if session.is_ready else session.last_message_s
         session.step_in_flight(now_s)
         since_s = max(last_sign_s, self._awake_since_s)
         limit_s = limits.stuck_s if session.is_ready else limits.load_s
@@ -425,7 +426,7 @@ class Supervisor:
             session.reason = f"was stuck {where} for more than {limit_s:g} s and was killed"
             session.process.kill()
 
-    # -- what is said to whom ------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------------
 
     def _send_due(self) -> None:
         if self._session is not None and self._session.is_ready:
@@ -436,7 +437,7 @@ class Supervisor:
             for command in commands:
                 self._session.process.send(command)
 
-    def _tell(self, events: list[RequestEvent]) -> None:
+    def _emit(self, events: list[RequestEvent]) -> None:
         if events:
             self._listener(events)
             self._look_idle()

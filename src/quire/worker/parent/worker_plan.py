@@ -16,11 +16,11 @@ class Limits:
     silent_s: float = 4.5
     """One that would have shown progress, and has not for this long, is not ready: before five seconds are over."""
     max_restarts_without_progress: int = 5
-    """So many workers in a row that brought nothing, and the model is given up."""
+    """After so many consecutive workers without progress, the supervisor gives up."""
     load_s: float = 900.0
     """A worker that loads may be silent for this long."""
     close_s: float = 5.0
-    """A worker that was told to close may take this long."""
+    """A worker may take this long to close."""
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
 

@@ -1,6 +1,6 @@
-"""What a supervisor shows of its worker to those who look: snapshots, one block, and the lives of all workers so far.
+"""What a supervisor shows of its worker to observers: snapshots, one block, and the records of all workers so far.
 
-Whoever watches goes on watching when the worker is replaced. A question about a block ends with the worker.
+Watching continues when the worker is replaced. A query about a block ends with the worker.
 """
 
 from collections import deque
@@ -9,25 +9,25 @@ from dataclasses import replace
 from time import monotonic
 
 from quire.core.inspect.snapshots import EngineSnapshot
-from quire.engine.commands import AskBlock, BeginWatch, Unwatch
-from quire.engine.port import TellBlock, WorkerRecord
+from quire.engine.commands import GetBlock, StartSnapshots, StopSnapshots
+from quire.engine.port import OnBlock, WorkerRecord
 from quire.errors import EngineDeadError, MessageError
-from quire.worker.messages import BlockTold, SnapshotMade, ToWorker
+from quire.worker.messages import BlockInfo, SnapshotMade, ToWorker
 
 MAX_WORKERS = 32
-"""Of workers that are remembered."""
-GONE = "there is no worker at this moment; ask again when one is ready"
+"""Workers whose records are kept."""
+GONE = "no worker is ready; retry when one is"
 
 
 class WorkerWatch:
-    """A port to look through, whichever worker is there."""
+    """A port for observers, whichever worker is there."""
 
     def __init__(self, send: Callable[[Sequence[ToWorker]], None]) -> None:
-        """`send` says nothing to a worker that is not ready."""
+        """`send` sends nothing to a worker that is not ready."""
         self._send = send
-        self._watch: BeginWatch | None = None
-        self._show: Callable[[EngineSnapshot], None] = _unseen
-        self._questions: dict[str, TellBlock] = {}
+        self._watch: StartSnapshots | None = None
+        self._show: Callable[[EngineSnapshot], None] = _noop
+        self._questions: dict[str, OnBlock] = {}
         self._num_questions = 0
         self._workers: deque[WorkerRecord] = deque(maxlen=MAX_WORKERS)
         self._num_workers = 0
@@ -37,27 +37,27 @@ class WorkerWatch:
         """The latest workers, the oldest of them first."""
         return tuple(self._workers)
 
-    # -- for those who look --------------------------------------------------------------------------------------------
+    # -- for observers -------------------------------------------------------------------------------------------------
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often, of this worker and of those that come after it."""
-        self._watch, self._show = BeginWatch(period_s), show
+        self._watch, self._show = StartSnapshots(period_s), show
         self._send([self._watch])
 
     def unwatch(self) -> None:
-        """Nobody looks any more."""
-        self._watch, self._show = None, _unseen
-        self._send([Unwatch()])
+        """Stop the snapshots."""
+        self._watch, self._show = None, _noop
+        self._send([StopSnapshots()])
 
-    def ask_block(self, block_id: int, tell: TellBlock) -> None:
-        """Ask what is known of one block."""
+    def request_block(self, block_id: int, on_block: OnBlock) -> None:
+        """Query one block."""
         if not self._workers or self._workers[-1].state != "ready":
-            tell(EngineDeadError(GONE))
+            on_block(EngineDeadError(GONE))
             return
         self._num_questions += 1
         question_id = str(self._num_questions)
-        self._questions[question_id] = tell
-        self._send([AskBlock(question_id, block_id)])
+        self._questions[question_id] = on_block
+        self._send([GetBlock(question_id, block_id)])
 
     # -- for the supervisor --------------------------------------------------------------------------------------------
 
@@ -74,22 +74,22 @@ class WorkerWatch:
             self._send([self._watch])
 
     def ended(self, why: str) -> None:
-        """It is gone, and so are the answers it owed."""
+        """It is gone, and so are its open queries."""
         self._workers[-1] = replace(self._workers[-1], state="ended", ended_s=monotonic(), why=why)
         questions, self._questions = self._questions, {}
-        for tell in questions.values():
-            tell(EngineDeadError(GONE))
+        for on_block in questions.values():
+            on_block(EngineDeadError(GONE))
 
-    def take(self, message: SnapshotMade | BlockTold) -> None:
-        """What it shows. Raises MessageError for an answer to nobody."""
+    def take(self, message: SnapshotMade | BlockInfo) -> None:
+        """Show a snapshot, or answer a query. Raises MessageError for an unknown query id."""
         if isinstance(message, SnapshotMade):
             self._show(message.snapshot)
             return
-        tell = self._questions.pop(message.question_id, None)
-        if tell is None:
-            raise MessageError(f"the worker answers question {message.question_id[:64]!r}, which nobody asked")
-        tell(message.facts)
+        on_block = self._questions.pop(message.question_id, None)
+        if on_block is None:
+            raise MessageError(f"the worker answered query {message.question_id[:64]!r}, which is not pending")
+        on_block(message.facts)
 
 
-def _unseen(_snapshot: EngineSnapshot) -> None:
-    """One that was on its way when nobody looked any more."""
+def _noop(_snapshot: EngineSnapshot) -> None:
+    """One that was on its way after `unwatch`."""

@@ -81,7 +81,7 @@ def test_a_token_or_a_row_that_nobody_has_is_refused(tmp_path: Path) -> None:
     model, store = runner._opened()
     for token, row in ((model.vocabulary_size, 0), (-1, 0), (5, 1), (5, -1)):
         batch = make_batch([WorkItem(1, (token,), 0, (1,))], store.block_size)
-        with pytest.raises(InvariantError, match="names what is not there"):
+        with pytest.raises(InvariantError, match="data that does not exist"):
             model.compute(batch, store, np.array([row]))
 
 
@@ -129,7 +129,7 @@ def test_rows_that_are_needed_come_in_order_and_hold_those_that_are_wanted(neede
     assert isinstance(runner, CpuRunner)
     model, store = runner._opened()
     batch = make_batch([WorkItem(0, (5, 6, 7, 8), 0, (1,))], store.block_size)
-    with pytest.raises(InvariantError, match="names what is not there"):
+    with pytest.raises(InvariantError, match="data that does not exist"):
         model.compute(batch, store, np.array([1]), 0, np.array(needed))
 
 
@@ -177,7 +177,7 @@ def test_weights_in_other_types_or_not_finite_are_refused(tmp_path: Path) -> Non
     file = directory / "model.safetensors"
     tensors = load_file(file)
     for name, value, words in (
-        ("model.norm.weight", tensors["model.norm.weight"].astype(np.int8), "is I8"),
+        ("model.norm.weight", tensors["model.norm.weight"].astype(np.int8), "got I8"),
         ("model.norm.weight", np.full(96, np.nan, np.float32), "NaN or infinity"),
     ):
         save_file({**tensors, name: value}, file)
@@ -192,12 +192,12 @@ def test_what_it_cannot_run_is_told_with_the_rule(tmp_path: Path) -> None:
         "device": why_not_cpu(checkpoint, replace(SETTINGS, device="cuda")),
         "float16": why_not_cpu(checkpoint, replace(SETTINGS, dtype="float16")),
         "blocks of 16, 32 or 64": why_not_cpu(checkpoint, replace(SETTINGS, block_size=8)),
-        "'gemma2', known are": why_not_cpu(
+        "got 'gemma2' (supported:": why_not_cpu(
             replace(checkpoint, config={**checkpoint.config, "model_type": "gemma2"}), SETTINGS
         ),
     }
     assert all(reason is not None and word in reason for word, reason in told.items())
-    with pytest.raises(ConfigError, match="the memory budget must hold the model"):
+    with pytest.raises(ConfigError, match="a memory budget that holds the model"):
         load_backend(checkpoint, replace(SETTINGS, memory_bytes=1 << 20))
 
 
@@ -228,5 +228,5 @@ def test_a_block_as_bytes_is_keys_then_values_layer_after_layer() -> None:
     assert store.read_blocks([4, 5, 3]) == [data, data, *store.read_blocks([1])]
     store.write_blocks([2], [data])
     assert store.read_blocks([2]) == [data]
-    with pytest.raises(ValueError, match="1792 bytes, 3 given"):
+    with pytest.raises(ValueError, match="1792 bytes, got 3"):
         store.write_blocks([1], [b"abc"])

@@ -9,7 +9,7 @@ import pytest
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.formats import FORMATS, Arithmetic
-from quire.backends.cpu.formats.gguf_source import _tell
+from quire.backends.cpu.formats.gguf_source import _warn_widened
 from quire.backends.cpu.layers import LAYER
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.kernels import extension
@@ -101,18 +101,18 @@ def test_the_arithmetics_differ_and_float_is_that_of_float32(tmp_path: Path) -> 
 def test_int8_is_refused_where_no_weight_has_so_few_bits(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="needs weights of 4 to 8 bits, this model's are BF16"):
         loaded(tmp_path, MODELS["BF16"], arithmetic="int8")
-    with pytest.raises(ConfigError, match="dtype is float32; set dtype to auto"):
+    with pytest.raises(ConfigError, match="got float32; set dtype to auto"):
         replace(SETTINGS, arithmetic="int8", dtype="float32")
 
 
 def test_types_without_kernels_are_widened_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _tell.cache_clear()  # once for each type in a process
+    _warn_widened.cache_clear()  # once for each type in a process
     with caplog.at_level(logging.WARNING, "quire.backends"):
         runner = loaded(tmp_path, replace(TINY, kind="Q3_K")).runner
     assert weights_of(runner)[1] == [Arithmetic.INTEGER] * 4
-    assert "weights of type Q3_K have no kernels" in caplog.text
+    assert "no kernels for weights of type Q3_K" in caplog.text
 
 
 @pytest.mark.parametrize(("kind", "at", "value"), [

@@ -71,13 +71,13 @@ def test_groups_in_an_order_of_their_own_are_refused() -> None:
 
 def test_bits_groups_and_scales_that_do_not_fit_are_refused() -> None:
     made = Quantised.draw(4, 16, 64, 32, 3)
-    with pytest.raises(CheckpointError, match="4 or 8 bits, 3"):
+    with pytest.raises(CheckpointError, match="4 or 8 bits, got 3"):
         SCHEMES["gptq"](gptq(made, 4), SchemeOptions(3, 32))
-    with pytest.raises(CheckpointError, match="AWQ weights must have 4 bits"):
+    with pytest.raises(CheckpointError, match="AWQ weights of 4 bits"):
         SCHEMES["awq"](awq(made, 4), SchemeOptions(8, 32))
     with pytest.raises(CheckpointError, match="different models"):
         SCHEMES["awq"](awq(made, 4), SchemeOptions(4, 64))
-    with pytest.raises(CheckpointError, match="multiple of 32 inputs, 16"):
+    with pytest.raises(CheckpointError, match=r"multiple of 32 inputs .*, got 16"):
         SCHEMES["awq"](awq(Quantised.draw(4, 16, 64, 16, 3), 4), SchemeOptions(4, 16))
 
 
@@ -125,7 +125,7 @@ def test_plain_numbers_stay_what_they_are(name: str) -> None:
 
 
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(CheckpointError, match="I32 is given"):
+    with pytest.raises(CheckpointError, match="got I32"):
         gguf_source("I32", np.zeros((2, 8), np.uint8), 2)
-    with pytest.raises(CheckpointError, match="scales must be"):
+    with pytest.raises(CheckpointError, match="expected scales of type"):
         StoredArray("I32", np.zeros(2, np.int32)).floats()

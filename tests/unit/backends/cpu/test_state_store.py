@@ -54,7 +54,7 @@ def test_a_copy_from_slot_0_is_the_state_before_the_first_token() -> None:
 @pytest.mark.parametrize("copy", [SlotCopy(1, 0), SlotCopy(0, 0), SlotCopy(3, 1), SlotCopy(1, 3), SlotCopy(-1, 1)])
 def test_a_copy_to_slot_0_or_out_of_range_is_refused(copy: SlotCopy) -> None:
     store = numbered(2)
-    with pytest.raises(InvariantError, match=f"go from 1 to 2, a copy from {copy.src} to {copy.dst} given"):
+    with pytest.raises(InvariantError, match=f"from 1 to 2, got a copy from {copy.src} to {copy.dst}"):
         store.copy([copy])
     assert held(store) == [0, 1, 2]
 
@@ -73,5 +73,5 @@ def test_a_step_without_items_has_no_runs() -> None:
 
 @pytest.mark.parametrize("slots", [(1, 1), (2, 0), (3, 1), (-1, 2)])
 def test_items_that_share_a_slot_or_have_none_are_refused(slots: tuple[int, int]) -> None:
-    with pytest.raises(InvariantError, match="every item needs a state slot of its own, from 1 to 2"):
+    with pytest.raises(InvariantError, match="a state slot of its own for every item, from 1 to 2"):
         StateStore(SIZE, 2).runs(batch_of(*((1, slot) for slot in slots)))

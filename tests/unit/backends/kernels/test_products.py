@@ -100,7 +100,7 @@ def test_products_take_rows_that_lie_apart_and_refuse_others() -> None:
     for rows in (wide, wide[:, :64].astype(np.float64), wide[:, ::2], wide[0]):
         with pytest.raises(ValueError, match="64 contiguous numbers"):
             multiplied(product, rows)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="20 rows are multiplied into 3"):
+    with pytest.raises(ValueError, match="expected 20 output rows, got 3"):
         product.product(wide[:, :64], np.empty((3, 50), np.float32))
     with pytest.raises(TypeError, match="float16"):
         packed(numbers(4, 4), None, "float16")

@@ -39,7 +39,7 @@ def test_keys_are_stored_transposed() -> None:
 
 
 def test_bytes_of_another_size_are_refused() -> None:
-    with pytest.raises(ValueError, match="896 bytes, 3 given"):
+    with pytest.raises(ValueError, match="896 bytes, got 3"):
         make_store().write_blocks([1], [b"abc"])
 
 

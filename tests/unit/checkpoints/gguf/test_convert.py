@@ -202,19 +202,19 @@ def test_a_sliding_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
         (Tiny(arch="gemma2"), "llama, qwen2, qwen3, qwen3moe"),
         (Tiny(arch="qwen2", metadata={"qwen2.expert_count": 8}), "qwen2.expert_count"),
         (Tiny(metadata={"llama.expert_count": 8, "llama.expert_used_count": 2}), "block_sparse_moe.gate.weight"),
-        (Tiny(metadata={"llama.context_length": None}), "it is missing"),
-        (Tiny(metadata={"llama.context_length": "long"}), "it is 'long'"),
-        (Tiny(metadata={"llama.block_count": 2}), "must hold 'model.layers.1."),
-        (Tiny(metadata={"llama.block_count": 2_000_000_000}), "num_hidden_layers is 2,000,000,000"),
-        (Tiny(metadata={"llama.feed_forward_length": 64}), "must have shape [64, 32]"),
-        (Tiny(metadata={"llama.attention.head_count_kv": 3}), "must be a multiple"),
-        (Tiny(metadata={"llama.rope.dimension_count": 4}), "rotated whole"),
-        (Tiny(metadata={"split.count": 3}), "join them with gguf-split"),
+        (Tiny(metadata={"llama.context_length": None}), "got nothing"),
+        (Tiny(metadata={"llama.context_length": "long"}), "got 'long'"),
+        (Tiny(metadata={"llama.block_count": 2}), "expected a tensor 'model.layers.1."),
+        (Tiny(metadata={"llama.block_count": 2_000_000_000}), "weights for 2,000,000,000 layers"),
+        (Tiny(metadata={"llama.feed_forward_length": 64}), "to have shape [64, 32]"),
+        (Tiny(metadata={"llama.attention.head_count_kv": 3}), "to be a multiple"),
+        (Tiny(metadata={"llama.rope.dimension_count": 4}), "the whole head size"),
+        (Tiny(metadata={"split.count": 3}), "join the files with gguf-split"),
         (Tiny(metadata={"tokenizer.ggml.eos_token_id": 99_999}), "a token id from 0"),
         (Tiny(tensors={"token_embd.weight": None}), "token_embd.weight"),
         (Tiny(tensors={"blk.0.ffn_up.weight": None}), "mlp.up_proj.weight"),
-        (Tiny(tensors={"blk.0.attn_q.bias": np.zeros(32, np.float32)}), "'blk.0.attn_q.bias' has no place"),
-        (Tiny(tensors={"blk.0.odd.weight": np.zeros(32, np.float32)}), "'blk.0.odd.weight' has no place"),
+        (Tiny(tensors={"blk.0.attn_q.bias": np.zeros(32, np.float32)}), "unexpected tensor 'blk.0.attn_q.bias'"),
+        (Tiny(tensors={"blk.0.odd.weight": np.zeros(32, np.float32)}), "unexpected tensor 'blk.0.odd.weight'"),
         (Tiny(tensors={"output_norm.weight": np.full(32, np.nan, np.float32)}), "NaN or infinity"),
         (Tiny(tensors={"token_embd.weight": np.full((266, 32), np.inf, np.float16)}), "NaN or infinity"),
     ],
@@ -271,7 +271,7 @@ def test_four_threads_resolving_one_file_get_one_checkpoint(tmp_path: Path) -> N
 
 def test_a_full_disk_is_noticed_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_room, "SPARE_BYTES", 1 << 62)
-    assert "are free" in refusal(tmp_path, Tiny())
+    assert "GB free" in refusal(tmp_path, Tiny())
 
 
 def test_a_cache_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_parts_are_the_model_they_were_cut_from(whole: Path, tmp_path: Path) -> 
 def test_a_part_that_is_missing_is_named(whole: Path, tmp_path: Path) -> None:
     first, second = split(whole, tmp_path)
     second.unlink()
-    with pytest.raises(CheckpointError, match=re.escape(f"({second.name} for one); download all of them")):
+    with pytest.raises(CheckpointError, match=re.escape(f"(for example {second.name}); download all of them")):
         read_parts(first)
 
 
@@ -64,7 +64,7 @@ def test_a_part_that_is_missing_is_named(whole: Path, tmp_path: Path) -> None:
     [
         ({"no": 0}, "part 2 of 2 by its name"),
         ({"of": 3}, "part 1 of 2 by its name"),
-        ({"tensors": 99}, "says that its parts have 99 tensors"),
+        ({"tensors": 99}, "expected 99 tensors in the parts"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(
@@ -82,13 +82,13 @@ def test_a_tensor_in_two_parts_is_refused(whole: Path, tmp_path: Path) -> None:
     again = split(whole, other, 1, no=1, of=2)[0]
     second.unlink()
     again.rename(second)
-    with pytest.raises(CheckpointError, match="stand in several"):
+    with pytest.raises(CheckpointError, match="are in several"):
         read_parts(first)
 
 
 def test_a_part_under_another_name_says_what_it_is(whole: Path, tmp_path: Path) -> None:
     renamed = split(whole, tmp_path)[1].rename(tmp_path / "alone.gguf")
-    with pytest.raises(CheckpointError, match="says of itself 1 of 2"):
+    with pytest.raises(CheckpointError, match="got 1 of 2"):
         read_parts(renamed)
 
 

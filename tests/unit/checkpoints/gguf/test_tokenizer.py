@@ -126,7 +126,7 @@ def test_pieces_without_a_space_prefix_add_none(tmp_path: Path) -> None:
         ({"tokenizer.ggml.model": "bert"}, "gpt2, gemma4, llama"),
         ({"tokenizer.ggml.pre": "bloom"}, "smollm"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "each with a token_type"),
-        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "1 different"),
+        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "1 distinct"),
         ({"tokenizer.ggml.merges": ["zz zz"]}, "cannot be built"),
         ({"tokenizer.ggml.merges": [1, 2]}, "array of str"),
         ({"tokenizer.ggml.add_bos_token": 3}, "true or false"),
@@ -144,7 +144,7 @@ def test_what_cannot_be_rebuilt_is_refused_with_a_sentence(
     ("change", "sentence"),
     [
         ({"tokenizer.ggml.scores": [1.0]}, "one for each token"),
-        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "drops some"),
+        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "removes some"),
     ],
 )
 def test_pieces_that_cannot_be_rebuilt_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
@@ -155,7 +155,7 @@ def test_pieces_that_cannot_be_rebuilt_are_refused(tmp_path: Path, change: dict[
 def test_a_piece_too_long_to_be_cut_is_refused(tmp_path: Path) -> None:
     metadata = piece_metadata()
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "z" * 300]
-    with pytest.raises(CheckpointError, match="may have 256 characters"):
+    with pytest.raises(CheckpointError, match="at most 256 characters"):
         tokenizer_of(tmp_path, metadata)
 
 

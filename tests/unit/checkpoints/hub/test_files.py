@@ -15,7 +15,7 @@ from quire.checkpoints.hub import download as hub_download
 from quire.checkpoints.hub import files as hub_files
 from quire.checkpoints.hub import listing as hub_listing
 from quire.checkpoints.hub.download import INCOMPLETE
-from quire.checkpoints.hub.files import HubName, found_here, pull, say_nothing
+from quire.checkpoints.hub.files import HubName, found_here, ignore_judged, pull
 from quire.checkpoints.hub.listing import is_safe_name
 from quire.checkpoints.hub.variants import Judged
 from quire.checkpoints.progress import quiet
@@ -115,7 +115,7 @@ def test_a_server_that_heeds_no_range_begins_anew(hub: HubStandIn, tmp_path: Pat
 @pytest.mark.parametrize("misdeed", ["wrong", "more"])
 def test_other_bytes_than_told_are_thrown_away(hub: HubStandIn, tmp_path: Path, misdeed: str) -> None:
     hub.misdeeds.append(misdeed)
-    with pytest.raises(CheckpointError, match=r"other bytes than the hub tells|more of them came"):
+    with pytest.raises(CheckpointError, match=r"got other content|got more"):
         fetch()
     assert kept(tmp_path) == {}
     assert incomplete(tmp_path) == []
@@ -128,14 +128,14 @@ def test_bytes_that_changed_on_disk_are_noticed_before_the_file_gets_its_name(hu
         fetch()
     (part,) = incomplete(tmp_path)
     part.write_bytes(bytes(part.stat().st_size))
-    with pytest.raises(CheckpointError, match="other bytes"):
+    with pytest.raises(CheckpointError, match="other content"):
         fetch()
     assert (kept(tmp_path), incomplete(tmp_path)) == ({}, [])
 
 
 def test_small_files_are_checked_by_the_name_git_gives_them(hub: HubStandIn, tmp_path: Path) -> None:
     hub.shelves["org/name"] = Shelf({"model-Q8_0.gguf": b"tiny"}, told={"model-Q8_0.gguf": {"blobId": "a" * 40}})
-    with pytest.raises(CheckpointError, match="other bytes"):
+    with pytest.raises(CheckpointError, match="other content"):
         fetch()
 
 
@@ -145,14 +145,14 @@ def test_small_files_are_checked_by_the_name_git_gives_them(hub: HubStandIn, tmp
 )
 def test_what_the_hub_cannot_mean_is_refused(hub: HubStandIn, tmp_path: Path, told: dict[str, object]) -> None:
     hub.shelves["org/name"].told["model-Q8_0.gguf"] = told
-    with pytest.raises(CheckpointError, match=r"does not believe|cannot be downloaded"):
+    with pytest.raises(CheckpointError, match=r"unexpected hub response|cannot be downloaded"):
         fetch()
     assert kept(tmp_path) == {}
 
 
 def test_a_commit_that_is_none_is_refused(hub: HubStandIn) -> None:
     hub.shelves["org/name"].commit = "../../x"
-    with pytest.raises(CheckpointError, match="a commit"):
+    with pytest.raises(CheckpointError, match="invalid commit"):
         fetch()
 
 
@@ -186,7 +186,7 @@ def test_a_repository_that_is_not_there_says_what_to_do(hub: HubStandIn) -> None
 
 def test_a_hub_that_asks_for_a_pause_is_told_as_such(hub: HubStandIn) -> None:
     hub.misdeeds.append("busy")
-    with pytest.raises(CheckpointError, match="asks for a pause"):
+    with pytest.raises(CheckpointError, match="limits the request rate"):
         fetch()
 
 
@@ -198,13 +198,13 @@ def test_a_hub_out_of_reach_is_told_as_such(hub: HubStandIn, monkeypatch: pytest
 
 def test_a_repository_without_models_says_so(hub: HubStandIn) -> None:
     hub.shelves["org/name"] = Shelf({"README.md": b"words"})
-    with pytest.raises(CheckpointError, match=r"has no GGUF file and no model.safetensors"):
+    with pytest.raises(CheckpointError, match=r"a GGUF file or a model.safetensors"):
         fetch()
 
 
 def test_a_model_that_fits_nowhere_says_how_much_it_needs(hub: HubStandIn) -> None:
-    with pytest.raises(CheckpointError, match=r"the smallest of org/name \(Q4_0\) needs 1.0 GB"):
-        pull(HubName("org/name"), 1 << 20, quiet, say_nothing)
+    with pytest.raises(CheckpointError, match=r"1\.0 GB of memory for Q4_0, the smallest variant of org/name"):
+        pull(HubName("org/name"), 1 << 20, quiet, ignore_judged)
 
 
 def test_formats_that_nobody_here_runs_are_named(hub: HubStandIn) -> None:
@@ -262,21 +262,21 @@ def test_a_file_of_the_hub_has_its_digest_as_its_name(hub: HubStandIn, tmp_path:
 
 def test_a_hub_that_refuses_is_told_as_such(hub: HubStandIn) -> None:
     hub.shelves["org/name"].is_forbidden = True
-    with pytest.raises(CheckpointError, match=r"the hub refuses \(403\); set HF_TOKEN"):
+    with pytest.raises(CheckpointError, match=r"the hub denied access \(403\); set HF_TOKEN"):
         fetch()
 
 
 def test_a_file_that_is_listed_and_not_there_is_told(hub: HubStandIn, tmp_path: Path) -> None:
     lfs = {"size": 9, "sha256": "a" * 64, "pointerSize": 134}
     hub.shelves["org/name"] = Shelf({}, told={"model-Q8_0.gguf": {"size": 9, "blobId": "b" * 40, "lfs": lfs}})
-    with pytest.raises(CheckpointError, match="the hub answered 404"):
+    with pytest.raises(CheckpointError, match="the hub responded with 404"):
         fetch()
     assert kept(tmp_path) == {}
 
 
 def test_a_repository_of_too_many_files_is_refused(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_listing, "MAX_FILES", 2)
-    with pytest.raises(CheckpointError, match="3 files, 2 are allowed"):
+    with pytest.raises(CheckpointError, match="at most 2 files, got 3"):
         fetch()
 
 
@@ -298,7 +298,7 @@ def test_more_than_there_should_be_is_begun_anew(hub: HubStandIn, tmp_path: Path
 
 def test_a_folder_that_cannot_be_written_is_told(hub: HubStandIn, tmp_path: Path) -> None:
     (tmp_path / "hub").write_text("a file, where a folder should be")
-    with pytest.raises(CheckpointError, match=r"cannot be kept in .* set HF_HOME"):
+    with pytest.raises(CheckpointError, match=r"cannot store .* set HF_HOME"):
         fetch()
 
 

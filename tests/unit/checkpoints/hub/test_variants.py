@@ -88,8 +88,8 @@ def test_each_variant_is_told_why_it_was_or_was_not_taken() -> None:
     made = [Variant(label, (gguf(label, GB),)) for label in ("Q4_0", "Q8_0", "F16", "IQ9_X", SAFETENSORS)]
     assert [one.verdict for one in judge_variants(made, 8 * GB)] == [
         "fits; fewer bits, or larger",
-        "taken: the best that fits",
-        "fits; more than can be seen",
+        "selected: the best that fits",
+        "fits; more bits than needed",
         "quire does not run this format",
         "fits; a GGUF file is smaller",
     ]

@@ -9,7 +9,7 @@ from quire.core.digests import BlockHasher
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import InvariantError
 from tests.support.core.shadow import KEY, namespace
 
@@ -59,13 +59,13 @@ BREAKS: dict[str, Callable[[KVMemory], object]] = {
     "tree and pool disagree": lambda m: m.pool.named.__setitem__(1, 0),
     "its digest leads to": lambda m: m.tree._shards[0].__setitem__(m.tree.digest_of(1), 2),
     "digest is not that of its tokens": lambda m: m.tree._records.__setitem__(1 * 40 + 32, 77),
-    "block 6 hangs under 3": lambda m: m.tree._first_child.__setitem__(3, 6),
+    "block 6 is under 3": lambda m: m.tree._first_child.__setitem__(3, 6),
     "its parent 4 is not named": lambda m: m.tree._parent.__setitem__(6, 4),
     "named blocks counted": lambda m: poke(m, num_named=1),
     "names lead to": lambda m: m.tree._shards[0].__setitem__(bytes(32), 1),
-    "blocks hang in the tree": lambda m: m.tree._first_child.__setitem__(5, 0),
+    "blocks are in the tree": lambda m: m.tree._first_child.__setitem__(5, 0),
     "tables counted": lambda m: setattr(m.tree._roots[0], "num_tables", 9),
-    "is kept by nobody": lambda m: setattr(m.tree._roots[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
+    "has no holder": lambda m: setattr(m.tree._roots[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
     "computed beyond": lambda m: setattr(m.tables[1], "num_computed", 8),
     "blocks for 99 tokens": lambda m: setattr(m.tables[1], "num_reserved", 99),
     "copy source at rest": copying_at_rest,
@@ -92,8 +92,8 @@ def memory_with_states() -> KVMemory:
     config = KVMemoryConfig(12, 2, pin_share=0.5, num_slots=8, num_running_slots=3)
     memory = KVMemory(config, BlockHasher(KEY))
     running = memory.open(SPACE)
-    memory.reserve(running, [1, 1], 2, keep=Keep.LASTING)
-    for token, keep in ((8, Keep.PASSING), (9, Keep.LASTING)):
+    memory.reserve(running, [1, 1], 2, keep=StateCheckpoint.PINNED)
+    for token, keep in ((8, StateCheckpoint.TRANSIENT), (9, StateCheckpoint.PINNED)):
         cached = memory.open(SPACE)
         memory.reserve(cached, [token] * 2, 2, keep=keep)
         memory.commit(cached, 2)

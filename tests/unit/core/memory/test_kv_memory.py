@@ -323,7 +323,7 @@ class TestForks:
         shadow = new_shadow()
         sequence = shadow.begin(SPACE, list(range(5)))
         shadow.reserve(sequence, 5)
-        with pytest.raises(InvariantError, match="fork: table 1 must be at rest"):
+        with pytest.raises(InvariantError, match="fork: expected table 1 at rest"):
             shadow.memory.fork(sequence.table, 0)
 
     def test_a_fork_cannot_reach_beyond_what_is_computed(self) -> None:
@@ -339,7 +339,7 @@ class TestShortage:
     def test_a_shortage_changes_nothing(self) -> None:
         shadow = new_shadow(2)
         sequence = shadow.begin(SPACE, list(range(12)))
-        with pytest.raises(OutOfBlocksError, match="3 blocks are needed and 2 are free"):
+        with pytest.raises(OutOfBlocksError, match="need 3 free blocks, 2 are free"):
             shadow.memory.reserve(sequence.table, sequence.tokens, 12)
         assert shadow.reserve(sequence, 8)
 
@@ -419,7 +419,7 @@ class TestMisuse:
         shadow.reserve(sequence, 2)
         with pytest.raises(InvariantError, match="being written"):
             shadow.memory.release(sequence.table)
-        with pytest.raises(InvariantError, match="must be at rest"):
+        with pytest.raises(InvariantError, match="expected table 1 at rest"):
             shadow.memory.reserve(sequence.table, sequence.tokens, 1)
 
     @pytest.mark.parametrize("num_tokens", [0, -1, 6])
@@ -432,13 +432,13 @@ class TestMisuse:
     def test_drafts_stand_behind_the_last_known_token_only(self) -> None:
         shadow = new_shadow()
         sequence = shadow.begin(SPACE, list(range(5)))
-        with pytest.raises(InvariantError, match=r"\[0, 4\) lie within the 5 known tokens, and 2 drafts behind"):
+        with pytest.raises(InvariantError, match=r"\[0, 4\) within the 5 known tokens, and 2 drafts after"):
             shadow.memory.reserve(sequence.table, sequence.tokens, 4, [1, 2])
 
     def test_no_more_is_committed_than_was_reserved(self) -> None:
         shadow = new_shadow()
         sequence = shadow.begin(SPACE, list(range(5)))
-        with pytest.raises(InvariantError, match="0 tokens in flight, 0 given"):
+        with pytest.raises(InvariantError, match="0 tokens in flight, got 0"):
             shadow.memory.commit(sequence.table, 0)
         shadow.reserve(sequence, 2)
         for num_tokens in (-1, 3):
@@ -483,7 +483,7 @@ class TestMisuse:
         ],
     )
     def test_a_setting_that_breaks_a_rule_is_refused_with_its_value(self, setting: str, value: float) -> None:
-        with pytest.raises(ConfigError, match=f"{setting}.*{value} given"):
+        with pytest.raises(ConfigError, match=f"{setting}.*got {value}"):
             KVMemoryConfig(**{"num_blocks": 4, setting: value})  # type: ignore[arg-type]
 
 

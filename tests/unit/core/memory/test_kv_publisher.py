@@ -3,7 +3,7 @@
 from quire.core.digests import BlockHasher
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from tests.support.core.kept_states import SPACE, config
 from tests.support.core.shadow import KEY
 
@@ -15,7 +15,9 @@ class Heard:
         self.events: list[KVEvent] = []
         self.memory = KVMemory(config(num_blocks, num_kept), BlockHasher(KEY), self.events.append)
 
-    def compute(self, tokens: list[int], borders: list[int], keep: Keep = Keep.LASTING) -> list[KVEvent]:
+    def compute(
+        self, tokens: list[int], borders: list[int], keep: StateCheckpoint = StateCheckpoint.PINNED
+    ) -> list[KVEvent]:
         """A sequence keeps its state at these borders and ends; returns what was said meanwhile."""
         table, first = self.memory.open(SPACE), len(self.events)
         self.memory.match(table, tokens)
@@ -113,6 +115,6 @@ def test_after_a_clear_everything_is_untold() -> None:
 def test_a_failed_row_tells_nothing() -> None:
     heard = Heard()
     table = heard.memory.open(SPACE)
-    heard.memory.reserve(table, [1] * 5, 4, keep=Keep.LASTING)
+    heard.memory.reserve(table, [1] * 5, 4, keep=StateCheckpoint.PINNED)
     heard.memory.commit(table, 0)
     assert heard.events == []

@@ -93,7 +93,7 @@ def test_pins_hold_no_more_than_their_budget() -> None:
     cache(memory, [1] * 8)
     cache(memory, [2] * 16)
     memory.pin(SPACE, [1] * 8, expires_s=10.0)
-    with pytest.raises(PinBudgetError, match="may hold 4 blocks, 2 are pinned and this pin would add 4"):
+    with pytest.raises(PinBudgetError, match="at most 4 pinned blocks, 2 are pinned and this pin would add 4"):
         memory.pin(SPACE, [2] * 16, expires_s=10.0)
     invariants.check(memory)
     assert memory.stats().num_pinned_blocks == 2
@@ -116,7 +116,7 @@ def test_the_number_of_pins_is_bounded_however_few_blocks_they_hold() -> None:
     cache(memory, [1] * 4)
     memory.pin(SPACE, [1] * 4, expires_s=10.0)
     memory.pin(SPACE, [1] * 4, expires_s=10.0)
-    with pytest.raises(PinBudgetError, match="there may be 2 pins"):
+    with pytest.raises(PinBudgetError, match="all 2 pins are in use"):
         memory.pin(SPACE, [1] * 4, expires_s=10.0)
 
 

@@ -5,14 +5,16 @@ Blocks are numbers from 10 on here, so that none is taken for a slot.
 
 import pytest
 
-from quire.core.memory.state_slots import ZERO_SLOT, Keep, StateSlots
+from quire.core.memory.state_slots import ZERO_SLOT, StateCheckpoint, StateSlots
 from quire.core.step import SlotCopy
 from quire.errors import InvariantError
 
-LASTING, PASSING, SPARSE = Keep.LASTING, Keep.PASSING, Keep.SPARSE
+PINNED, TRANSIENT, SPARSE = StateCheckpoint.PINNED, StateCheckpoint.TRANSIENT, StateCheckpoint.SPARSE
 
 
-def kept(slots: StateSlots, block: int, keep: Keep = LASTING, last_kept: int | None = None, running: int = 1) -> int:
+def kept(
+    slots: StateSlots, block: int, keep: StateCheckpoint = PINNED, last_kept: int | None = None, running: int = 1
+) -> int:
     """A step leaves its state behind this block."""
     slot = slots.promise(running, last_kept)
     assert slot is not None
@@ -110,7 +112,7 @@ class TestKeeping:
         promised = slots.promise(1, None)
         assert (slots.num_cached, slots.slot_of(10)) == (0, None)
         assert promised is not None
-        slots.attach(10, promised, LASTING)
+        slots.attach(10, promised, PINNED)
         assert (slots.num_cached, slots.num_promised, slots.slot_of(10)) == (1, 0, promised)
 
     def test_a_broken_promise_gives_its_slot_back(self) -> None:
@@ -122,9 +124,9 @@ class TestKeeping:
 
     def test_of_two_equal_states_the_first_stays_and_counts_as_used(self) -> None:
         slots = StateSlots(6, 1)
-        first = kept(slots, 10, PASSING)
+        first = kept(slots, 10, TRANSIENT)
         kept(slots, 11)
-        second = kept(slots, 10, PASSING)
+        second = kept(slots, 10, TRANSIENT)
         assert slots.slot_of(10) == first
         assert second in slots.blank
         assert not slots.is_passing(10)
@@ -133,32 +135,32 @@ class TestKeeping:
 
     def test_a_state_kept_in_passing_is_given_up_for_the_next_of_its_sequence(self) -> None:
         slots = StateSlots(9, 1)
-        first = kept(slots, 10, PASSING)
+        first = kept(slots, 10, TRANSIENT)
         assert (slots.num_passing, slots.is_passing(10)) == (1, True)
-        assert kept(slots, 11, PASSING, last_kept=10) == first
+        assert kept(slots, 11, TRANSIENT, last_kept=10) == first
         assert [*slots.cached()] == [11]
         assert slots.num_passing == 1
         assert slots.num_evictions == 0, "it did not make room for somebody else"
 
     def test_it_stays_once_somebody_has_used_it(self) -> None:
         slots = StateSlots(9, 1)
-        kept(slots, 10, PASSING)
+        kept(slots, 10, TRANSIENT)
         slots.use(10)
-        kept(slots, 11, PASSING, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_kept=10)
         assert [*slots.cached()] == [10, 11]
 
-    @pytest.mark.parametrize("keep", [LASTING, SPARSE])
-    def test_other_states_are_not_given_up(self, keep: Keep) -> None:
+    @pytest.mark.parametrize("keep", [PINNED, SPARSE])
+    def test_other_states_are_not_given_up(self, keep: StateCheckpoint) -> None:
         slots = StateSlots(9, 1)
         kept(slots, 10, keep)
-        kept(slots, 11, PASSING, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_kept=10)
         assert {*slots.cached()} == {10, 11}
 
     def test_another_sequence_takes_a_slot_of_its_own(self) -> None:
         slots = StateSlots(9, 1)
-        kept(slots, 10, PASSING)
-        kept(slots, 11, PASSING, last_kept=None)
-        kept(slots, 12, PASSING, last_kept=11)
+        kept(slots, 10, TRANSIENT)
+        kept(slots, 11, TRANSIENT, last_kept=None)
+        kept(slots, 12, TRANSIENT, last_kept=11)
         assert [*slots.cached()] == [10, 12]
 
 
@@ -178,7 +180,7 @@ class TestLeaving:
     def test_sparse_states_leave_before_all_others(self) -> None:
         slots = StateSlots(4, 1)
         kept(slots, 10)
-        kept(slots, 11, PASSING)
+        kept(slots, 11, TRANSIENT)
         kept(slots, 12, SPARSE)
         slots.begin(None)
         kept(slots, 13)
@@ -193,14 +195,14 @@ class TestLeaving:
 
     def test_a_passing_state_that_has_left_is_not_passing(self) -> None:
         slots = StateSlots(2, 1)
-        kept(slots, 10, PASSING)
+        kept(slots, 10, TRANSIENT)
         slots.begin(None)
         slots.begin(None)
         assert (slots.num_passing, slots.slot_of(10)) == (0, None)
 
     def test_a_state_leaves_with_its_block(self) -> None:
         slots = StateSlots(4, 1)
-        slot = kept(slots, 10, PASSING)
+        slot = kept(slots, 10, TRANSIENT)
         kept(slots, 11)
         slots.forget([10, 99])
         assert [*slots.cached()] == [11]
@@ -209,7 +211,7 @@ class TestLeaving:
 
     def test_clearing_takes_all_states_the_pinned_ones_too(self) -> None:
         slots = StateSlots(4, 1)
-        kept(slots, 10, PASSING)
+        kept(slots, 10, TRANSIENT)
         kept(slots, 11)
         slots.pin_state(11)
         slots.clear()
@@ -239,10 +241,10 @@ class TestPinning:
 
     def test_a_pinned_state_is_in_passing_no_more(self) -> None:
         slots = StateSlots(4, 2)
-        kept(slots, 10, PASSING)
+        kept(slots, 10, TRANSIENT)
         slots.pin_state(10)
         assert not slots.is_passing(10)
-        kept(slots, 11, PASSING, last_kept=10)
+        kept(slots, 11, TRANSIENT, last_kept=10)
         assert slots.slot_of(10) is not None
 
     def test_a_block_without_a_state_has_nothing_to_pin(self) -> None:

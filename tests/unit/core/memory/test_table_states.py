@@ -7,7 +7,7 @@ from quire.core.divergence import Divergence, MissReason
 from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
-from quire.core.memory.state_slots import ZERO_SLOT, Keep
+from quire.core.memory.state_slots import ZERO_SLOT, StateCheckpoint
 from quire.core.step import SlotCopy
 from quire.errors import InvariantError
 from tests.support.core.kept_states import NUM_RUNNING, SPACE, cached, computed, config, go_on, hit, new_shadow
@@ -134,7 +134,7 @@ class TestLeaving:
     def test_a_clear_in_the_middle_of_a_step_breaks_its_promise(self) -> None:
         shadow = new_shadow()
         running = shadow.begin(SPACE, [2] * 5)
-        assert shadow.reserve(running, 4, keep=Keep.LASTING)
+        assert shadow.reserve(running, 4, keep=StateCheckpoint.PINNED)
         shadow.memory.clear()
         shadow.finish_step()
         shadow.verify_all()
@@ -144,7 +144,7 @@ class TestLeaving:
         shadow = ShadowedMemory(KVMemoryConfig(1024, 1, num_slots=900, num_running_slots=300), hasher=WeakHasher(KEY))
         sequences = [shadow.begin(namespace(1), [index, 7]) for index in range(300)]
         for sequence in sequences:
-            assert shadow.reserve(sequence, 1, keep=Keep.LASTING)
+            assert shadow.reserve(sequence, 1, keep=StateCheckpoint.PINNED)
         shadow.finish_step()
         shadow.verify_all()
         collided = [sequence for sequence in sequences if not sequence.table.is_naming]
@@ -155,10 +155,10 @@ class TestLeaving:
     def test_a_sequence_gives_up_what_it_kept_in_passing_and_nothing_else(self) -> None:
         shadow = new_shadow()
         running = shadow.begin(SPACE, list(range(17)))
-        go_on(shadow, running, [4], Keep.LASTING)
+        go_on(shadow, running, [4], StateCheckpoint.PINNED)
         for _ in range(7):
             running.append(1)
-        go_on(shadow, running, [20, 24], Keep.PASSING)
+        go_on(shadow, running, [20, 24], StateCheckpoint.TRANSIENT)
         kept = [running.table.blocks.index(block) for block in shadow.memory.slots.cached()]
         assert sorted(kept) == [0, 5]
 
@@ -169,7 +169,7 @@ class TestFailures:
         sequence = computed(shadow, list(range(14)), [4, 8])
         sequence.append(14)
         sequence.append(15)
-        assert shadow.reserve(sequence, 2, keep=Keep.LASTING)
+        assert shadow.reserve(sequence, 2, keep=StateCheckpoint.PINNED)
         shadow.finish_row(sequence, 0)
         shadow.verify_all()
         assert (sequence.table.num_computed, len(sequence.table.blocks)) == (8, 2)
@@ -183,7 +183,7 @@ class TestFailures:
         sequence = computed(shadow, list(range(4)), [4])
         for token in range(4, 12):
             sequence.append(token)
-        assert shadow.reserve(sequence, 8, keep=Keep.LASTING)
+        assert shadow.reserve(sequence, 8, keep=StateCheckpoint.PINNED)
         shadow.finish_row(sequence, 7)
         shadow.verify_all()
         assert sequence.table.num_computed == 4, "the state behind the seventh is not there"
@@ -213,15 +213,15 @@ class TestFailures:
 
     def test_who_went_back_leaves_the_states_of_others_alone(self) -> None:
         shadow = new_shadow()
-        sequence = computed(shadow, [1] * 5, [4], Keep.PASSING)
+        sequence = computed(shadow, [1] * 5, [4], StateCheckpoint.TRANSIENT)
         (lost, _) = sequence.table.blocks
         shadow.memory.clear()
         sequence.append(1)
         assert shadow.reserve(sequence, 1)
         shadow.finish_row(sequence, 0)
-        others = [computed(shadow, [token] * 5, [4], Keep.PASSING) for token in (2, 3)]
+        others = [computed(shadow, [token] * 5, [4], StateCheckpoint.TRANSIENT) for token in (2, 3)]
         assert lost in [one.table.blocks[0] for one in others], "it is somebody else's by now"
-        go_on(shadow, sequence, [4], Keep.PASSING)
+        go_on(shadow, sequence, [4], StateCheckpoint.TRANSIENT)
         assert [hit(shadow, [token] * 5) for token in (1, 2, 3)] == [4, 4, 4]
 
 
@@ -251,11 +251,11 @@ class TestForks:
 
     def test_a_fork_gives_up_no_state_of_the_one_it_came_from(self) -> None:
         shadow = new_shadow()
-        sequence = computed(shadow, [1] * 4, [4], Keep.PASSING)
+        sequence = computed(shadow, [1] * 4, [4], StateCheckpoint.TRANSIENT)
         child = shadow.fork(sequence, 4)
         for _ in range(4):
             child.append(2)
-        go_on(shadow, child, [8], Keep.PASSING)
+        go_on(shadow, child, [8], StateCheckpoint.TRANSIENT)
         assert hit(shadow, [1] * 5) == 4
 
     def test_a_fork_of_a_table_that_lost_its_state_is_noticed(self) -> None:

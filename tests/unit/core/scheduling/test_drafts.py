@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire.backends.oracle import answer_alone
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling
-from quire.core.scheduling.chances import FORGOTTEN_TOKENS, UNKNOWN, Chance, Guess
+from quire.core.scheduling.acceptance_rates import FORGOTTEN_TOKENS, UNKNOWN, AcceptanceRate, Draft
 from quire.core.scheduling.drafts import MAX_DRAFTS, Propose
 from quire.core.scheduling.sequence import Sequence
 from quire.core.scheduling.step_cost import StepCost
@@ -20,15 +20,15 @@ from quire.sim.server.guesses import Guesser
 from tests.support.servers.server import VOCABULARY, Server
 
 
-def right(sequence: Sequence, limit: int) -> Guess:
+def right(sequence: Sequence, limit: int) -> Draft:
     """All that follows, and zeros beyond the end."""
     request, said = sequence.request, sequence.num_output_tokens
     answer = answer_alone(request.prompt, request.params, request.seed, VOCABULARY, sequence.index)
-    return Guess((*answer[said : said + limit], *(0,) * limit)[:limit])
+    return Draft((*answer[said : said + limit], *(0,) * limit)[:limit])
 
 
-def wrong(sequence: Sequence, limit: int) -> Guess:
-    return Guess(tuple((token_id + 1) % VOCABULARY for token_id in right(sequence, limit).token_ids))
+def wrong(sequence: Sequence, limit: int) -> Draft:
+    return Draft(tuple((token_id + 1) % VOCABULARY for token_id in right(sequence, limit).token_ids))
 
 
 def up_to(count: int, propose: Propose) -> Propose:
@@ -176,7 +176,7 @@ def test_guesses_of_one_leave_less_for_those_of_another() -> None:
 
 
 def test_a_proposer_that_says_too_much_is_cut_short() -> None:
-    server = Server(propose=lambda _sequence, _limit: Guess((1,) * 99))
+    server = Server(propose=lambda _sequence, _limit: Draft((1,) * 99))
     server.ask(range(1, 12), 6)
     assert server.step().items[0].num_drafts == 5
     server.run()
@@ -191,7 +191,7 @@ def test_a_leader_guesses_nothing_before_its_siblings_branch_off() -> None:
 
 @pytest.mark.parametrize("wrong_tokens", [(), (1, 2, 3, 4), (9, 2), (1, 9, 3)])
 def test_a_result_that_its_drafts_do_not_explain_is_a_bug(wrong_tokens: tuple[int, ...]) -> None:
-    server = Server(propose=lambda _sequence, _limit: Guess((1, 2)))
+    server = Server(propose=lambda _sequence, _limit: Draft((1, 2)))
     server.ask(range(1, 12), 6)
     plan = server.plan()
     with pytest.raises(InvariantError, match=rf"got {len(wrong_tokens)} tokens.*after the drafts \(1, 2\)"):
@@ -251,7 +251,7 @@ def test_guesses_that_are_wrong_become_few_and_are_tried_again_later() -> None:
 def test_dear_guesses_are_not_even_looked_for() -> None:
     asked: list[int] = []
 
-    def propose(sequence: Sequence, limit: int) -> Guess:
+    def propose(sequence: Sequence, limit: int) -> Draft:
         asked.append(limit)
         return right(sequence, limit)
 
@@ -275,7 +275,7 @@ def test_the_more_sequences_share_a_step_the_fewer_guesses_each_gets() -> None:
 def test_sources_have_chances_of_their_own() -> None:
     calls = count()
 
-    def propose(sequence: Sequence, limit: int) -> Guess:
+    def propose(sequence: Sequence, limit: int) -> Draft:
         is_right = next(calls) % 2 == 0
         return (right if is_right else wrong)(sequence, limit)._replace(source=int(is_right))
 
@@ -283,8 +283,8 @@ def test_sources_have_chances_of_their_own() -> None:
     server.ask(range(1, 12), 100)
     (sequence,) = server.scheduler.live["r1"].sequences
     server.run()
-    assert sequence.chances[1].likelihood(len(sequence.tokens)) > 0.8
-    assert sequence.chances[0].likelihood(len(sequence.tokens)) < 0.4
+    assert sequence.acceptance_rates[1].likelihood(len(sequence.tokens)) > 0.8
+    assert sequence.acceptance_rates[0].likelihood(len(sequence.tokens)) < 0.4
 
 
 @given(st.lists(st.tuples(st.integers(1, MAX_DRAFTS), st.floats(0, 1), st.integers(1, 60)), max_size=30))
@@ -299,8 +299,8 @@ def test_the_chance_of_a_guess_stays_between_never_and_always(results: list[tupl
 
 
 def test_tokens_behind_a_wrong_one_were_not_tried() -> None:
-    assert Chance(1.0, 2.0, 7).after(5, 3, 9) == Chance(0.8 + 3, 1.6 + 4, 9)
-    assert UNKNOWN.after(5, 5, 9) == Chance(5.0, 5.0, 9)
+    assert AcceptanceRate(1.0, 2.0, 7).after(5, 3, 9) == AcceptanceRate(0.8 + 3, 1.6 + 4, 9)
+    assert UNKNOWN.after(5, 5, 9) == AcceptanceRate(5.0, 5.0, 9)
 
 
 def test_nothing_is_guessed_where_a_text_may_end_the_answer() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.core.digests import Namespace
 from quire.core.request import Request
 from quire.core.scheduling import ngrams
-from quire.core.scheduling.chances import Guess
+from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.ngrams import LONGEST_RUN, OTHERS, Ngrams
 from quire.core.scheduling.sequence import Sequence
 
@@ -90,7 +90,7 @@ def test_one_answers_end_and_the_next_ones_beginning_are_no_run() -> None:
     drafts = Ngrams()
     drafts.ended(sequence(8, 1, num_prompt=1))
     drafts.ended(sequence(2, 3, num_prompt=1))
-    assert drafts.propose(sequence(1, 2), 4) == Guess((3,), OTHERS + 1)
+    assert drafts.propose(sequence(1, 2), 4) == Draft((3,), OTHERS + 1)
     assert guessed(drafts, sequence(8, 1), 4) == ()
 
 

@@ -95,19 +95,19 @@ class TestNoPhases:
 
     def test_a_result_must_answer_the_plan(self) -> None:
         server = Server()
-        with pytest.raises(InvariantError, match="does not answer"):
+        with pytest.raises(InvariantError, match="does not belong to the plan"):
             server.scheduler.apply(StepResult(1, {}), 0.0)
         server.ask([1, 2])
         plan = server.plan()
         rows = server.runner.start(plan).wait().rows
         for step, wrong in ((plan.step + 1, rows), (plan.step, {})):
-            with pytest.raises(InvariantError, match="does not answer"):
+            with pytest.raises(InvariantError, match="does not belong to the plan"):
                 server.scheduler.apply(StepResult(step, wrong), 0.0)
         with pytest.raises(InvariantError, match="got 0 tokens"):
             server.scheduler.apply(StepResult(plan.step, {1: RowResult()}), 0.0)
 
     def test_a_budget_that_could_stall_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match=r"max_running \+ block size = 12, 11 given"):
+        with pytest.raises(ConfigError, match=r"max_running \+ block size = 12, got 11"):
             Server(block_size=4, max_running=8, max_step_tokens=11)
 
     @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class TestNoPhases:
         [("max_running", 0), ("watermark", 1.0), ("max_sequence_tokens", 1), ("step_limit_s", -1.0)],
     )
     def test_settings_out_of_range_are_refused(self, setting: str, value: float) -> None:
-        with pytest.raises(ConfigError, match=r"given|got"):
+        with pytest.raises(ConfigError, match="got"):
             Server(64, 4, **{setting: value})  # type: ignore[arg-type]
 
 
@@ -169,7 +169,7 @@ class TestPromptsAlone:
         server.ask(range(11), 0)
         server.run()
         for num_prompt, max_tokens in ((11, 1), (12, 0)):
-            with pytest.raises(RequestTooLargeError, match=f"11 tokens, the prompt alone has {num_prompt}"):
+            with pytest.raises(RequestTooLargeError, match=f"11 tokens .* the prompt alone has {num_prompt}"):
                 server.ask(range(num_prompt), max_tokens)
 
 
@@ -219,7 +219,7 @@ class TestStops:
         server = Server(max_sequence_tokens=9)
         server.ask([1] * 5, 4)
         server.run()
-        with pytest.raises(RequestTooLargeError, match="may have 9 tokens, the prompt alone has 9"):
+        with pytest.raises(RequestTooLargeError, match="at most 9 tokens in a sequence, the prompt alone has 9"):
             server.ask([1] * 9, 4)
 
     def test_by_a_row_error_which_touches_nobody_else(self) -> None:
@@ -575,7 +575,7 @@ class TestContinuations:
         server.step()
         assert set(server.running) == {"r1"}, "the head does not fit and is not skipped"
         server.run()
-        with pytest.raises(RequestTooLargeError, match="3 sequences may run at once, 4 continuations"):
+        with pytest.raises(RequestTooLargeError, match="at most 3 continuations at once, got 4"):
             server.ask([1], 1, n=4)
 
     def test_what_ends_the_leader_before_the_fork_ends_all(self) -> None:
@@ -856,7 +856,7 @@ class TestPressure:
 
     def test_what_could_not_finish_alone_is_refused_at_once(self) -> None:
         server = Server(num_blocks=16)
-        with pytest.raises(RequestTooLargeError, match="12 blocks of 4 tokens are there to run in, 13 may be needed"):
+        with pytest.raises(RequestTooLargeError, match="12 blocks of 4 tokens, it may need 13"):
             server.ask([1] * 48, 5)
         server.ask([1] * 40, 8)
         server.run()
@@ -941,7 +941,7 @@ class TestPressure:
     def test_an_id_in_use_is_refused(self) -> None:
         server = Server()
         server.ask([1], 2)
-        with pytest.raises(DuplicateRequestError, match="'r1' is taken"):
+        with pytest.raises(DuplicateRequestError, match="'r1' is already used"):
             server.scheduler.submit(server.ledger.entries["r1"].request)
         server.run()
 
@@ -1011,7 +1011,7 @@ class TestChecks:
         server.scheduler.running.reverse()
         with pytest.raises(InvariantError, match="order of urgency"):
             invariants.check_scheduler(server.scheduler)
-        with pytest.raises(InvariantError, match="not where its key says"):
+        with pytest.raises(InvariantError, match="not where its key places it"):
             server.cancel("r1")
 
     def test_a_sequence_in_no_place_is_noticed(self) -> None:
@@ -1024,7 +1024,7 @@ class TestChecks:
             server.scheduler.placement.fork_if_due(sequence)
         sequence.table = table
         server.scheduler.live["r1"].sequences.append(sequence)
-        with pytest.raises(InvariantError, match="nowhere, or in two places"):
+        with pytest.raises(InvariantError, match="in no place, or in two places"):
             invariants.check_scheduler(server.scheduler)
 
     def test_counted_tenants_are_checked(self) -> None:

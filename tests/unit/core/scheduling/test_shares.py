@@ -4,14 +4,14 @@ import pytest
 
 from quire.core.request import PriorityClass
 from quire.core.scheduling.shares import (
-    ASKED_WITHIN_S,
-    LEAST_PROMISED,
+    ACTIVE_WITHIN_S,
     MAX_RETRY_S,
     MAX_VERDICTS,
+    MIN_RESERVED,
     UNKNOWN_RETRY_S,
     Bounds,
-    NoRoom,
-    Room,
+    Denied,
+    Granted,
     Shares,
 )
 from quire.errors import QueueFullError, TenantShareError
@@ -28,16 +28,16 @@ class Places:
         self.displaced: list[str] = []
         self._number = 0
 
-    def ask(self, tenant: str, kind: str = "", *, is_promised: bool = False) -> Room | NoRoom:
-        room = self.shares.ask(tenant, kind, self.now_s, is_promised=is_promised)
-        if isinstance(room, NoRoom):
+    def ask(self, tenant: str, kind: str = "", *, has_reservation: bool = False) -> Granted | Denied:
+        room = self.shares.request_place(tenant, kind, self.now_s, has_reservation=has_reservation)
+        if isinstance(room, Denied):
             return room
         self._number += 1
         name = f"{tenant}{self._number}"
         if room.gives_up is not None:
             self.shares.give_back(room.gives_up)
             self.displaced.append(room.gives_up)
-        if room.is_promised:
+        if room.has_reservation:
             self.shares.take_promised(name, tenant, self.now_s)
         else:
             self.shares.take(name, tenant, kind)
@@ -45,16 +45,16 @@ class Places:
 
     def fill(self, tenant: str, count: int, kind: str = "") -> list[str]:
         """Until it is refused; the names of those that were let in."""
-        return [f"{tenant}{self._number}" for _ in range(count) if isinstance(self.ask(tenant, kind), Room)]
+        return [f"{tenant}{self._number}" for _ in range(count) if isinstance(self.ask(tenant, kind), Granted)]
 
 
 def test_one_tenant_alone_has_all_places_and_then_the_server_is_full() -> None:
     places = Places(Bounds(20))
     assert len(places.fill("a", 30)) == 20
     refused = places.ask("a")
-    assert isinstance(refused, NoRoom)
+    assert isinstance(refused, Denied)
     assert isinstance(refused.error, QueueFullError)
-    assert str(refused.error) == "the queue holds 20 requests, 20 are waiting; try again later"
+    assert str(refused.error) == "the queue is full: 20 of at most 20 requests are waiting; try again later"
 
 
 def test_a_tenant_holds_no_more_than_its_share_among_those_who_asked() -> None:
@@ -63,7 +63,7 @@ def test_a_tenant_holds_no_more_than_its_share_among_those_who_asked() -> None:
     places.fill("c", 1)
     assert len(places.fill("a", 100)) == 33
     refused = places.ask("a")
-    assert isinstance(refused, NoRoom)
+    assert isinstance(refused, Denied)
     assert isinstance(refused.error, TenantShareError)
     assert (refused.error.num_waiting, refused.error.limit) == (33, 33)
 
@@ -102,7 +102,7 @@ def test_at_full_places_the_newest_of_whoever_is_furthest_above_its_share_gives_
     places.fill("new", 2)
     assert places.displaced == [far[-1], far[-2], far[-3], far[-4]]
     refused = places.ask("new")
-    assert isinstance(refused, NoRoom), "all have their share"
+    assert isinstance(refused, Denied), "all have their share"
     assert isinstance(refused.error, TenantShareError)
     assert near[-1] in places.shares
 
@@ -117,7 +117,7 @@ def test_whoever_keeps_its_place_is_not_displaced_and_another_is() -> None:
     for name in names[:-2]:
         places.shares.settle(name)
     refused = places.ask("b")
-    assert isinstance(refused, NoRoom)
+    assert isinstance(refused, Denied)
     assert isinstance(refused.error, QueueFullError), "it is below its share, but nobody can go"
 
 
@@ -151,7 +151,7 @@ def test_weights_divide_the_places() -> None:
 def test_who_was_promised_a_place_gets_one_beyond_all_bounds_and_keeps_it() -> None:
     places = Places(Bounds(8))
     places.fill("a", 8)
-    assert places.ask("a", is_promised=True) == Room(is_promised=True)
+    assert places.ask("a", has_reservation=True) == Granted(has_reservation=True)
     assert (places.shares.num_taken, places.shares.num_promised, len(places.shares)) == (8, 1, 9)
     places.fill("b", 4)
     assert "a9" in places.shares
@@ -161,21 +161,21 @@ def test_who_was_promised_a_place_gets_one_beyond_all_bounds_and_keeps_it() -> N
     assert places.shares.num_promised == 0
 
 
-@pytest.mark.parametrize(("max_places", "expected"), [(2, LEAST_PROMISED), (300, 300)])
+@pytest.mark.parametrize(("max_places", "expected"), [(2, MIN_RESERVED), (300, 300)])
 def test_promises_are_bounded_too(max_places: int, expected: int) -> None:
     places = Places(Bounds(max_places))
     places.fill("a", max_places)
-    told = [places.ask("a", is_promised=True) for _ in range(400)]
-    assert [isinstance(one, Room) for one in told].count(True) == expected
+    told = [places.ask("a", has_reservation=True) for _ in range(400)]
+    assert [isinstance(one, Granted) for one in told].count(True) == expected
     assert places.shares.num_taken == max_places
 
 
 def test_looking_whether_there_is_room_changes_nothing() -> None:
     shares = Shares(Bounds(1))
-    assert shares.judge("a", "") == Room()
+    assert shares.judge("a", "") == Granted()
     assert shares.tenants == set()
     shares.take("x", "b", "")
-    assert shares.judge("a", "") == NoRoom("a", 1, 1, UNKNOWN_RETRY_S, None)
+    assert shares.judge("a", "") == Denied("a", 1, 1, UNKNOWN_RETRY_S, None)
     assert shares.tenants == {"b"}
 
 
@@ -186,7 +186,7 @@ def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
     names = places.fill("a", 41, NORMAL)
     (told,) = places.shares.verdicts()
     assert (told.tenant, told.kind, told.num_room) == ("a", NORMAL, 0)
-    assert str(told.refusal.error).startswith("tenant 'a' may have 40 requests waiting, 40 are")
+    assert str(told.refusal.error).startswith("tenant 'a' has 40 of at most 40 requests waiting")
     for name in names[:3]:
         places.shares.give_back(name)
     (told,) = places.shares.verdicts()
@@ -195,7 +195,7 @@ def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
     assert len(more) == 3
     for name in [*names[3:], *more]:
         places.shares.give_back(name)
-    places.shares.advance(ASKED_WITHIN_S)
+    places.shares.advance(ACTIVE_WITHIN_S)
     assert places.shares.verdicts() == (), "it has nothing here and has not asked for a minute"
 
 
@@ -216,7 +216,7 @@ class TestRetry:
             places.shares.left(3.0 * at)
         places.now_s = 30.0
         refused = places.ask("a")
-        assert isinstance(refused, NoRoom)
+        assert isinstance(refused, Denied)
         assert refused.retry_after_s == 6, "a place comes free every three seconds, and half of them are others'"
 
     def test_one_who_has_to_wait_for_all_waits_for_all(self) -> None:
@@ -227,7 +227,7 @@ class TestRetry:
             places.shares.left(3.0 * at)
         places.now_s = 30.0
         refused = places.ask("a")
-        assert isinstance(refused, NoRoom)
+        assert isinstance(refused, Denied)
         assert refused.retry_after_s == 6, "two have to go before there is a place"
 
     def test_it_is_a_second_at_least_and_a_minute_at_most(self) -> None:
@@ -242,7 +242,7 @@ class TestRetry:
     def test_it_is_as_long_as_what_was_promised_last_has_been_waiting(self) -> None:
         places = Places(Bounds(4))
         places.fill("a", 4)
-        places.ask("a", is_promised=True)
+        places.ask("a", has_reservation=True)
         for now_s, expected in ((1.0, UNKNOWN_RETRY_S), (25.0, 25), (1000.0, MAX_RETRY_S)):
             places.shares.advance(now_s)
             assert places.shares.retry_after_s("a", "") == expected

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.memory.block_table import BlockTable
-from quire.core.memory.state_slots import Keep
+from quire.core.memory.state_slots import StateCheckpoint
 from quire.core.request import Request
 from quire.core.scheduling.sequence import Sequence
 from quire.core.scheduling.state_checkpoints import NUM_BLOCKS_TO_FIRST_SPARSE, keep_behind, run_to_border
@@ -69,27 +69,29 @@ class TestKeeps:
 
     def test_a_border_is_a_place_and_not_a_length(self) -> None:
         assert keep_behind(sequence(100, num_computed=3), 4) is None
-        assert keep_behind(sequence(100, num_computed=3), 1) is Keep.PASSING
+        assert keep_behind(sequence(100, num_computed=3), 1) is StateCheckpoint.TRANSIENT
 
     def test_the_last_full_block_of_a_prompt_lasts(self) -> None:
-        assert keep_behind(sequence(9), 8) is Keep.LASTING
-        assert keep_behind(sequence(8), 4) is Keep.LASTING
-        assert keep_behind(sequence(8), 8) is Keep.PASSING, "nobody with the same prompt can go on from there"
+        assert keep_behind(sequence(9), 8) is StateCheckpoint.PINNED
+        assert keep_behind(sequence(8), 4) is StateCheckpoint.PINNED
+        assert keep_behind(sequence(8), 8) is StateCheckpoint.TRANSIENT, (
+            "nobody with the same prompt can go on from there"
+        )
 
     def test_it_does_so_for_whoever_comes_by_with_an_answer(self) -> None:
-        assert keep_behind(sequence(9, num_produced=20), 8) is Keep.LASTING
+        assert keep_behind(sequence(9, num_produced=20), 8) is StateCheckpoint.PINNED
 
     def test_the_place_where_prompts_part_lasts(self) -> None:
-        assert keep_behind(sequence(100, num_matched=3), 12) is Keep.LASTING
-        assert keep_behind(sequence(100, num_matched=4), 12) is Keep.PASSING
+        assert keep_behind(sequence(100, num_matched=3), 12) is StateCheckpoint.PINNED
+        assert keep_behind(sequence(100, num_matched=4), 12) is StateCheckpoint.TRANSIENT
 
     def test_borders_at_doubling_distances_are_sparse(self) -> None:
         kinds = {at: keep_behind(sequence(1000), at * FIRST_SPARSE) for at in range(1, 9)}
-        assert [at for at, kind in kinds.items() if kind is Keep.SPARSE] == [1, 2, 4, 8]
-        assert {kinds[at] for at in (3, 5, 6, 7)} == {Keep.PASSING}
+        assert [at for at, kind in kinds.items() if kind is StateCheckpoint.SPARSE] == [1, 2, 4, 8]
+        assert {kinds[at] for at in (3, 5, 6, 7)} == {StateCheckpoint.TRANSIENT}
 
     def test_a_sparse_border_that_is_worth_more_lasts(self) -> None:
-        assert keep_behind(sequence(FIRST_SPARSE + 1), FIRST_SPARSE) is Keep.LASTING
+        assert keep_behind(sequence(FIRST_SPARSE + 1), FIRST_SPARSE) is StateCheckpoint.PINNED
 
     def test_the_newest_border_of_an_answer_is_kept_in_passing(self) -> None:
-        assert keep_behind(sequence(6, num_computed=11, num_produced=6), 1) is Keep.PASSING
+        assert keep_behind(sequence(6, num_computed=11, num_produced=6), 1) is StateCheckpoint.TRANSIENT

@@ -25,12 +25,12 @@ class Waiting:
         request = Request(name, (1,), namespace(4), at_s, tenant=tenant, priority=priority)
         number = len(self.sequences) + 1
         sequence = Sequence(number, request, self.queue.key(at_s, priority, number))
-        room = self.queue.ask(request, at_s)
+        room = self.queue.request_place(request, at_s)
         if room.gives_up is not None:
             self.queue.remove(self.sequences[room.gives_up])
             self.displaced.append(room.gives_up)
         self.queue.enter(tenant, 1)
-        (self.queue.add_promised if room.is_promised else self.queue.add)(sequence)
+        (self.queue.add_promised if room.has_reservation else self.queue.add)(sequence)
         self.sequences[name] = sequence
         return sequence
 
@@ -132,7 +132,7 @@ def test_the_queue_is_full_when_its_places_are_taken() -> None:
     waiting = Waiting(max_requests=3, class_reserve=0.0)
     for name in "abc":
         waiting.add(name)
-    with pytest.raises(QueueFullError, match="holds 3 requests, 3 are waiting"):
+    with pytest.raises(QueueFullError, match="3 of at most 3 requests are waiting"):
         waiting.add("d")
     waiting.pop()
     waiting.add("f")
@@ -142,13 +142,13 @@ def test_a_flood_of_one_class_leaves_room_for_the_others() -> None:
     waiting = Waiting(max_requests=20)
     for index in range(16):
         waiting.add(f"high{index}", priority=HIGH)
-    with pytest.raises(QueueFullError, match="holds 16 requests, 16 are waiting"):
+    with pytest.raises(QueueFullError, match="16 of at most 16 requests are waiting"):
         waiting.add("one more", priority=HIGH)
     for index in range(2):
         waiting.add(f"low{index}", priority=LOW)
         waiting.add(f"normal{index}", priority=NORMAL)
     for priority in PriorityClass:
-        with pytest.raises(QueueFullError, match="holds 20 requests, 20 are waiting"):
+        with pytest.raises(QueueFullError, match="20 of at most 20 requests are waiting"):
             waiting.add(f"last {priority}", priority=priority)
 
 
@@ -157,11 +157,11 @@ def test_tenants_share_the_queue_by_weight() -> None:
     waiting.add("b0", tenant="b")
     for index in range(60):
         waiting.add(f"a{index}", priority=list(PriorityClass)[index % 3], tenant="a")
-    with pytest.raises(TenantShareError, match="'a' may have 60 requests waiting, 60 are"):
+    with pytest.raises(TenantShareError, match="'a' has 60 of at most 60 requests waiting"):
         waiting.add("one more", tenant="a")
     for index in range(1, 20):
         waiting.add(f"b{index}", priority=list(PriorityClass)[index % 3], tenant="b")
-    with pytest.raises(TenantShareError, match="'b' may have 20"):
+    with pytest.raises(TenantShareError, match="'b' has 20 of at most 20"):
         waiting.add("b20", tenant="b")
 
 
@@ -173,7 +173,7 @@ def test_who_waits_beyond_its_share_gives_way_to_one_below_its_own() -> None:
         waiting.add(f"b{index}", 10.0 + index, tenant="b")
     assert waiting.displaced == ["a9", "a8", "a7", "a6", "a5"]
     for tenant in "ab":
-        with pytest.raises(TenantShareError, match="may have 5 requests waiting, 5 are"):
+        with pytest.raises(TenantShareError, match="has 5 of at most 5 requests waiting"):
             waiting.add("one more", 20.0, tenant=tenant)
 
 
@@ -207,7 +207,7 @@ def test_removed_sequences_do_not_pile_up() -> None:
         waiting.queue.remove(waiting.add(f"gone{index}", float(-index), tenant=f"g{index}"))
     queue = waiting.queue._classes[NORMAL]
     assert len(queue._lines) == 7
-    assert len(queue._everybody._in_order) + len(queue._everybody._returned) <= 2 * 100 + 65
+    assert len(queue._all_tenants._in_order) + len(queue._all_tenants._returned) <= 2 * 100 + 65
     assert len(queue._by_service) <= 2 * 7 + 65
     assert len(waiting.order()) == 100
 
@@ -224,9 +224,9 @@ def test_a_tenant_whose_requests_all_went_is_forgotten_by_the_class() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"max_requests": 0}, "max_requests must be at least 1, 0 given"),
-        ({"class_reserve": 0.4}, "class_reserve must lie between 0 and a third, 0.4 given"),
-        ({"tenant_weights": {"a": 0.0}}, "weight must be above 0, 0.0 given for 'a'"),
+        ({"max_requests": 0}, "max_requests of at least 1, got 0"),
+        ({"class_reserve": 0.4}, "class_reserve between 0 and a third, got 0.4"),
+        ({"tenant_weights": {"a": 0.0}}, "above 0, got 0.0 for 'a'"),
     ],
 )
 def test_a_setting_that_breaks_a_rule_is_refused(settings: dict[str, object], complaint: str) -> None:
@@ -264,7 +264,7 @@ def test_tenants_that_are_not_listed_have_a_share_each() -> None:
         waiting.add(f"{tenant}0", tenant=tenant)
     for index in range(1, 10):
         waiting.add(f"anon{index}", tenant="anon")
-    with pytest.raises(TenantShareError, match="may have 10 requests waiting, 10 are"):
+    with pytest.raises(TenantShareError, match="has 10 of at most 10 requests waiting"):
         waiting.add("one more", tenant="anon")
     for index in range(1, 10):
         waiting.add(f"somebody{index}", tenant="somebody")
@@ -278,7 +278,7 @@ def test_at_rest_the_queue_holds_on_to_nobody() -> None:
         waiting.add(f"r{index}", tenant=f"t{index}")
     waiting.order()
     queue = waiting.queue._classes[NORMAL]
-    assert (len(queue._everybody), queue._lines, queue._pushed) == (0, {}, {})
+    assert (len(queue._all_tenants), queue._lines, queue._pushed) == (0, {}, {})
     waiting.queue.shares.advance(60.0)
     assert (len(waiting.queue.shares), waiting.queue.shares.tenants) == (0, set())
     assert not any(isinstance(part, Sequence) for entry in queue._by_service for part in entry)

@@ -20,13 +20,13 @@ from quire.errors import MessageError
 from quire.fleet.protocol.keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.fleet.protocol.messages import (
     PROTOCOL,
-    Farewell,
+    Goodbye,
     Hello,
     MemberBeat,
     MemberCard,
     MemberReport,
     MemberStepped,
-    ModelWords,
+    TextAssets,
     Welcome,
     decode_to_gateway,
     decode_to_member,
@@ -41,11 +41,11 @@ INFO = ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line",
 REPORT = MemberReport(WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8)), 9, 10)
 TO_GATEWAY: list[msgspec.Struct] = [
     Welcome(PROTOCOL, MemberCard("name", INFO, "life", "tcp://events", "tcp://replay")),
-    ModelWords(b"{}", None, (1, 2), ("end",), {"bos": "<s>"}, {"top_k": 5, "top_p": 0.5}, True),
+    TextAssets(b"{}", None, (1, 2), ("end",), {"bos": "<s>"}, {"top_k": 5, "top_p": 0.5}, True),
     MemberStepped(tuple(EVENTS), REPORT),
     MemberStepped((Queued("a", epoch=1),)),
     MemberBeat("ready", REPORT),
-    Farewell(),
+    Goodbye(),
 ]
 NUM_SPOILT = 3000
 SHORT = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
@@ -118,9 +118,9 @@ def test_without_the_right_key_nobody_is_heard_and_the_right_gateway_is_served_m
             assert len((await model.generate("once", SHORT)).answers[0].token_ids) == 5
             for made in sockets:
                 assert not await made.poll(100)
-            assert members[0].server.desk is not None
-            assert members[0].server.desk.num_gateways == 1
-            assert members[0].server.num_strange == 0, "nothing of it came as far as that"
+            assert members[0].server.service is not None
+            assert members[0].server.service.num_gateways == 1
+            assert members[0].server.num_malformed == 0, "nothing of it came as far as that"
             context.destroy(linger=0)
 
     asyncio.run(run())
@@ -144,7 +144,7 @@ def test_a_member_goes_on_serving_while_hundreds_of_strange_messages_come_after_
                 sockets.append(made)
             assert (await model.generate("once", SHORT)).answers[0].token_ids == expected
             await heard_all(members[0])
-            assert members[0].server.num_strange > 300
+            assert members[0].server.num_malformed > 300
             assert members[0].supervisor.num_restarts == 0
             assert (await model.generate("twice", SHORT)).answers[0].token_ids
             assert members[0].supervisor.num_restarts == 0
@@ -155,7 +155,7 @@ def test_a_member_goes_on_serving_while_hundreds_of_strange_messages_come_after_
 
 async def heard_all(member: SmallMember) -> None:
     """Until its socket has nothing for it."""
-    num_strange = -1
-    while num_strange != member.server.num_strange:
-        num_strange = member.server.num_strange
+    num_malformed = -1
+    while num_malformed != member.server.num_malformed:
+        num_malformed = member.server.num_malformed
         await asyncio.sleep(0.2)

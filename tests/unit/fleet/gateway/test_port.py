@@ -43,11 +43,11 @@ from quire.fleet.protocol.messages import (
 from quire.fleet.routing.membership import MemberState
 from quire.worker.messages import WorkerLoad
 from quire.worker.parent.supervisor import State
-from tests.support.fleet.desk_fleets import SPACE, DeskFleet, asked
+from tests.support.fleet.desk_fleets import SPACE, SimulatedFleet, asked
 from tests.support.workers.lives import VOCABULARY, check_told
 
 
-def begun(fleet: DeskFleet, number: int = 0, *, num_tokens: int = 2, **told: int) -> str:
+def begun(fleet: SimulatedFleet, number: int = 0, *, num_tokens: int = 2, **told: int) -> str:
     """Who has a request that has so many tokens."""
     fleet.port.submit(asked(number, **told))
     for _ in range(20):
@@ -68,7 +68,7 @@ def other(member: str) -> str:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stream_goes_on_elsewhere_from_the_next_token(n: int) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet, n=n)
     fleet.kill(first)
@@ -81,7 +81,7 @@ def test_a_stream_goes_on_elsewhere_from_the_next_token(n: int) -> None:
 
 
 def test_what_is_asked_for_again_are_the_tokens_that_the_client_has_not() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet, num_tokens=3)
     fleet.kill(first)
@@ -94,7 +94,7 @@ def test_what_is_asked_for_again_are_the_tokens_that_the_client_has_not() -> Non
 
 
 def test_a_member_that_is_not_heard_of_for_4_5_s_has_its_streams_taken_and_its_link_broken_off() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     link = fleet.gateway.links[first]
@@ -109,7 +109,7 @@ def test_a_member_that_is_not_heard_of_for_4_5_s_has_its_streams_taken_and_its_l
 
 
 def test_a_gateway_that_did_not_run_itself_gives_all_members_their_time_anew() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.port.tick(fleet.now_s)
@@ -123,7 +123,7 @@ def test_a_gateway_that_did_not_run_itself_gives_all_members_their_time_anew() -
 
 
 def test_late_words_of_the_member_before_reach_nobody() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     said = fleet.stepped(first)
@@ -133,14 +133,14 @@ def test_late_words_of_the_member_before_reach_nobody() -> None:
     before = [*fleet.gateway.told["r0"]]
     for address in (first, other(first)):
         for message in said:
-            fleet.port.hear(fleet.gateway.links[address], MemberStepped(message.events))
+            fleet.port.receive(fleet.gateway.links[address], MemberStepped(message.events))
     assert fleet.gateway.told["r0"] == before
     fleet.run()
     check_told(asked(0), fleet.gateway.told["r0"])
 
 
 def test_a_request_that_comes_back_to_a_member_does_not_hear_what_that_one_said_of_it_before() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet)
     said = fleet.stepped("a")
@@ -148,10 +148,10 @@ def test_a_request_that_comes_back_to_a_member_does_not_hear_what_that_one_said_
     fleet.talk()
     assert fleet.gateway.of("r0") == "a"
     before = [*fleet.gateway.told["r0"]]
-    flight = fleet.port._flights["r0"]
+    flight = fleet.port._in_flight["r0"]
     assert not flight.is_running
     for message in said:
-        fleet.port.hear(fleet.gateway.links["a"], MemberStepped(message.events))
+        fleet.port.receive(fleet.gateway.links["a"], MemberStepped(message.events))
     assert fleet.gateway.told["r0"] == before
     assert not flight.is_running, "an old admission is none"
     fleet.run()
@@ -160,7 +160,7 @@ def test_a_request_that_comes_back_to_a_member_does_not_hear_what_that_one_said_
 
 
 def test_bits_that_would_be_the_same_come_first_and_others_are_counted() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", exactness="avx")
     first = begun(fleet)
     fleet.join("b", exactness="sve")
@@ -176,7 +176,7 @@ def test_bits_that_would_be_the_same_come_first_and_others_are_counted() -> None
 
 
 def test_members_that_cannot_tell_their_bits_are_all_different() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b", exactness="")
     fleet.kill(begun(fleet))
     assert fleet.port.counts.num_moved_inexact == 1
@@ -184,7 +184,7 @@ def test_members_that_cannot_tell_their_bits_are_all_different() -> None:
 
 
 def test_a_request_without_a_token_goes_to_anybody() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", exactness="avx")
     fleet.port.submit(asked(0))
     fleet.join("b", exactness="sve")
@@ -194,7 +194,7 @@ def test_a_request_without_a_token_goes_to_anybody() -> None:
 
 
 def test_two_members_that_fall_silent_together_do_not_get_each_others_streams() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     begun(fleet, 0)
     begun(fleet, 1)
@@ -214,7 +214,7 @@ def test_two_members_that_fall_silent_together_do_not_get_each_others_streams() 
 
 
 def test_a_request_that_is_held_ends_at_once_when_its_client_leaves() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet)
     fleet.kill("a")
@@ -225,7 +225,7 @@ def test_a_request_that_is_held_ends_at_once_when_its_client_leaves() -> None:
 
 
 def test_a_cancel_whose_member_dies_before_it_hears_of_it_ends_the_request() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.port.cancel("r0")
@@ -237,7 +237,7 @@ def test_a_cancel_whose_member_dies_before_it_hears_of_it_ends_the_request() -> 
 
 
 def test_a_request_that_moves_and_is_cancelled_is_ended_where_it_is_now() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.kill(first)
@@ -250,7 +250,7 @@ def test_a_request_that_moves_and_is_cancelled_is_ended_where_it_is_now() -> Non
 
 
 def test_one_of_three_answers_that_has_all_it_wants_is_never_asked_for_again() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet, n=3)
     fleet.port.cancel("r0", 1)
@@ -267,7 +267,7 @@ def test_one_of_three_answers_that_has_all_it_wants_is_never_asked_for_again() -
 
 
 def test_all_answers_ended_one_by_one_end_the_request() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet, n=2)
     for index in (0, 1):
@@ -278,7 +278,7 @@ def test_all_answers_ended_one_by_one_end_the_request() -> None:
 
 
 def test_who_is_unknown_is_cancelled_without_a_word() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.port.cancel("nobody")
     assert fleet.gateway.told == {}
@@ -288,7 +288,7 @@ def test_who_is_unknown_is_cancelled_without_a_word() -> None:
 
 
 def test_a_member_without_room_is_not_asked_twice_and_another_one_answers() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     fleet.members["a"].seat.refusal = QueueFullError(5, 5)
     for number in range(4):
@@ -304,7 +304,7 @@ def test_a_member_without_room_is_not_asked_twice_and_another_one_answers() -> N
 def test_the_client_is_told_when_three_others_have_no_room_either_with_the_shortest_wait(
     num_members: int, num_asked: int
 ) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     names = "abcdef"[:num_members]
     fleet.join(*names)
     for at, name in enumerate(names):
@@ -321,7 +321,7 @@ def test_the_client_is_told_when_three_others_have_no_room_either_with_the_short
 
 
 def test_a_tenants_share_is_full_at_one_member_and_not_at_another() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     fleet.members["a"].seat.refusal = TenantShareError("default", 3, 3)
     for number in range(2):
@@ -332,7 +332,7 @@ def test_a_tenants_share_is_full_at_one_member_and_not_at_another() -> None:
 
 @pytest.mark.parametrize("error", [DrainingError("going down"), EngineDeadError("gone")])
 def test_a_request_that_only_members_on_their_way_out_could_have_taken_waits_for_the_next(error: DrainingError) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.members["a"].seat.refusal = error
     fleet.port.submit(asked(0))
@@ -345,7 +345,7 @@ def test_a_request_that_only_members_on_their_way_out_could_have_taken_waits_for
 
 
 def test_a_stream_in_the_middle_of_its_answer_is_never_sent_away() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.members[other(first)].seat.refusal = QueueFullError(5, 5)
@@ -362,7 +362,7 @@ def test_a_stream_in_the_middle_of_its_answer_is_never_sent_away() -> None:
 
 
 def test_a_request_that_is_turned_away_after_its_client_had_all_it_wanted_is_over() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     for member in fleet.members.values():
         member.seat.refusal = DrainingError("going down")
@@ -374,7 +374,7 @@ def test_a_request_that_is_turned_away_after_its_client_had_all_it_wanted_is_ove
 
 
 def test_a_request_that_no_member_could_serve_is_refused_by_the_first() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     for member in fleet.members.values():
         member.seat.refusal = RequestTooLargeError("too long")
@@ -387,7 +387,7 @@ def test_a_request_that_no_member_could_serve_is_refused_by_the_first() -> None:
 
 
 def test_members_with_shorter_sequences_get_what_fits_and_the_rest_waits_for_a_longer_one() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.start("small", max_sequence_tokens=8)
     fleet.start("large")
     for address in ("small", "large"):
@@ -409,7 +409,7 @@ def test_members_with_shorter_sequences_get_what_fits_and_the_rest_waits_for_a_l
 
 
 def test_what_only_one_member_can_do_waits_while_its_worker_is_replaced_and_not_while_it_drains() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.start("small", max_sequence_tokens=4)
     fleet.start("large")
     for address in ("small", "large"):
@@ -440,34 +440,34 @@ def test_what_only_one_member_can_do_waits_while_its_worker_is_replaced_and_not_
 def test_what_is_said_of_an_assignment_that_is_over_changes_nothing_though_the_member_is_the_same(
     late: RequestEvent,
 ) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet)
     fleet.kill("a")
     fleet.join("a")
     told = len(fleet.gateway.told["r0"])
-    fleet.port.hear(fleet.gateway.links["a"], MemberStepped((late,)))
+    fleet.port.receive(fleet.gateway.links["a"], MemberStepped((late,)))
     assert fleet.gateway.told["r0"][told:] == []
-    assert fleet.port._flights["r0"].entry.epoch == 2
+    assert fleet.port._in_flight["r0"].entry.epoch == 2
     fleet.run()
     check_told(asked(0), fleet.gateway.told["r0"])
     fleet.check_empty()
 
 
 def test_who_does_not_have_a_request_cannot_end_it() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
-    epoch = fleet.port._flights["r0"].entry.epoch
+    epoch = fleet.port._in_flight["r0"].entry.epoch
     assert epoch is not None
     refused = Refused.of("r0", RequestError("not mine"), epoch)
-    fleet.port.hear(fleet.gateway.links[other(first)], MemberStepped((refused,)))
+    fleet.port.receive(fleet.gateway.links[other(first)], MemberStepped((refused,)))
     fleet.run()
     check_told(asked(0), fleet.gateway.told["r0"])
 
 
 def test_the_bits_that_a_stream_goes_on_with_are_those_it_began_with_wherever_it_was_since() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", exactness="one")
     begun(fleet)
     fleet.join("b", exactness="another")
@@ -482,7 +482,7 @@ def test_the_bits_that_a_stream_goes_on_with_are_those_it_began_with_wherever_it
 
 
 def test_members_call_a_model_by_what_it_computes_whatever_a_gateway_calls_it() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", model="weights")
     fleet.port.submit(asked(0))
     fleet.talk()
@@ -491,7 +491,7 @@ def test_members_call_a_model_by_what_it_computes_whatever_a_gateway_calls_it() 
 
 
 def test_who_waits_for_a_member_that_does_not_come_back_is_told_why_nobody_else_can() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     for address, room in (("small", 4), ("large", 64)):
         fleet.start(address, max_sequence_tokens=room)
         fleet.meet(address)
@@ -509,7 +509,7 @@ def test_who_waits_for_a_member_that_does_not_come_back_is_told_why_nobody_else_
 
 
 def test_a_gateway_that_goes_down_takes_nothing_new_and_ends_what_it_has() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet)
     fleet.port.is_draining = True
@@ -522,7 +522,7 @@ def test_a_gateway_that_goes_down_takes_nothing_new_and_ends_what_it_has() -> No
 
 
 def test_where_nobody_is_there_only_so_many_are_held() -> None:
-    fleet = DeskFleet(max_held=2)
+    fleet = SimulatedFleet(max_held=2)
     for number in range(3):
         fleet.port.submit(asked(number))
     (event,) = fleet.gateway.told["r2"]
@@ -535,7 +535,7 @@ def test_where_nobody_is_there_only_so_many_are_held() -> None:
 
 
 def test_a_request_that_is_held_beyond_its_deadline_ends_with_what_it_has() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet, deadline_s=3)
     had = fleet.gateway.tokens("r0")
@@ -552,9 +552,9 @@ def test_a_request_that_is_held_beyond_its_deadline_ends_with_what_it_has() -> N
 # -- quarantine --------------------------------------------------------------------------------------------------------
 
 
-def prefilling(fleet: DeskFleet, number: int) -> None:
+def prefilling(fleet: SimulatedFleet, number: int) -> None:
     """One step, of which nothing but the admission was heard."""
-    port, flight = fleet.port, fleet.port._flights[f"r{number}"]
+    port, flight = fleet.port, fleet.port._in_flight[f"r{number}"]
     assert flight.member is not None
     fleet.talk()
     epoch = flight.entry.epoch or 0
@@ -565,11 +565,11 @@ def prefilling(fleet: DeskFleet, number: int) -> None:
         if isinstance(event, Queued) and (event.request_id, event.epoch) == (f"r{number}", epoch)
     ]
     link = fleet.gateway.links[flight.member]
-    port.hear(link, MemberStepped((Admitted(event.request_id, 0.0, 0.0, 0, epoch=epoch),)))
+    port.receive(link, MemberStepped((Admitted(event.request_id, 0.0, 0.0, 0, epoch=epoch),)))
 
 
 def test_a_request_that_ran_on_three_members_that_died_is_ended_with_an_error_of_its_own() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b", "c", "d")
     fleet.port.submit(asked(0))
     for at in range(3):
@@ -585,7 +585,7 @@ def test_a_request_that_ran_on_three_members_that_died_is_ended_with_an_error_of
 
 
 def test_a_token_between_two_deaths_is_a_new_beginning() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join(*"abcdefg")
     fleet.port.submit(asked(0, max_tokens=12))
     for _ in range(5):
@@ -596,7 +596,7 @@ def test_a_token_between_two_deaths_is_a_new_beginning() -> None:
 
 
 def test_who_only_waited_where_members_died_is_no_suspect() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join(*"abcdef")
     fleet.port.submit(asked(0))
     for _ in range(5):
@@ -608,7 +608,7 @@ def test_who_only_waited_where_members_died_is_no_suspect() -> None:
 
 
 def test_waiting_or_being_turned_away_between_two_deaths_is_no_pardon() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join(*"abcdefg")
     fleet.port.submit(asked(0))
     for _ in range(2):
@@ -627,7 +627,7 @@ def test_waiting_or_being_turned_away_between_two_deaths_is_no_pardon() -> None:
 
 
 def test_a_member_whose_worker_is_replaced_keeps_its_streams_and_gets_nothing_new_meanwhile() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     member = fleet.members[first]
@@ -639,7 +639,7 @@ def test_a_member_whose_worker_is_replaced_keeps_its_streams_and_gets_nothing_ne
     member.desk.listener([Replayed(name)])
     fleet.talk()
     assert fleet.gateway.of("r0") == first
-    assert not fleet.port._flights["r0"].is_running
+    assert not fleet.port._in_flight["r0"].is_running
     fleet.port.submit(asked(1))
     assert fleet.gateway.of("r1") == other(first)
     member.seat.state = State.READY
@@ -652,7 +652,7 @@ def test_a_member_whose_worker_is_replaced_keeps_its_streams_and_gets_nothing_ne
 
 
 def test_a_worker_that_takes_long_to_replace_has_its_streams_moved_and_the_member_comes_back() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.members[first].seat.state = State.RESTARTING
@@ -669,7 +669,7 @@ def test_a_worker_that_takes_long_to_replace_has_its_streams_moved_and_the_membe
 
 
 def test_a_member_that_drains_ends_what_it_has_gets_nothing_new_and_keeps_its_link() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     link = fleet.gateway.links[first]
@@ -692,7 +692,7 @@ def test_a_member_that_drains_ends_what_it_has_gets_nothing_new_and_keeps_its_li
 
 
 def test_what_was_on_its_way_to_a_member_that_drains_goes_to_another() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     for number in range(4):
         fleet.port.submit(asked(number))
@@ -705,7 +705,7 @@ def test_what_was_on_its_way_to_a_member_that_drains_goes_to_another() -> None:
 
 
 def test_a_member_of_another_model_is_not_let_in() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.start("b", model="another")
     link = fleet.meet("b")
@@ -715,7 +715,7 @@ def test_a_member_of_another_model_is_not_let_in() -> None:
 
 
 def test_a_first_member_that_is_turned_away_does_not_say_what_the_fleet_computes() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.start("b", max_sequence_tokens=0)
     link = fleet.meet("b")
     fleet.talk()
@@ -737,7 +737,7 @@ def test_a_first_member_that_is_turned_away_does_not_say_what_the_fleet_computes
     ],
 )
 def test_a_member_that_lies_loses_its_link_and_its_streams_are_not_harmed(lie: MemberStepped | MemberBeat) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     link = fleet.gateway.links[first]
@@ -752,7 +752,7 @@ def test_a_member_that_lies_loses_its_link_and_its_streams_are_not_harmed(lie: M
 
 
 def test_a_member_that_says_welcome_twice_lies() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     link = fleet.gateway.links["a"]
     card = fleet.port.members["a"].card
@@ -763,7 +763,7 @@ def test_a_member_that_says_welcome_twice_lies() -> None:
 
 
 def test_a_member_started_again_at_its_address_is_another_life_with_nothing_in_its_cache() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.port.submit(asked(0))
     fleet.run()
@@ -778,7 +778,7 @@ def test_a_member_started_again_at_its_address_is_another_life_with_nothing_in_i
 
 
 def test_the_end_of_a_link_of_before_takes_nothing_from_the_member_that_is_there_now() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     before = fleet.gateway.links["a"]
     fleet.kill("a")
@@ -789,19 +789,19 @@ def test_the_end_of_a_link_of_before_takes_nothing_from_the_member_that_is_there
 
 @pytest.mark.parametrize("num_more", [-1, 1])
 def test_a_member_with_other_tokens_is_not_let_in(num_more: int) -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     card = fleet.port.members["a"].card
     info = dataclasses.replace(card.info, vocabulary_size=card.info.vocabulary_size + num_more)
     fleet.start("b")
     link = fleet.meet("b")
-    with pytest.raises(MessageError, match="must have the same tokens"):
-        fleet.port.hear(link, Welcome(PROTOCOL, MemberCard("oracle", info, "other")))
+    with pytest.raises(MessageError, match="have the same vocabulary size"):
+        fleet.port.receive(link, Welcome(PROTOCOL, MemberCard("oracle", info, "other")))
     assert fleet.port.members.keys() == {"a"}
 
 
 def test_a_gateway_that_did_not_run_trusts_no_member_again_that_it_had_doubts_of() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
     fleet.port.tick(fleet.now_s)
@@ -815,13 +815,13 @@ def test_a_gateway_that_did_not_run_trusts_no_member_again_that_it_had_doubts_of
 
 
 def test_what_a_member_has_not_heard_of_stays_counted_after_its_report() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.port.submit(asked(0))
     assert fleet.port.router.loads.in_flight_tokens == {"a": 6}
     fleet.now_s += 1.0
     report = MemberReport(WorkerLoad(), 0, 0)
-    fleet.port.hear(fleet.gateway.links["a"], MemberBeat("ready", report))
+    fleet.port.receive(fleet.gateway.links["a"], MemberBeat("ready", report))
     assert fleet.port.router.loads.in_flight_tokens == {"a": 6}, "it is on its way"
     fleet.talk()
     fleet.members["a"].desk.beat()
@@ -837,7 +837,7 @@ def test_what_a_member_has_not_heard_of_stays_counted_after_its_report() -> None
 
 
 def test_a_question_is_answered_by_the_member_that_would_get_the_prompt() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     fleet.port.submit(asked(0, max_tokens=3))
     holder = fleet.gateway.of("r0")
@@ -852,7 +852,7 @@ def test_a_question_is_answered_by_the_member_that_would_get_the_prompt() -> Non
 
 
 def test_a_question_whose_member_dies_or_is_not_there_is_told_so() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.port.explain("first", SPACE, (1, 2))
     fleet.join("a")
     fleet.port.explain("second", SPACE, (1, 2))
@@ -865,7 +865,7 @@ def test_a_question_whose_member_dies_or_is_not_there_is_told_so() -> None:
 
 
 def test_a_clear_reaches_all_members() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a", "b")
     fleet.port.clear_cache()
     fleet.talk()
@@ -873,7 +873,7 @@ def test_a_clear_reaches_all_members() -> None:
 
 
 def test_a_port_that_is_abandoned_tells_who_waits_and_keeps_nothing() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     begun(fleet, 0)
     fleet.port.submit(asked(1))
@@ -884,7 +884,7 @@ def test_a_port_that_is_abandoned_tells_who_waits_and_keeps_nothing() -> None:
 
 
 def test_a_prompt_without_a_token_is_refused_and_not_a_bug() -> None:
-    fleet = DeskFleet()
+    fleet = SimulatedFleet()
     fleet.join("a")
     fleet.port.submit(replace(asked(0), prompt=()))
     fleet.talk()

@@ -112,8 +112,8 @@ def test_a_member_that_nobody_has_met_is_no_trouble_before_it_could_have_loaded(
     class Counted(MemberLink):
         num_tries = 0
 
-        async def _meet(self) -> bool:
-            is_fine = await super()._meet()
+        async def _run_session(self) -> bool:
+            is_fine = await super()._run_session()
             self.num_tries += 1
             return is_fine
 
@@ -129,7 +129,7 @@ def test_a_member_that_nobody_has_met_is_no_trouble_before_it_could_have_loaded(
             monkeypatch.setattr(protocol_link, "LOADING_S", 0.0)
             await until(lambda: bool(caplog.messages))
             await link.close()
-        assert caplog.messages == [f"member {link.address} cannot be asked: {BROKE}"]
+        assert caplog.messages == [f"cannot reach member {link.address}: {BROKE}"]
 
     asyncio.run(run())
 
@@ -237,8 +237,8 @@ def test_a_member_that_lies_is_tried_later_and_later() -> None:
         async with small_member() as honest:
 
             async def lie() -> None:
-                assert honest.server.desk is not None
-                card = honest.server.desk._card
+                assert honest.server.service is not None
+                card = honest.server.service._card
                 while True:
                     identity, data = await liar.recv_multipart()
                     if isinstance(decode_to_member(data), Hello):
@@ -254,7 +254,7 @@ def test_a_member_that_lies_is_tried_later_and_later() -> None:
                     True
                 ] * 3
                 await until(lambda: model.fleet.members.keys() == {honest.address})
-                assert "no message" in model.links[address].problem
+                assert "malformed message" in model.links[address].problem
             lying.cancel()
             await asyncio.gather(lying, return_exceptions=True)
         context.destroy(linger=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.errors import MessageError
 from quire.fleet.kv_events.batches import open_batch, read_kv_event
-from quire.fleet.kv_events.reader import MAX_HELD, EventReader, Want
+from quire.fleet.kv_events.reader import MAX_HELD, EventReader, MissingRange
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.worker.child import kv_snapshot
@@ -43,7 +43,7 @@ def stranger() -> tuple[BlockIndex, EventReader]:
 
 def hear(reader: EventReader, *events: Any, number: int | None = None, at_s: float = 1.0) -> None:
     at = reader.next_number if number is None else number
-    reader.hear_news([b"", at.to_bytes(8, "big"), batch(*events, at_s=at_s)])
+    reader.receive_batch([b"", at.to_bytes(8, "big"), batch(*events, at_s=at_s)])
 
 
 # -- events ------------------------------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_blocks_that_leave_another_medium_stay_in_this_one() -> None:
 def based() -> tuple[TalkingMember, BlockIndex, EventReader]:
     member = TalkingMember(Random(1))
     index, reader = new_reader()
-    assert reader.want is Want.SNAPSHOT
+    assert reader.want is MissingRange.SNAPSHOT
     ask(member, reader)
     return member, index, reader
 
@@ -147,12 +147,12 @@ def worked(member: TalkingMember, num_batches: int) -> list[list[bytes]]:
 def test_a_missing_batch_is_asked_for_and_later_ones_wait() -> None:
     member, index, reader = based()
     first, second, third = worked(member, 3)
-    reader.hear_news(first)
+    reader.receive_batch(first)
     before = held_names(index)
-    reader.hear_news(third)
-    assert (reader.want, reader.next_number, held_names(index)) == (Want.REPLAY, 1, before)
-    reader.hear_news(second)
-    assert (reader.want, reader.next_number) == (Want.NOTHING, 3)
+    reader.receive_batch(third)
+    assert (reader.want, reader.next_number, held_names(index)) == (MissingRange.REPLAY, 1, before)
+    reader.receive_batch(second)
+    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 3)
     assert held_names(index) == member.names()
 
 
@@ -160,17 +160,17 @@ def test_what_was_heard_before_changes_nothing() -> None:
     member, index, reader = based()
     published = worked(member, 6)
     for frames in (*published, *published, *reversed(published)):
-        reader.hear_news(frames)
-    assert (reader.want, reader.next_number) == (Want.NOTHING, 6)
+        reader.receive_batch(frames)
+    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 6)
     assert held_names(index) == member.names()
 
 
 def test_a_last_batch_that_was_lost_is_noticed_by_the_members_position() -> None:
     member, index, reader = based()
     worked(member, 1)
-    assert reader.want is Want.NOTHING
-    assert not reader.hear_answer(member.position())
-    assert (reader.want, reader.has_gap) == (Want.REPLAY, False)
+    assert reader.want is MissingRange.NOTHING
+    assert not reader.receive_response(member.position())
+    assert (reader.want, reader.has_gap) == (MissingRange.REPLAY, False)
     ask(member, reader)
     assert held_names(index) == member.names()
 
@@ -178,7 +178,7 @@ def test_a_last_batch_that_was_lost_is_noticed_by_the_members_position() -> None
 def test_a_gap_longer_than_what_is_kept_ends_in_a_snapshot() -> None:
     member, index, reader = based()
     member.kept = member.kept.__class__(maxlen=2)
-    reader.hear_news(worked(member, 9)[-1])
+    reader.receive_batch(worked(member, 9)[-1])
     ask(member, reader)
     assert reader.num_replays_short == 1
     assert held_names(index) == member.names()
@@ -189,7 +189,7 @@ def test_without_snapshots_such_a_gap_ends_in_what_is_heard_from_then_on() -> No
     hear(reader, stored([1]))
     hear(reader, stored([2], 1, TOKENS[16:]), stored([11]), number=7)
     reader.replay_ended(1)
-    assert (reader.next_number, reader.num_orphans, reader.want) == (8, 1, Want.NOTHING)
+    assert (reader.next_number, reader.num_orphans, reader.want) == (8, 1, MissingRange.NOTHING)
     assert index.depths(NAMES) == {MEMBER: 1}
     assert reader.num_blocks == 1
 
@@ -207,8 +207,8 @@ def test_a_snapshot_with_a_missing_piece_is_asked_for_again(lost: int) -> None:
     pieces = member.answer(late)
     assert len(pieces) > 3
     del pieces[lost]
-    assert [late.hear_answer(frames) for frames in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert late.want is Want.SNAPSHOT
+    assert [late.receive_response(frames) for frames in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert late.want is MissingRange.SNAPSHOT
     ask(member, late)
     assert held_names(index) == member.names()
 
@@ -219,10 +219,10 @@ def test_batches_that_come_during_a_snapshot_are_applied_after_it() -> None:
     index, reader = new_reader()
     *pieces, end = member.answer(reader)
     for frames in worked(member, 2):
-        reader.hear_news(frames)
+        reader.receive_batch(frames)
     for frames in (*pieces, end):
-        reader.hear_answer(frames)
-    assert (reader.want, reader.next_number) == (Want.NOTHING, 6)
+        reader.receive_response(frames)
+    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 6)
     assert held_names(index) == member.names()
 
 
@@ -231,25 +231,25 @@ def test_a_second_snapshot_that_nobody_needs_changes_nothing() -> None:
     worked(member, 3)
     _, late = new_reader()
     pieces = member.answer(late)
-    reader.hear_news(worked(member, 1)[0])
+    reader.receive_batch(worked(member, 1)[0])
     ask(member, reader)
     for frames in pieces:
-        reader.hear_answer(frames)
+        reader.receive_response(frames)
     assert held_names(index) == member.names()
 
 
 def test_of_a_new_life_nothing_of_the_former_is_believed() -> None:
     member, index, reader = based()
     for frames in worked(member, 5):
-        reader.hear_news(frames)
+        reader.receive_batch(frames)
     second = TalkingMember(Random(3), b"second")
     worked(second, 2)
-    reader.hear_news(worked(second, 1)[0])
+    reader.receive_batch(worked(second, 1)[0])
     assert held_names(index) == set()
     ask(second, reader)
     assert held_names(index) == second.names()
     third = TalkingMember(Random(4), b"third")
-    reader.hear_answer(third.position())
+    reader.receive_response(third.position())
     assert (held_names(index), reader.num_incarnations) == (set(), 2)
 
 
@@ -266,7 +266,7 @@ def test_where_lives_have_no_names_a_lower_number_of_a_later_time_is_a_new_one()
 def test_what_is_believed_to_come_survives_a_beginning_with_nothing() -> None:
     index, reader = new_reader()
     index.optimistic(MEMBER, NAMES, 0.0)
-    reader.hear_answer([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 0))])
+    reader.receive_response([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 0))])
     hear(reader, {"type": "AllBlocksCleared"})
     assert index.depths(NAMES) == {MEMBER: 4}
 
@@ -274,9 +274,9 @@ def test_what_is_believed_to_come_survives_a_beginning_with_nothing() -> None:
 def test_what_waits_for_a_missing_batch_is_bounded() -> None:
     _, _, reader = based()
     for number in range(1, MAX_HELD + 100):
-        reader.hear_news([b"first", number.to_bytes(8, "big"), batch()])
+        reader.receive_batch([b"first", number.to_bytes(8, "big"), batch()])
     assert len(reader._held) == MAX_HELD
-    assert (reader.want, reader.next_number) == (Want.REPLAY, 0)
+    assert (reader.want, reader.next_number) == (MissingRange.REPLAY, 0)
 
 
 # -- any order, any loss -----------------------------------------------------------------------------------------------
@@ -294,18 +294,18 @@ def test_the_index_is_the_truth_again_whatever_was_lost_doubled_or_turned_round(
         if random.random() < 0.2:
             published = []
         for frames in published * random.choice((1, 1, 2)):
-            reader.hear_news(frames)
+            reader.receive_batch(frames)
         if random.random() < 0.3:
             answers = member.answer(reader)
             first = reader.next_number
             was = reader.want
             for frames in answers:
-                if random.random() < 0.9 and reader.hear_answer(frames) and was is Want.REPLAY:
+                if random.random() < 0.9 and reader.receive_response(frames) and was is MissingRange.REPLAY:
                     reader.replay_ended(first)
         if random.random() < 0.03:
             life += 1
             member = TalkingMember(random, str(life).encode(), num_kept=num_kept, encoding=encoding)
-    reader.hear_answer(member.position())
+    reader.receive_response(member.position())
     ask(member, reader)
     assert held_names(index) == member.names()
     assert reader.num_blocks == len(member.names())
@@ -334,7 +334,7 @@ def test_damaged_messages_raise_message_errors_and_a_snapshot_heals_what_they_di
     for _ in range(1500):
         frames = (member.work() or [[b"", bytes(8), b""]])[0]
         answer = random.choice(member.answer(reader) or [member.position()])
-        for hear_one, one in ((reader.hear_news, frames), (reader.hear_answer, answer)):
+        for hear_one, one in ((reader.receive_batch, frames), (reader.receive_response, answer)):
             damaged = [_damaged(frame, random) for frame in one][: random.choice((1, 2, 9, 9, 9, 9))]
             try:
                 hear_one(damaged)
@@ -376,10 +376,10 @@ def test_events_that_cannot_be_are_no_batch(event: Any) -> None:
 def test_after_a_batch_that_is_none_everything_is_asked_for() -> None:
     member, index, reader = based()
     for frames in worked(member, 2):
-        reader.hear_news(frames)
+        reader.receive_batch(frames)
     with pytest.raises(MessageError):
-        reader.hear_news([member.life, (2).to_bytes(8, "big"), b"\xc1"])
-    assert reader.want is Want.SNAPSHOT
+        reader.receive_batch([member.life, (2).to_bytes(8, "big"), b"\xc1"])
+    assert reader.want is MissingRange.SNAPSHOT
     ask(member, reader)
     assert held_names(index) == member.names()
 
@@ -387,8 +387,8 @@ def test_after_a_batch_that_is_none_everything_is_asked_for() -> None:
 def test_a_piece_that_is_no_batch_does_not_end_in_a_base() -> None:
     _, reader = new_reader()
     with pytest.raises(MessageError):
-        reader.hear_answer([b"", OWN, encode_kv_answer(SnapshotPiece(b"", 0, 0, b"\xc1"))])
-    reader.hear_answer([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 1))])
-    assert reader.want is Want.SNAPSHOT
-    reader.hear_answer([b"", OWN, encode_kv_answer(Position(b"", 3))])
-    assert reader.want is Want.SNAPSHOT
+        reader.receive_response([b"", OWN, encode_kv_answer(SnapshotPiece(b"", 0, 0, b"\xc1"))])
+    reader.receive_response([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 1))])
+    assert reader.want is MissingRange.SNAPSHOT
+    reader.receive_response([b"", OWN, encode_kv_answer(Position(b"", 3))])
+    assert reader.want is MissingRange.SNAPSHOT

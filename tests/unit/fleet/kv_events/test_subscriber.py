@@ -16,9 +16,9 @@ from quire.client.request.params import SamplingParams
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.kv_events import subscriber as event_link
-from quire.fleet.kv_events.reader import Want
-from quire.fleet.kv_events.relay import MemberPlaces, as_seen_from
-from quire.fleet.kv_events.subscriber import EventLink
+from quire.fleet.kv_events.reader import MissingRange
+from quire.fleet.kv_events.relay import MemberEndpoints, as_seen_from
+from quire.fleet.kv_events.subscriber import KVEventSubscriber
 from quire.fleet.protocol.keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.worker.child.kv_snapshot import POSITION, SNAPSHOT
 from tests.support.fleet.small_fleets import (
@@ -72,7 +72,7 @@ def test_after_conversations_the_index_is_what_the_members_hold_and_later_turns_
             assert num_cached >= 0.95 * num_possible
             truth = await until_true(model, members)
             assert all(len(names) > 20 for names in truth)
-            assert [link.num_strange for link in model.event_links.values()] == [0, 0]
+            assert [link.num_malformed for link in model.event_links.values()] == [0, 0]
             assert [link.reader.num_orphans for link in model.event_links.values()] == [0, 0]
 
     run(test)
@@ -99,8 +99,8 @@ class Lossy:
         self.num_lost = 0
         (self.link,) = model.event_links.values()
         self._loses = loses
-        self._hear = self.link.reader.hear_news
-        self.link.reader.hear_news = self  # type: ignore[method-assign]
+        self._hear = self.link.reader.receive_batch
+        self.link.reader.receive_batch = self  # type: ignore[method-assign]
 
     def __call__(self, frames: Sequence[bytes]) -> None:
         if self._loses(int.from_bytes(frames[1], "big")):
@@ -114,7 +114,7 @@ def test_lost_batches_are_replayed_and_the_last_one_too() -> None:
         async with small_fleet(1) as (model, members):
             await until_true(model, members)
             lossy = Lossy(model, lambda number: number % 3 != 1)
-            while lossy.link.reader.want is not Want.NOTHING:  # until the first snapshot has come
+            while lossy.link.reader.want is not MissingRange.NOTHING:  # until the first snapshot has come
                 await asyncio.sleep(0.02)
             num_snapshots = lossy.link.num_snapshots
             await ask_many(model, 0, 8)
@@ -161,9 +161,9 @@ def test_a_gateway_that_comes_late_hears_all_that_is_there() -> None:
 def test_a_question_that_was_lost_is_asked_again_once_the_member_has_passed_it_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lost, send = list[bytes](), EventLink._send
+    lost, send = list[bytes](), KVEventSubscriber._send
 
-    def losing(link: EventLink, question: bytes) -> bool:
+    def losing(link: KVEventSubscriber, question: bytes) -> bool:
         if question == SNAPSHOT and len(lost) < 2:
             lost.append(question)
             return True
@@ -173,7 +173,7 @@ def test_a_question_that_was_lost_is_asked_again_once_the_member_has_passed_it_o
         async with small_fleet(2) as (model, members):
             await ask_many(model, 0, 8)
             monkeypatch.setattr(event_link, "PATIENCE_S", 1e9)  # by time alone it would never be
-            monkeypatch.setattr(EventLink, "_send", losing)
+            monkeypatch.setattr(KVEventSubscriber, "_send", losing)
             source = FixedMembers([member.address for member in members])
             async with FleetModel("oracle", source, None) as late:
                 await until_true(late, members)
@@ -276,11 +276,11 @@ def test_questions_that_are_none_and_long_ones_harm_nobody() -> None:
 
 
 def test_places_that_are_not_given_lie_beside_where_a_member_listens() -> None:
-    assert MemberPlaces("tcp://10.0.0.5:7000").resolved() == MemberPlaces(
+    assert MemberEndpoints("tcp://10.0.0.5:7000").resolved() == MemberEndpoints(
         "tcp://10.0.0.5:7000", "tcp://10.0.0.5:*", "tcp://10.0.0.5:*"
     )
-    assert MemberPlaces("ipc:///run/one").resolved().replay == "ipc:///run/one.replay"
-    given = MemberPlaces(LOCAL, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+    assert MemberEndpoints("ipc:///run/one").resolved().replay == "ipc:///run/one.replay"
+    given = MemberEndpoints(LOCAL, "tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     assert given.resolved() == given
 
 

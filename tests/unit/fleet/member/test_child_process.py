@@ -38,10 +38,10 @@ def test_a_member_says_where_it_is_and_how_busy_until_it_is_let_go(tmp_path: Pat
         assert not status.address.endswith("*")
         assert (status.state, status.num_running, status.num_uncomputed_tokens) == ("ready", 0, 0)
         assert member.problem() == ""
-        assert "was not heard for" in member.problem(monotonic() + SILENT_S + 1)
+        assert "got none for" in member.problem(monotonic() + SILENT_S + 1)
     finally:
         member.end()
-    assert member.problem() == "it has ended with code 0"
+    assert member.problem() == "it exited with code 0"
     member.end()
 
 
@@ -98,5 +98,5 @@ def test_a_status_file_always_holds_one_whole_status(tmp_path: Path) -> None:
     "line", [b"", b"hello", b'{"address": 1}', b'{"address": "a", "state": "b", "num_running": -1}']
 )
 def test_what_is_no_status_is_refused(line: bytes) -> None:
-    with pytest.raises(MessageError, match="no status"):
+    with pytest.raises(MessageError, match="malformed status"):
         decode_status(line)

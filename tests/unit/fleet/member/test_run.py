@@ -11,7 +11,7 @@ from quire.config import ModelSettings, ServingSettings
 from quire.errors import ConfigError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
-from quire.fleet.kv_events.relay import MemberPlaces
+from quire.fleet.kv_events.relay import MemberEndpoints
 from quire.fleet.member.run import MemberPlan, plan_member, run_member
 from tests.support.fleet.small_fleets import oracle_words
 from tests.support.servers.talkers import TEMPLATE, talker
@@ -21,7 +21,7 @@ from tests.support.workers.oracle_worker import oracle_plan
 def test_a_member_answers_tells_what_it_holds_and_leaves_no_folder_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = MemberPlaces(f"ipc://{tmp_path}/member").resolved()
+    places = MemberEndpoints(f"ipc://{tmp_path}/member").resolved()
     size = talker(template=TEMPLATE).text.vocabulary_size
     plan = MemberPlan("oracle", places, None, oracle_plan(size), oracle_words())
 
@@ -45,11 +45,11 @@ def test_a_member_answers_tells_what_it_holds_and_leaves_no_folder_behind(
 def test_a_member_takes_no_second_address_for_its_events() -> None:
     serving = ServingSettings(kv_events="tcp://*:5557")
     with pytest.raises(ConfigError, match="--events and --replay"):
-        plan_member("nowhere", MemberPlaces("tcp://127.0.0.1:*"), None, ModelSettings(), serving)
+        plan_member("nowhere", MemberEndpoints("tcp://127.0.0.1:*"), None, ModelSettings(), serving)
 
 
 def test_an_address_for_events_that_cannot_be_had_is_said_to_be_so(tmp_path: Path) -> None:
-    places = MemberPlaces(f"ipc://{tmp_path}/member", f"ipc://{tmp_path}/no/such/folder").resolved()
+    places = MemberEndpoints(f"ipc://{tmp_path}/member", f"ipc://{tmp_path}/no/such/folder").resolved()
     size = talker(template=TEMPLATE).text.vocabulary_size
     plan = MemberPlan("oracle", places, None, oracle_plan(size), oracle_words())
     with pytest.raises(ConfigError, match="choose others with --events"):

@@ -12,23 +12,23 @@ from quire.core.request import Continuation, ResolvedSampling
 from quire.engine.commands import Cancel, Explain, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError
 from quire.fleet.gateway.request import FleetRequest
-from quire.fleet.member.service import UNHEARD_S, MemberDesk
+from quire.fleet.member.service import MAX_SILENT_S, MemberService
 from quire.fleet.protocol.messages import (
     PROTOCOL,
-    AskWords,
     Assign,
-    Farewell,
-    FarewellHeard,
     GatewayBeat,
+    Goodbye,
+    GoodbyeAck,
     Hello,
     MemberBeat,
     MemberCard,
     MemberStepped,
+    RequestTextAssets,
     ToGateway,
     Welcome,
 )
 from quire.worker.parent.supervisor import State
-from tests.support.fleet.desk_fleets import SPACE, WORDS, DeskFleet, EngineSeat, asked
+from tests.support.fleet.desk_fleets import SPACE, WORDS, EngineSeat, SimulatedFleet, asked
 from tests.support.workers.lives import VOCABULARY, check_told
 
 OTHER_SPACE = changed(SPACE, model="another")
@@ -43,7 +43,7 @@ class Desk:
         self.gone: set[bytes] = set()
         self.seat = EngineSeat(lambda: self.now_s)
         card = MemberCard("oracle", self.seat.engine.info, "life")
-        self.desk = MemberDesk(self.seat, card, WORDS, self._send, lambda: self.now_s)
+        self.desk = MemberService(self.seat, card, WORDS, self._send, lambda: self.now_s)
         self.seat.tell = self.desk.listener
 
     def _send(self, identity: bytes, message: ToGateway) -> bool:
@@ -54,7 +54,7 @@ class Desk:
 
     def greet(self, *identities: bytes) -> None:
         for identity in identities:
-            self.desk.hear(identity, Hello(PROTOCOL, "gateway"))
+            self.desk.receive(identity, Hello(PROTOCOL, "gateway"))
             self.said[identity].clear()
 
     def events(self, identity: bytes) -> list[Any]:
@@ -73,27 +73,27 @@ def command(number: int = 0, **changes: Any) -> Submit | Restore:
 
 def test_hello_is_answered_by_who_and_how_it_is() -> None:
     desk = Desk()
-    desk.desk.hear(b"g", Hello(PROTOCOL, "gateway"))
+    desk.desk.receive(b"g", Hello(PROTOCOL, "gateway"))
     welcome, beat = desk.said[b"g"]
     assert isinstance(welcome, Welcome)
     assert welcome.card.incarnation == "life"
     assert isinstance(beat, MemberBeat)
-    assert (beat.state, beat.report.num_heard) == ("ready", 0)
+    assert (beat.state, beat.report.num_received) == ("ready", 0)
 
 
 def test_whoever_has_not_said_hello_is_not_heard() -> None:
     desk = Desk()
-    for message in (GatewayBeat(), AskWords(), Assign(command(), 6), Cancel("r0"), Explain("q", SPACE, (1,))):
-        with pytest.raises(MessageError, match="hello"):
-            desk.desk.hear(b"g", message)
+    for message in (GatewayBeat(), RequestTextAssets(), Assign(command(), 6), Cancel("r0"), Explain("q", SPACE, (1,))):
+        with pytest.raises(MessageError, match="expected Hello"):
+            desk.desk.receive(b"g", message)
     assert desk.desk.num_open == 0
 
 
 def test_two_gateways_may_call_requests_alike_and_each_hears_its_own() -> None:
     desk = Desk()
     desk.greet(b"1", b"2")
-    desk.desk.hear(b"1", Assign(command(0), 6))
-    desk.desk.hear(b"2", Assign(command(1, request_id="r0"), 6))
+    desk.desk.receive(b"1", Assign(command(0), 6))
+    desk.desk.receive(b"2", Assign(command(1, request_id="r0"), 6))
     desk.steps()
     for identity, number in ((b"1", 0), (b"2", 1)):
         told = desk.events(identity)
@@ -106,7 +106,7 @@ def test_one_step_is_one_message_for_each_gateway() -> None:
     desk = Desk()
     desk.greet(b"1", b"2")
     for number in range(6):
-        desk.desk.hear(b"1" if number < 3 else b"2", Assign(command(number), 6))
+        desk.desk.receive(b"1" if number < 3 else b"2", Assign(command(number), 6))
     for said in desk.said.values():
         said.clear()
     desk.steps(1)
@@ -118,12 +118,12 @@ def test_one_step_is_one_message_for_each_gateway() -> None:
 def test_what_a_gateway_asked_for_ends_when_it_is_silent_gone_or_begins_anew(way: str) -> None:
     desk = Desk()
     desk.greet(b"1", b"2")
-    desk.desk.hear(b"1", Assign(command(0, params=ResolvedSampling(max_tokens=50)), 6))
-    desk.desk.hear(b"2", Assign(command(1), 6))
+    desk.desk.receive(b"1", Assign(command(0, params=ResolvedSampling(max_tokens=50)), 6))
+    desk.desk.receive(b"2", Assign(command(1), 6))
     desk.steps(2)
     if way == "silent":
-        desk.now_s += UNHEARD_S
-        desk.desk.hear(b"2", GatewayBeat())
+        desk.now_s += MAX_SILENT_S
+        desk.desk.receive(b"2", GatewayBeat())
         desk.desk.forget_silent()
         assert desk.desk.num_open == 2, "not yet"
         desk.now_s += 0.5
@@ -145,10 +145,10 @@ def test_what_a_gateway_asked_for_ends_when_it_is_silent_gone_or_begins_anew(way
 def test_a_request_that_comes_again_ends_the_assignment_before_and_nothing_of_it_is_told_as_the_new() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(), 6))
+    desk.desk.receive(b"g", Assign(command(), 6))
     desk.steps(2)
     desk.said[b"g"].clear()
-    desk.desk.hear(b"g", Assign(command(epoch=2), 6))
+    desk.desk.receive(b"g", Assign(command(epoch=2), 6))
     desk.steps()
     told = desk.events(b"g")
     second = [replace(event, epoch=0) for event in told if event.epoch == 2]
@@ -161,9 +161,9 @@ def test_a_request_that_comes_again_ends_the_assignment_before_and_nothing_of_it
 def test_an_assignment_that_was_overtaken_is_dropped(epoch: int) -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(), 6))
-    with pytest.raises(MessageError, match="came after"):
-        desk.desk.hear(b"g", Assign(command(epoch=epoch), 6))
+    desk.desk.receive(b"g", Assign(command(), 6))
+    with pytest.raises(MessageError, match="expected an epoch after"):
+        desk.desk.receive(b"g", Assign(command(epoch=epoch), 6))
     assert desk.desk.num_open == 1
 
 
@@ -203,7 +203,7 @@ def test_an_assignment_that_was_overtaken_is_dropped(epoch: int) -> None:
 def test_a_request_that_no_honest_gateway_makes_is_refused_and_reaches_no_worker(changes: dict[str, Any]) -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(**changes), 6))
+    desk.desk.receive(b"g", Assign(command(**changes), 6))
     (event,) = desk.events(b"g")
     assert isinstance(event, Refused)
     assert isinstance(event.error, QuireError)
@@ -216,14 +216,14 @@ def test_what_an_honest_gateway_asks_is_not_refused() -> None:
     params = ResolvedSampling(
         max_tokens=3, min_tokens=30, logit_bias=((1, -5.0),), allowed_token_ids=(1, 2), stop_token_ids=frozenset({4})
     )
-    desk.desk.hear(b"g", Assign(command(params=params), 6))
+    desk.desk.receive(b"g", Assign(command(params=params), 6))
     assert [type(event) for event in desk.events(b"g")] == [Queued]
 
 
 def test_the_worker_sees_short_names_however_long_the_gateways_are() -> None:
     desk = Desk()
     desk.greet(b"g" * 200)
-    desk.desk.hear(b"g" * 200, Assign(command(request_id="x" * 256), 6))
+    desk.desk.receive(b"g" * 200, Assign(command(request_id="x" * 256), 6))
     assert [len(name) < 32 for name in desk.seat.engine.scheduler.live] == [True]
 
 
@@ -231,25 +231,25 @@ def test_a_farewell_is_heard_when_all_gateways_that_are_there_have_said_so() -> 
     one = Desk()
     one.greet(b"a", b"b", b"c")
     one.gone.add(b"c")
-    one.desk.farewell()
-    assert [one.said[name][-1] for name in (b"a", b"b")] == [Farewell(), Farewell()]
-    assert not one.desk.is_farewell_heard
-    one.desk.hear(b"a", FarewellHeard())
-    assert not one.desk.is_farewell_heard
-    one.desk.hear(b"b", FarewellHeard())
-    assert one.desk.is_farewell_heard
+    one.desk.send_goodbye()
+    assert [one.said[name][-1] for name in (b"a", b"b")] == [Goodbye(), Goodbye()]
+    assert not one.desk.is_goodbye_acknowledged
+    one.desk.receive(b"a", GoodbyeAck())
+    assert not one.desk.is_goodbye_acknowledged
+    one.desk.receive(b"b", GoodbyeAck())
+    assert one.desk.is_goodbye_acknowledged
 
 
 def test_a_desk_that_drains_says_so_and_refuses_what_is_new() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(0), 6))
+    desk.desk.receive(b"g", Assign(command(0), 6))
     desk.said[b"g"].clear()
     desk.desk.drain()
     (beat,) = desk.said[b"g"]
     assert isinstance(beat, MemberBeat)
     assert beat.state == State.DRAINING.value
-    desk.desk.hear(b"g", Assign(command(1), 6))
+    desk.desk.receive(b"g", Assign(command(1), 6))
     (refused,) = [event for event in desk.events(b"g") if isinstance(event, Refused)]
     assert isinstance(refused.error, DrainingError)
     desk.steps()
@@ -260,27 +260,27 @@ def test_a_question_about_tokens_that_are_none_is_refused_and_others_are_answere
     desk = Desk()
     desk.greet(b"g")
     for name, prompt in (("bad", (1, -1)), ("good", (1, 2))):
-        desk.desk.hear(b"g", Explain(name, SPACE, prompt))
+        desk.desk.receive(b"g", Explain(name, SPACE, prompt))
     assert [(type(event), event.request_id) for event in desk.events(b"g")] == [
         (Refused, "bad"),
         (Explained, "good"),
     ]
     assert desk.desk.num_open == 0
-    with pytest.raises(MessageError, match="short"):
-        desk.desk.hear(b"g", Explain("x" * 1000, SPACE, (1,)))
+    with pytest.raises(MessageError, match="at most 256 characters"):
+        desk.desk.receive(b"g", Explain("x" * 1000, SPACE, (1,)))
 
 
 def test_reports_count_what_is_still_to_be_computed_and_what_was_heard() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(0), 6))
-    desk.desk.hear(b"g", Assign(command(1), 1 << 60))
-    desk.desk.hear(b"g", Assign(command(2), -7))
+    desk.desk.receive(b"g", Assign(command(0), 6))
+    desk.desk.receive(b"g", Assign(command(1), 1 << 60))
+    desk.desk.receive(b"g", Assign(command(2), -7))
     desk.said[b"g"].clear()
     desk.desk.beat()
     (beat,) = desk.said[b"g"]
     assert isinstance(beat, MemberBeat)
-    assert (beat.report.num_uncomputed_tokens, beat.report.num_heard) == (12, 3)
+    assert (beat.report.num_uncomputed_tokens, beat.report.num_received) == (12, 3)
     desk.steps()
     assert desk.desk.num_uncomputed_tokens == 0
 
@@ -288,7 +288,7 @@ def test_reports_count_what_is_still_to_be_computed_and_what_was_heard() -> None
 def test_a_prompt_that_is_computed_is_reported_at_once_and_steps_that_change_nothing_are_not() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(0), 6))  # the clock stands still: no report is due by time
+    desk.desk.receive(b"g", Assign(command(0), 6))  # the clock stands still: no report is due by time
     desk.steps()
     stepped = [one for one in desk.said[b"g"] if isinstance(one, MemberStepped)]
     told = [one.report for one in stepped if one.report is not None]
@@ -301,7 +301,7 @@ def test_a_prompt_that_is_computed_is_reported_at_once_and_steps_that_change_not
 def test_what_was_cached_is_not_to_be_computed_and_what_a_gateway_leaves_is_not_either() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", Assign(command(), 6))
+    desk.desk.receive(b"g", Assign(command(), 6))
     assert desk.desk.num_uncomputed_tokens == 6
     (name,) = desk.desk._taken
     desk.desk.listener([Admitted(name, age_s=0.0, wait_s=0.0, num_cached_tokens=4)])
@@ -313,12 +313,12 @@ def test_what_was_cached_is_not_to_be_computed_and_what_a_gateway_leaves_is_not_
 def test_words_are_sent_to_who_asks() -> None:
     desk = Desk()
     desk.greet(b"g")
-    desk.desk.hear(b"g", AskWords())
+    desk.desk.receive(b"g", RequestTextAssets())
     assert desk.said[b"g"] == [WORDS]
 
 
 def test_two_gateways_before_one_member_are_answered_both_and_one_that_dies_does_not_harm_the_other() -> None:
-    fleet = DeskFleet(num_gateways=2)
+    fleet = SimulatedFleet(num_gateways=2)
     fleet.join("a")
     first, second = fleet.gateways
     for gateway in (first, second):

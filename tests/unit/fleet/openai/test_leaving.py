@@ -17,16 +17,16 @@ from quire.core.events import Admitted, Finished, FirstToken, Queued, RequestEve
 from quire.core.request import Continuation, FinishReason, PriorityClass, ResolvedSampling
 from quire.engine.commands import Submit
 from quire.errors import ConfigError, MessageError, QueueFullError, RequestError
-from quire.fleet.openai.address import check_stranger, parse_stranger, read_key
-from quire.fleet.openai.assignment import StrangerFlight
-from quire.fleet.openai.metrics import StrangerFigures, read_figures
+from quire.fleet.openai.address import check_openai_request, parse_openai_address, read_key
+from quire.fleet.openai.assignment import OpenAIAssignment
+from quire.fleet.openai.metrics import OpenAIFigures, read_figures
 from quire.fleet.openai.model_card import check_probe, read_model
 from quire.fleet.openai.requests import completion_body, lacking
 from quire.fleet.openai.stream import (
     MAX_LINE_BYTES,
-    StrangerChunk,
-    StrangerFailure,
-    StrangerStream,
+    OpenAIChunk,
+    OpenAIFailure,
+    OpenAIStream,
     error_of,
     refusal_of,
 )
@@ -56,11 +56,11 @@ def submit(params: ResolvedSampling | None = None, **fields: Any) -> Submit:
 class TestAddresses:
     def test_a_line_names_a_server_its_events_its_key_and_its_model(self) -> None:
         line = "openai:http://gpu1:8000/v1 events=tcp://gpu1:5557 replay=tcp://gpu1:5558 key-file=/k model=m"
-        found = parse_stranger(line)
+        found = parse_openai_address(line)
         assert (found.host, found.port, found.path, found.has_tls) == ("gpu1", 8000, "", False)
         assert (found.events, found.replay, found.key_file) == ("tcp://gpu1:5557", "tcp://gpu1:5558", Path("/k"))
         assert (found.model, found.line) == ("m", line)
-        assert parse_stranger("openai:https://[::1]/base/").authority == "[::1]:443"
+        assert parse_openai_address("openai:https://[::1]/base/").authority == "[::1]:443"
 
     @pytest.mark.parametrize(
         "line",
@@ -77,7 +77,7 @@ class TestAddresses:
     )
     def test_a_line_that_names_none_is_an_error(self, line: str) -> None:
         with pytest.raises(ConfigError, match=r"given|has none"):
-            parse_stranger(line)
+            parse_openai_address(line)
 
     @pytest.mark.parametrize(
         ("line", "is_clear"),
@@ -92,22 +92,22 @@ class TestAddresses:
         ],
     )
     def test_beyond_this_machine_a_clear_link_must_be_allowed(self, line: str, is_clear: bool) -> None:
-        address = parse_stranger(line)
+        address = parse_openai_address(line)
         assert address.is_clear == is_clear
-        check_stranger(address, allows_clear=True)
+        check_openai_request(address, allows_clear=True)
         if is_clear:
             with pytest.raises(ConfigError, match="--allow-clear-member"):
-                check_stranger(address, allows_clear=False)
+                check_openai_request(address, allows_clear=False)
         else:
-            check_stranger(address, allows_clear=False)
+            check_openai_request(address, allows_clear=False)
 
     def test_a_key_is_read_from_its_file_or_the_environment_and_never_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = tmp_path / "key"
         file.write_text("sk-1\n")
-        with_file = parse_stranger(f"openai:http://localhost:1 key-file={file}")
-        without = parse_stranger("openai:http://localhost:1")
+        with_file = parse_openai_address(f"openai:http://localhost:1 key-file={file}")
+        without = parse_openai_address("openai:http://localhost:1")
         assert (read_key(with_file), read_key(without)) == ("sk-1", None)
         monkeypatch.setenv("QUIRE_STRANGER_KEY", "sk-2")
         assert (read_key(with_file), read_key(without)) == ("sk-1", "sk-2")
@@ -116,7 +116,7 @@ class TestAddresses:
             read_key(with_file)
         assert "Evil" not in str(told.value)
         with pytest.raises(ConfigError, match="must be in"):
-            read_key(parse_stranger(f"openai:http://localhost:1 key-file={tmp_path / 'none'}"))
+            read_key(parse_openai_address(f"openai:http://localhost:1 key-file={tmp_path / 'none'}"))
 
 
 class TestBodies:
@@ -209,8 +209,8 @@ STREAM = b"".join(
 )
 
 
-def read(data: bytes, cuts: list[int]) -> list[StrangerChunk]:
-    stream = StrangerStream((1, 2, 3), 100, None, 16)
+def read(data: bytes, cuts: list[int]) -> list[OpenAIChunk]:
+    stream = OpenAIStream((1, 2, 3), 100, None, 16)
     borders = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [stream.feed(data[start:end]) for start, end in itertools.pairwise(borders)]
 
@@ -226,7 +226,7 @@ class TestStreams:
 
     @given(st.binary(max_size=200), st.integers(0, len(STREAM)))
     def test_bytes_that_are_no_stream_raise_one_kind_of_error_alone(self, noise: bytes, at: int) -> None:
-        stream = StrangerStream((1, 2, 3), 100, None, 16)
+        stream = OpenAIStream((1, 2, 3), 100, None, 16)
         with contextlib.suppress(MessageError):
             stream.feed(STREAM[:at] + noise + STREAM[at:])
 
@@ -236,89 +236,90 @@ class TestStreams:
     )))  # fmt: skip
     def test_json_of_any_form_raises_one_kind_of_error_alone(self, told: object) -> None:
         for num_alternatives in (None, 1):
-            stream = StrangerStream((1, 2, 3), 100, num_alternatives, 16)
+            stream = OpenAIStream((1, 2, 3), 100, num_alternatives, 16)
             with contextlib.suppress(MessageError):
                 stream.feed(b"data: " + json.dumps(told).encode() + b"\n")
 
     @pytest.mark.parametrize(
         ("told", "words"),
         [
-            ({"choices": [choice(100)]}, "from 0 to 99, 100 came"),
-            ({"choices": [choice(-1)]}, "from 0 to 99, -1 came"),
-            ({"choices": [{"index": 0, "text": "words"}]}, "does not tell token ids"),
-            ({"choices": [{**choice(5), "index": 1}]}, "number 1 came"),
-            ({"choices": [choice(5, prompt_token_ids=[0, 1, 2, 3])]}, "another prompt"),
+            ({"choices": [choice(100)]}, "from 0 to 99, got 100"),
+            ({"choices": [choice(-1)]}, "from 0 to 99, got -1"),
+            ({"choices": [{"index": 0, "text": "words"}]}, "expected token ids"),
+            ({"choices": [{**choice(5), "index": 1}]}, "got index 1"),
+            ({"choices": [choice(5, prompt_token_ids=[0, 1, 2, 3])]}, "a different prompt"),
             ({"usage": {"prompt_tokens_details": {"cached_tokens": 4}}}, "4 of 3 prompt tokens"),
             ({"choices": [choice(5), choice(6)]}, "expected one choice in a chunk, got 2"),
-            ({"choices": [choice(*range(17))]}, "up to 16 tokens, 17 came"),
+            ({"choices": [choice(*range(17))]}, "up to 16 tokens, got 17"),
             ({"choices": [choice(5, text="x" * MAX_LINE_BYTES)]}, "bytes"),
         ],
     )
     def test_what_cannot_be_is_an_error_that_says_so(self, told: dict[str, Any], words: str) -> None:
         with pytest.raises(MessageError, match=words):
-            StrangerStream((1, 2, 3), 100, None, 16).feed(line(**told))
+            OpenAIStream((1, 2, 3), 100, None, 16).feed(line(**told))
 
     def test_an_answer_does_not_go_on_behind_its_end(self) -> None:
-        stream = StrangerStream((1, 2, 3), 100, None, 16)
+        stream = OpenAIStream((1, 2, 3), 100, None, 16)
         stream.feed(line(choices=[choice(5, finish_reason="stop")]))
-        with pytest.raises(MessageError, match="behind its end"):
+        with pytest.raises(MessageError, match="after the end of a response"):
             stream.feed(line(choices=[choice(6)]))
 
     def test_the_first_line_may_repeat_a_long_prompt_and_no_other_line_is_as_long(self) -> None:
         prompt = tuple(range(90, 90 + MAX_LINE_BYTES // 4))
         first = line(choices=[choice(5, prompt_token_ids=prompt)])
         assert len(first) > MAX_LINE_BYTES
-        stream = StrangerStream(prompt, 100, None, 16)
+        stream = OpenAIStream(prompt, 100, None, 16)
         assert stream.feed(first).token_ids == (5,)
         with pytest.raises(MessageError, match=f"up to {MAX_LINE_BYTES} bytes"):
             stream.feed(first[:-2])
-        with pytest.raises(MessageError, match="another prompt"):
-            StrangerStream((*prompt[:-1], 1), 100, None, 16).feed(first)
+        with pytest.raises(MessageError, match="a different prompt"):
+            OpenAIStream((*prompt[:-1], 1), 100, None, 16).feed(first)
         with pytest.raises(MessageError, match="beside its prompt"):
-            StrangerStream(prompt, 100, None, 16).feed(line(choices=[choice(5, text="x" * MAX_LINE_BYTES)]))
+            OpenAIStream(prompt, 100, None, 16).feed(line(choices=[choice(5, text="x" * MAX_LINE_BYTES)]))
 
     def test_log_probabilities_are_read_with_their_ranks(self) -> None:
         tops = [{"token_id:5": -1.0, "token_id:9": -0.5}, {"token_id:6": -3.0, "token_id:1": -0.5, "token_id:2": -0.6}]
         told = {"tokens": ["token_id:5", "token_id:6"], "token_logprobs": [-1.0, -3.0], "top_logprobs": tops}
-        said = StrangerStream((1,), 100, 2, 16).feed(line(choices=[choice(5, 6, logprobs=told)]))
+        said = OpenAIStream((1,), 100, 2, 16).feed(line(choices=[choice(5, 6, logprobs=told)]))
         first, second = said.logprobs
         assert (first.rank, first.alternatives) == (2, ((9, -0.5), (5, -1.0)))
         assert (second.logprob, second.rank, second.alternatives) == (-3.0, 3, ((1, -0.5), (2, -0.6)))
         with pytest.raises(MessageError, match="one for each token"):
-            StrangerStream((1,), 100, 2, 16).feed(line(choices=[choice(5)]))
+            OpenAIStream((1,), 100, 2, 16).feed(line(choices=[choice(5)]))
 
     def test_a_failure_in_the_middle_is_told_with_its_status(self) -> None:
-        stream = StrangerStream((1,), 100, None, 16)
-        assert stream.feed(line(error={"message": "dead", "code": 500})).failure == StrangerFailure(500, "dead")
-        assert stream.feed(line(error={"message": "bad", "code": 400})).failure == StrangerFailure(400, "bad")
+        stream = OpenAIStream((1,), 100, None, 16)
+        assert stream.feed(line(error={"message": "dead", "code": 500})).failure == OpenAIFailure(500, "dead")
+        assert stream.feed(line(error={"message": "bad", "code": 400})).failure == OpenAIFailure(400, "bad")
         failure = stream.feed(line(choices=[choice(finish_reason="abort")])).failure
         assert failure is not None
         assert "abort" in failure.message
 
     def test_refusals_of_any_form_become_errors_that_clients_know(self) -> None:
         told = refusal_of(400, b'{"error": {"message": "too long", "code": 400}}')
-        assert told == StrangerFailure(400, "too long")
+        assert told == OpenAIFailure(400, "too long")
         assert refusal_of(422, b'{"detail": "no"}').message == "no"
         assert refusal_of(500, b"<html>").message == "<html>"
         assert refusal_of(500, b"").message == "no reason given"
         assert isinstance(error_of(told, "", 0), RequestError)
-        full = error_of(StrangerFailure(503, "busy"), "17", 4)
+        full = error_of(OpenAIFailure(503, "busy"), "17", 4)
         assert isinstance(full, QueueFullError)
         assert (full.retry_after_s, full.num_waiting) == (17, 4)
-        assert [error_of(StrangerFailure(status, ""), "", 0) for status in (401, 404, 500)] == [None] * 3
+        assert [error_of(OpenAIFailure(status, ""), "", 0) for status in (401, 404, 500)] == [None] * 3
 
 
 class TestFlights:
     def test_the_events_of_two_answers_come_in_their_order_with_the_epoch(self) -> None:
-        flight = StrangerFlight(submit(continuations=(Continuation(0), Continuation(1, (9,)))), 3)
-        assert flight.agreed(0) == []
-        events: list[RequestEvent] = flight.agreed(1)
+        flight = OpenAIAssignment(submit(continuations=(Continuation(0), Continuation(1, (9,)))), 3)
+        assert flight.accepted(0) == []
+        events: list[RequestEvent] = flight.accepted(1)
         assert (flight.is_taken, flight.num_uncomputed_tokens) == (True, 3)
-        events += flight.heard(1, StrangerChunk((4, 5)))
+        events += flight.take_chunk(1, OpenAIChunk((4, 5)))
         assert flight.num_uncomputed_tokens == 0
-        events += flight.heard(0, StrangerChunk((6,), reason=FinishReason.STOP))
-        events += flight.heard(0, StrangerChunk(num_cached_tokens=0)) + flight.over(0)
-        events += flight.heard(1, StrangerChunk((7,), reason=FinishReason.LENGTH, num_cached_tokens=2)) + flight.over(1)
+        events += flight.take_chunk(0, OpenAIChunk((6,), reason=FinishReason.STOP))
+        events += flight.take_chunk(0, OpenAIChunk(num_cached_tokens=0)) + flight.over(0)
+        final = OpenAIChunk((7,), reason=FinishReason.LENGTH, num_cached_tokens=2)
+        events += flight.take_chunk(1, final) + flight.over(1)
         kinds = [type(event) for event in events]
         ends = [SequenceFinished, Token, SequenceFinished, Finished]
         assert kinds == [Queued, Admitted, FirstToken, Token, Token, Token, *ends]
@@ -329,14 +330,14 @@ class TestFlights:
         assert isinstance(last, Finished)
         assert (last.num_cached_tokens, last.num_output_tokens) == (0, 5)
         assert flight.is_over
-        assert flight.ended(FinishReason.ERROR) == flight.heard(0, StrangerChunk((1,))) == []
+        assert flight.ended(FinishReason.ERROR) == flight.take_chunk(0, OpenAIChunk((1,))) == []
 
     def test_one_answer_can_be_left_and_the_other_goes_on(self) -> None:
-        flight = StrangerFlight(submit(continuations=(Continuation(0), Continuation(1))), 3)
-        flight.agreed(0)
+        flight = OpenAIAssignment(submit(continuations=(Continuation(0), Continuation(1))), 3)
+        flight.accepted(0)
         kinds = [type(event) for event in flight.cancelled(1)]
         assert kinds == [Queued, Admitted, SequenceFinished]
-        assert flight.heard(1, StrangerChunk((4,))) == []
+        assert flight.take_chunk(1, OpenAIChunk((4,))) == []
         assert [type(event) for event in flight.ended(FinishReason.DEADLINE)] == [SequenceFinished, Finished]
 
 
@@ -364,7 +365,7 @@ class TestFigures:
 
     @given(st.text())
     def test_other_texts_say_nothing(self, text: str) -> None:
-        assert isinstance(read_figures(text.encode()), StrangerFigures)
+        assert isinstance(read_figures(text.encode()), OpenAIFigures)
         read_figures(f'vllm:num_requests_running {text}\nvllm:cache_config_info{{block_size="{text}"}} 1'.encode())
 
 
@@ -381,5 +382,5 @@ class TestCards:
     def test_another_tokenizer_is_noticed(self) -> None:
         check_probe(b'{"tokens": [1, 2]}', [1, 2])
         for wrong in (b'{"tokens": [1, 3]}', b"{}", b"x"):
-            with pytest.raises(MessageError, match="tokens"):
+            with pytest.raises(MessageError, match=r"token|/tokenize"):
                 check_probe(wrong, [1, 2])

@@ -18,27 +18,27 @@ from quire.client.request.params import Grammar, SamplingParams
 from quire.errors import ConfigError, QueueFullError, QuireError, RequestError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
-from quire.fleet.openai.tokenizer_source import StrangerRules, given_words
+from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, tokenizer_source_of
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.fleet.routing.membership import MemberState
 from tests.support.fleet.small_fleets import oracle_words, small_member
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import house
-from tests.support.servers.stranger_server import StrangerServer, answer, stranger_server
+from tests.support.servers.openai_server import OpenAIServer, answer, openai_server
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 LONG_S = 10 * PATIENCE_S
 DICE = SamplingParams(max_tokens=24, temperature=0.9, seed=7, ignore_eos=True, presence_penalty=0.5, top_k=9)
 
 
-def rules() -> StrangerRules:
+def rules() -> OpenAIMemberRules:
     text = oracle_words()
-    return StrangerRules(given_words(text, None, 512))
+    return OpenAIMemberRules(tokenizer_source_of(text, None, 512))
 
 
 @asynccontextmanager
 async def fleet_of(*lines: str, num_ready: int | None = None, **settings: Any) -> AsyncIterator[FleetModel]:
-    settings = {"strangers": rules(), **settings}
+    settings = {"openai_rules": rules(), **settings}
     async with FleetModel("oracle", FixedMembers(lines), None, **settings) as model:
         await until(lambda: model.fleet.num_ready == (len(lines) if num_ready is None else num_ready))
         yield model
@@ -61,7 +61,7 @@ def test_a_stranger_answers_what_a_member_of_quire_does(params: SamplingParams) 
         async with small_member() as member, fleet_of(member.address) as model:
             expected = await model.generate("once upon a time", params)
         for at_once in (1, 5):
-            async with stranger_server(tokens_at_once=at_once) as server, fleet_of(server.line) as model:
+            async with openai_server(tokens_at_once=at_once) as server, fleet_of(server.line) as model:
                 done = await model.generate("once upon a time", params)
                 assert tokens(done) == tokens(expected)
                 assert (done.answers[0].text, done.answers[0].finish_reason) == (expected.answers[0].text, "length")
@@ -72,7 +72,7 @@ def test_a_stranger_answers_what_a_member_of_quire_does(params: SamplingParams) 
 
 def test_several_answers_have_connections_and_seeds_of_their_own() -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             done = await model.generate("two", replace(DICE, n=2, logprobs=2))
             bodies = sorted(server.bodies, key=lambda body: int(body["seed"]))
             assert [body["seed"] for body in bodies] == [7, 8]
@@ -85,7 +85,7 @@ def test_several_answers_have_connections_and_seeds_of_their_own() -> None:
 
 def test_a_server_of_quire_that_knows_of_no_fleet_can_be_one() -> None:
     async def run(line: str) -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             expected = [await model.generate("once upon a time", params) for params in (GREEDY, DICE)]
         async with fleet_of(line) as model:
             done = [await model.generate("once upon a time", params) for params in (GREEDY, DICE)]
@@ -98,7 +98,7 @@ def test_a_server_of_quire_that_knows_of_no_fleet_can_be_one() -> None:
 
 def test_cached_tokens_are_counted_and_cache_groups_are_salts() -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             prompt = "a prompt that is asked twice"
             num_tokens = len((await model.generate(prompt, GREEDY, tenant="a")).prompt_token_ids)
             again = await model.generate(prompt, GREEDY, tenant="a")
@@ -111,7 +111,7 @@ def test_cached_tokens_are_counted_and_cache_groups_are_salts() -> None:
 
 def test_whoever_leaves_closes_the_connection_and_the_server_sees_it() -> None:
     async def run() -> None:
-        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+        async with openai_server(is_paced=True) as server, fleet_of(server.line) as model:
             server.go(3)
             async for _ in model.stream("leave me", GREEDY):
                 break
@@ -125,7 +125,7 @@ def test_whoever_leaves_closes_the_connection_and_the_server_sees_it() -> None:
 
 def test_a_stop_text_ends_one_answer_and_not_the_other() -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             params = replace(DICE, n=2, max_tokens=60)
             whole = await model.generate("stop here", params)
             stop = whole.answers[0].text[8:10]
@@ -144,7 +144,7 @@ def test_a_stop_text_ends_one_answer_and_not_the_other() -> None:
 def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_so() -> None:
     async def run() -> None:
         async with (
-            stranger_server(is_paced=True) as server,
+            openai_server(is_paced=True) as server,
             small_member(step_s=0.005) as member,
             fleet_of(server.line, member.address) as model,
         ):
@@ -153,7 +153,7 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
             num_there = server.num_streaming
             server.go(4)  # however they are shared, no answer comes to its end
             await until(
-                lambda: any(one.has_begun for one in model.fleet._flights.values() if one.member == server.line)
+                lambda: any(one.has_begun for one in model.fleet._in_flight.values() if one.member == server.line)
             )
             await server.kill()
             done = await asyncio.gather(*asking)
@@ -172,7 +172,7 @@ def test_a_server_that_shuts_down_in_order_ends_its_streams_and_gets_nothing_new
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def run() -> None:
-        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+        async with openai_server(is_paced=True) as server, fleet_of(server.line) as model:
             asking = asyncio.create_task(model.generate("to its end", GREEDY))
             await until(lambda: server.num_streaming == 1)
             server.go(3)
@@ -188,7 +188,7 @@ def test_a_server_that_shuts_down_in_order_ends_its_streams_and_gets_nothing_new
 
     with caplog.at_level(logging.INFO):
         asyncio.run(run())
-    assert "shuts down in order" in caplog.text
+    assert "is shutting down" in caplog.text
     assert not [one for one in caplog.messages if one.startswith("member openai:") and "is gone" in one]
 
 
@@ -199,12 +199,12 @@ def test_a_stream_that_a_server_ends_because_it_shuts_down_goes_on_elsewhere_wit
         return msgspec.json.encode(told)
 
     async def run() -> None:
-        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+        async with openai_server(is_paced=True) as server, fleet_of(server.line) as model:
             asking = asyncio.create_task(model.generate("and elsewhere", replace(GREEDY, max_tokens=400)))
             await until(lambda: server.num_streaming == 1)
             server.go(3)
-            await until(lambda: any(one.has_begun for one in model.fleet._flights.values()))
-            (flight,) = model.fleet._flights.values()
+            await until(lambda: any(one.has_begun for one in model.fleet._in_flight.values()))
+            (flight,) = model.fleet._in_flight.values()
             server.stop_listening()
             server.says = aborted
             server.go(1)
@@ -220,7 +220,7 @@ def test_a_stream_that_a_server_ends_because_it_shuts_down_goes_on_elsewhere_wit
 def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
     async def run() -> None:
         async with (
-            stranger_server() as server,
+            openai_server() as server,
             small_member(step_s=0.02) as member,
             fleet_of(member.address) as model,
         ):
@@ -230,7 +230,7 @@ def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
             server.refusal = (503, {"error": {"message": "busy"}}, {})
             params = replace(DICE, max_tokens=400)
             asking = asyncio.create_task(model.generate("from here to there", params))
-            await until(lambda: any(one.has_begun for one in model.fleet._flights.values()))
+            await until(lambda: any(one.has_begun for one in model.fleet._in_flight.values()))
             server.refusal = None
             await member.kill()
             done = await asking
@@ -250,7 +250,7 @@ def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
 )
 def test_a_refusal_is_told_as_what_it_is(status: int, kind: type[QuireError]) -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             server.refusal = (status, {"error": {"message": "not like this"}}, {"Retry-After": "9"})
             with pytest.raises(kind) as told:
                 await model.generate("refuse me", GREEDY)
@@ -264,7 +264,7 @@ def test_a_refusal_is_told_as_what_it_is(status: int, kind: type[QuireError]) ->
 
 def test_a_server_without_room_has_others_asked() -> None:
     async def run() -> None:
-        async with stranger_server() as full, stranger_server() as free, fleet_of(full.line, free.line) as model:
+        async with openai_server() as full, openai_server() as free, fleet_of(full.line, free.line) as model:
             full.refusal = (503, {"error": {"message": "busy"}}, {})
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(4)))
             assert all(len(one.answers[0].token_ids) == 24 for one in done)
@@ -282,7 +282,7 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
     ]
 
     async def run() -> None:
-        async with stranger_server() as server:
+        async with openai_server() as server:
             async with small_member() as member, fleet_of(server.line, member.address, suspect_after_s=60.0) as model:
                 for params in only_quire:
                     assert tokens(await model.generate("only you", params))
@@ -290,9 +290,9 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
                 assert server.bodies == []
             async with fleet_of(server.line) as model:
                 for params in only_quire:
-                    with pytest.raises(RequestError, match="no member that is ready can do this"):
+                    with pytest.raises(RequestError, match="no ready member can serve this request"):
                         await model.generate("nobody", params)
-                with pytest.raises(QuireError, match="no member of quire's own"):
+                with pytest.raises(QuireError, match="no quire member is ready"):
                     await model.explain("nobody")
 
     asyncio.run(run())
@@ -301,7 +301,7 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
 def test_what_only_quire_can_do_waits_when_the_last_member_of_quires_own_is_gone() -> None:
     async def run() -> None:
         async with (
-            stranger_server() as server,
+            openai_server() as server,
             small_member() as member,
             fleet_of(server.line, member.address) as model,
         ):
@@ -324,15 +324,15 @@ def strange_token(told: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("says", "words"), [(lambda _told: b"{not json", "a chunk of a completion"), (strange_token, "vocabulary has")]
+    ("says", "words"), [(lambda _told: b"{not json", "a completion chunk"), (strange_token, "expected token ids")]
 )
 def test_a_server_that_says_what_cannot_be_is_left_and_its_requests_move(
     says: Callable[[dict[str, Any]], bytes], words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         async with (
-            stranger_server(says=says) as liar,
-            stranger_server() as honest,
+            openai_server(says=says) as liar,
+            openai_server() as honest,
             fleet_of(liar.line, honest.line) as model,
         ):
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(4)))
@@ -352,7 +352,7 @@ def test_an_error_in_the_middle_of_a_stream_of_a_server_that_is_well_ends_that_r
         return msgspec.json.encode(told)
 
     async def run() -> None:
-        async with stranger_server(says=breaks) as server, fleet_of(server.line) as model:
+        async with openai_server(says=breaks) as server, fleet_of(server.line) as model:
             done = await model.generate("to its end", GREEDY)
             assert done.answers[0].finish_reason == "error"
             assert "out of ideas" in (done.answers[0].error or "")
@@ -373,11 +373,11 @@ def test_a_request_ends_at_its_deadline_though_the_server_knows_of_none(monkeypa
         return deadlines[-1][1]
 
     async def run() -> None:
-        async with stranger_server(is_paced=True) as server, fleet_of(server.line) as model:
+        async with openai_server(is_paced=True) as server, fleet_of(server.line) as model:
             server.go(2)
             monkeypatch.setattr(asyncio, "timeout", timeout)
             asking = asyncio.create_task(model.generate("too slow", GREEDY, timeout_s=LONG_S))
-            await until(lambda: any(len(one.entry.tokens[0]) == 2 for one in model.fleet._flights.values()))
+            await until(lambda: any(len(one.entry.tokens[0]) == 2 for one in model.fleet._in_flight.values()))
             (after_s, deadline), *_ = deadlines
             assert PATIENCE_S < after_s <= LONG_S
             deadline.reschedule(asyncio.get_running_loop().time())
@@ -390,11 +390,11 @@ def test_a_request_ends_at_its_deadline_though_the_server_knows_of_none(monkeypa
 
 def test_a_server_that_comes_back_is_a_member_again() -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model:
+        async with openai_server() as server, fleet_of(server.line) as model:
             await server.kill()
             await until(lambda: model.fleet.num_ready == 0)
             asking = asyncio.create_task(model.generate("wait for it", GREEDY))
-            async with stranger_server(port=server.port):
+            async with openai_server(port=server.port):
                 assert len(tokens(await asking)[0]) == 24
 
     asyncio.run(run())
@@ -403,8 +403,8 @@ def test_a_server_that_comes_back_is_a_member_again() -> None:
 def test_load_and_size_are_read_from_metrics_and_without_any_the_gateway_counts_alone() -> None:
     async def run() -> None:
         async with (
-            stranger_server(num_waiting=3) as server,
-            stranger_server(has_metrics=False) as silent,
+            openai_server(num_waiting=3) as server,
+            openai_server(has_metrics=False) as silent,
             fleet_of(server.line, silent.line) as model,
         ):
             assert model.fleet.members[server.line].card.info.num_blocks == 100
@@ -420,20 +420,20 @@ def test_load_and_size_are_read_from_metrics_and_without_any_the_gateway_counts_
 def test_one_with_another_tokenizer_or_without_its_key_is_never_let_in(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("sk-right")
 
-    async def problem_of(server: StrangerServer, words: str, *options: str) -> None:
+    async def problem_of(server: OpenAIServer, words: str, *options: str) -> None:
         line = " ".join((server.line, *options))
-        model = FleetModel("oracle", FixedMembers([line]), None, strangers=rules())
+        model = FleetModel("oracle", FixedMembers([line]), None, openai_rules=rules())
         entering = asyncio.create_task(model.__aenter__())
         await until(lambda: line in model.links and words in model.links[line].problem)
         entering.cancel()
         await asyncio.gather(entering, return_exceptions=True)
 
     async def run() -> None:
-        async with stranger_server() as server:
+        async with openai_server() as server:
             await problem_of(server, "'other' was asked for", "model=other")
             server.encode = lambda text: [*text.encode()][::-1]
             await problem_of(server, "another tokenizer")
-        async with stranger_server(key="sk-right") as server:
+        async with openai_server(key="sk-right") as server:
             await problem_of(server, "401")
             async with fleet_of(f"{server.line} key-file={tmp_path / 'key'}") as model:
                 assert tokens(await model.generate("let me in", GREEDY))
@@ -443,13 +443,13 @@ def test_one_with_another_tokenizer_or_without_its_key_is_never_let_in(tmp_path:
 
 def test_a_fleet_of_strangers_alone_needs_words_and_a_quire_member_brings_them() -> None:
     async def run() -> None:
-        async with stranger_server() as server:
+        async with openai_server() as server:
             with pytest.raises(ConfigError, match="--tokenizer MODEL"):
                 async with FleetModel("oracle", FixedMembers([server.line]), None):
                     pass
             async with small_member() as member:
                 lines = [server.line, member.address]
-                async with fleet_of(*lines, strangers=StrangerRules()) as model:
+                async with fleet_of(*lines, openai_rules=OpenAIMemberRules()) as model:
                     done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(4)))
                     assert all(len(one.answers[0].token_ids) == 24 for one in done)
                     assert server.bodies
@@ -459,7 +459,7 @@ def test_a_fleet_of_strangers_alone_needs_words_and_a_quire_member_brings_them()
 
 def test_quire_may_join_a_fleet_that_began_with_strangers_alone() -> None:
     async def run() -> None:
-        async with stranger_server() as server, fleet_of(server.line) as model, small_member() as member:
+        async with openai_server() as server, fleet_of(server.line) as model, small_member() as member:
             model._source = FixedMembers([server.line, member.address])
             await until(lambda: model.fleet.num_ready == 2)
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(6)))
@@ -484,7 +484,7 @@ def test_what_a_stranger_publishes_fills_the_index() -> None:
         with zmq.asyncio.Context() as context, context.socket(zmq.PUB) as news:
             news.setsockopt(zmq.LINGER, 0)
             port = news.bind_to_random_port("tcp://127.0.0.1")
-            async with stranger_server() as server:
+            async with openai_server() as server:
                 line = f"{server.line} events=tcp://127.0.0.1:{port}"
                 async with fleet_of(line) as model:
                     ids = tuple(range(8))

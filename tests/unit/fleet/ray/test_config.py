@@ -70,7 +70,7 @@ def test_members_are_a_number_or_a_range(text: str, count: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "-3", "1-", "two", "1-2-3", "10001"])
 def test_other_numbers_of_members_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{text}' given"):
+    with pytest.raises(ConfigError, match=f"got '{text}'"):
         MemberCount.parse(text)
 
 

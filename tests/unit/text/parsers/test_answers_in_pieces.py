@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.text.parsers.parts import REASONING, TEXT, ToolCallPart
-from quire.text.parsers.reader import AnswerFormat, AnswerReader, Said
+from quire.text.parsers.reader import AnswerFormat, AnswerReader, PartDelta
 from quire.text.parsers.tool_format import ReasoningFormat
 from tests.support.servers.tool_formats import FORMATS, Call, written
 
@@ -31,7 +31,7 @@ CALLS = st.builds(
 def read(form: AnswerFormat, pieces: Sequence[str]) -> list[tuple[object, str]]:
     """Parts and what was said of each, joined."""
     reader = AnswerReader(form, lambda index: f"call {index}")
-    said: list[Said] = [one for piece in pieces for one in reader.push(piece)] + reader.finish()
+    said: list[PartDelta] = [one for piece in pieces for one in reader.push(piece)] + reader.finish()
     return [(part, "".join(one.delta for one in run)) for part, run in groupby(said, key=lambda one: one.part)]
 
 

@@ -17,11 +17,11 @@ TYPES = {
     503: "overloaded_error",
 }
 THREAD_NOT_FOUND, THREAD_UNSUPPORTED = THREAD_CODES = ("thread_not_found", "thread_unsupported_request")
-"""What clients look for when a conversation cannot be gone on with by an id: they send all of it."""
+"""By these codes clients detect that a conversation cannot be continued by an id, and send all of it."""
 
 
 def error_object(error: ApiError) -> dict[str, object]:
-    """As it stands in an answer or in an event."""
+    """The body of a response or of an event."""
     kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = {"details": {"error_code": error.code}} if error.code in THREAD_CODES else {}
     return {"type": "error", "error": {"type": kind, "message": error.message, **details}}

@@ -1,7 +1,7 @@
-"""Conversations that the server keeps: `thread` begins one, or goes on with one by the id of its last message.
+"""Conversations that the server stores: `thread` begins one, or continues one by the id of its last message.
 
-What began it need not be told again: its system text and its tools. A client that is told that a thread is not there
-sends all of its messages.
+Later bodies may omit the system text and the tools of the first. A client whose thread is not found sends all of its
+messages.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from quire.api.access.conversation_store import ConversationStore, KeptConversat
 from quire.api.dialects.anthropic.error_body import THREAD_NOT_FOUND, THREAD_UNSUPPORTED
 from quire.api.dialects.anthropic.schemas import CountFields
 from quire.api.dialects.anthropic.turns import known_tools
-from quire.api.dialects.anthropic.writer import told_calls
+from quire.api.dialects.anthropic.writer import valid_calls
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.client.reply.outputs import Answer
@@ -21,25 +21,25 @@ from quire.client.reply.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """What is known of a conversation before its new messages."""
+    """A conversation before its new messages."""
 
     store: ConversationStore
     tenant: str
-    said: KeptConversation
+    stored: KeptConversation
 
     def keeping(self, answer_id: str, messages: Sequence[dict[str, Any]]) -> Callable[[Sequence[Reply]], None]:
-        """What keeps it with these messages and their answer."""
-        whole = KeptConversation([*self.said.messages, *messages], self.said.fields)
-        return keeping(self.store, self.tenant, answer_id, whole, _answered)
+        """A function that stores it with these messages and their answer."""
+        whole = KeptConversation([*self.stored.messages, *messages], self.stored.fields)
+        return keeping(self.store, self.tenant, answer_id, whole, _sent_back)
 
     def filled(self, fields: Any) -> Any:
-        """A body with what it need not tell again."""
-        missing = {name: value for name, value in self.said.fields.items() if getattr(fields, name) is None}
+        """A body with the fields that it omitted."""
+        missing = {name: value for name, value in self.stored.fields.items() if getattr(fields, name) is None}
         return fields.model_copy(update=missing) if missing else fields
 
 
-def _answered(answer: Answer) -> list[dict[str, Any]]:
-    return [answer_message(answer, told_calls(answer))]
+def _sent_back(answer: Answer) -> list[dict[str, Any]]:
+    return [answer_message(answer, valid_calls(answer))]
 
 
 def check_thread(fields: CountFields, store: ConversationStore | None) -> None:
@@ -48,14 +48,14 @@ def check_thread(fields: CountFields, store: ConversationStore | None) -> None:
     if kind is None:
         return
     if kind not in ("create", "continue"):
-        raise invalid("thread.type must be create or continue", "thread", "invalid_parameter")
+        raise invalid("expected create or continue as thread.type", "thread", "invalid_parameter")
     if store is None:
-        message = "this server keeps no conversations; send all of its messages, or start it with --store"
+        message = "this server stores no conversations; send all messages, or start it with --store"
         raise ApiError(400, THREAD_UNSUPPORTED, message, "thread")
 
 
 def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str) -> Thread | None:
-    """The conversation that a body begins or goes on with; None: it is kept by nobody."""
+    """The conversation that a body begins or continues; None: it is not stored."""
     kind = _kind(fields)
     if kind is None or store is None:
         return None
@@ -64,17 +64,19 @@ def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str)
         if fields.tools is not None:
             began["tools"] = known_tools(fields.tools)
         return Thread(store, tenant, KeptConversation([], began))
-    given = (fields.thread or {}).get("previous_message_id")
-    found = store.find(tenant, given) if isinstance(given, str) else None
+    previous_id = (fields.thread or {}).get("previous_message_id")
+    found = store.find(tenant, previous_id) if isinstance(previous_id, str) else None
     if found is None:
-        message = f"there is no thread with a message {shortened(given)}; send all messages and begin another"
+        message = f"no thread with message {shortened(previous_id)}; send all messages and begin another thread"
         raise ApiError(404, THREAD_NOT_FOUND, message, "thread")
     return Thread(store, tenant, found)
 
 
-def _system(given: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    """What is read of it: each message of the thread carries it along."""
-    return given if isinstance(given, str) else [{"type": one.get("type"), "text": one.get("text")} for one in given]
+def _system(system: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
+    """The part of it that is read: it is stored with each message of the thread."""
+    if isinstance(system, str):
+        return system
+    return [{"type": one.get("type"), "text": one.get("text")} for one in system]
 
 
 def _kind(fields: CountFields) -> Any:

@@ -24,7 +24,7 @@ from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
 from quire.api.dialects.dialect import Address, GenerationRequest, Target
 from quire.api.dialects.images import Images
-from quire.api.dialects.request_options import asked_class, request_options
+from quire.api.dialects.request_options import request_options, requested_class
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models.registry import Models
@@ -38,7 +38,7 @@ Fields = TypeVar("Fields", bound=CountFields)
 
 
 class AnthropicMessages:
-    """Makes questions out of bodies."""
+    """Turns bodies into requests."""
 
     names = MESSAGES_NAMES
 
@@ -53,37 +53,36 @@ class AnthropicMessages:
         return fields
 
     def address(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom it asks, and in whose name."""
-        wanted = asked_class(headers, None, PriorityClass.NORMAL)
-        return Address(models.named(fields.model), request_options(caller, wanted), bool(fields.stream))
+        """The model, tenant and priority of a body."""
+        priority = requested_class(headers, None, PriorityClass.NORMAL)
+        return Address(models.named(fields.model), request_options(caller, priority), bool(fields.stream))
 
     def generation(self, fields: MessagesFields, to: Target) -> GenerationRequest:
-        """What it asks, in tokens. An answer is as long as there is room: clients ask for more than models have."""
+        """The prompt in tokens. An answer is as long as there is room: clients request more than models have."""
         thread = thread_of(fields, self._store, to.options["tenant"])
         new = messages_of_turns(fields, self._images)
         fields, messages = _conversation(fields, thread, new)
         use = message_tools(fields)
-        with _told_as_too_long(to.text):
-            budget = thought_budget(fields)
-            asked = converse(to.text, to.stable(messages), use, output_grammar(fields), budget, **_arguments(fields))
-        room = to.text.max_sequence_tokens - len(asked.ids)
+        with _raising_too_long(to.text):
+            budget, grammar = thought_budget(fields), output_grammar(fields)
+            conversation = converse(to.text, to.stable(messages), use, grammar, budget, **_arguments(fields))
+        room = to.text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
-            raise too_long(len(asked.ids), to.text.max_sequence_tokens)
-        given: dict[str, Any] = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
+            raise too_long(len(conversation.ids), to.text.max_sequence_tokens)
+        sampling: dict[str, Any] = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
         params = SamplingParams(
             max_tokens=min(fields.max_tokens, room),
             stop=fields.stop_sequences or (),
-            **{name: value for name, value in given.items() if value is not None},
+            **{name: value for name, value in sampling.items() if value is not None},
         )
-        params, writer = asked.applied(params), MessagesWriter(to.model.name)
+        params, writer = conversation.applied(params), MessagesWriter(to.model.name)
         keep = None if thread is None else thread.keeping(writer.message_id, new)
-        return GenerationRequest(
-            to, [asked.ids], params, writer, bool(fields.stream), parts=[asked.prompt.parts], keep=keep
-        )
+        ids, parts = conversation.ids, conversation.prompt.parts
+        return GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts], keep=keep)
 
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
-    """How many tokens a conversation has, with what a thread knows of it."""
+    """How many tokens a conversation has, with the stored part of its thread."""
     settings, pool = admission.settings, admission.text_pool
 
     def checked() -> CountFields:
@@ -94,26 +93,26 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
     def counted(fields: CountFields, text: TextModel) -> bytes:
         new = messages_of_turns(fields, Images(settings.are_images_dropped))
         fields, messages = _conversation(fields, thread_of(fields, settings.store, caller.tenant), new)
-        with _told_as_too_long(text):
+        with _raising_too_long(text):
             cleaned = settings.stable_prefix.cleaned(messages).messages
             prompt = chat_prompt(text, cleaned, message_tools(fields), **_arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
-    asked = await pool.run(caller.tenant, checked)
-    async with admission.models.using(admission.models.named(asked.model), caller.tenant) as client:
-        return await pool.run(caller.tenant, lambda: counted(asked, client.text))
+    fields = await pool.run(caller.tenant, checked)
+    async with admission.models.using(admission.models.named(fields.model), caller.tenant) as client:
+        return await pool.run(caller.tenant, lambda: counted(fields, client.text))
 
 
 def _conversation(fields: Fields, thread: Thread | None, new: NumberedMessages) -> tuple[Fields, NumberedMessages]:
-    """A body with what it need not tell again, and all messages."""
+    """A body with the fields that it omitted, and all messages."""
     if thread is None:
         return fields, new.behind(system_message(fields))
     filled: Fields = thread.filled(fields)
-    return filled, new.behind([*system_message(filled), *thread.said.messages])
+    return filled, new.behind([*system_message(filled), *thread.stored.messages])
 
 
 @contextmanager
-def _told_as_too_long(text: TextModel) -> Iterator[None]:
+def _raising_too_long(text: TextModel) -> Iterator[None]:
     try:
         yield
     except RequestTooLargeError as error:
@@ -126,5 +125,5 @@ def _arguments(fields: CountFields) -> TemplateArguments:
 
 
 def too_long(num_tokens: int, limit: int) -> ApiError:
-    """In the words that this API's clients look for. A prompt is counted up to the first token too many."""
+    """Clients of this API match this text. A prompt is counted up to the first token too many."""
     return ApiError(400, "context_length_exceeded", f"prompt is too long: {num_tokens} tokens > {limit} maximum")

@@ -6,7 +6,7 @@ from quire.api.dialects.field_names import FieldNames, names
 TOOL = FieldNames(
     frozenset(("name", "description", "input_schema", "type", "strict", "cache_control")), types=("custom", None)
 )
-"""Every prompt is cached: what a hint to cache wants is done."""
+"""Every prompt is cached: a hint to cache needs no action."""
 NESTED = {
     "messages": names("role content"),
     "tools": TOOL,

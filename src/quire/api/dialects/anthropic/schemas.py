@@ -1,4 +1,4 @@
-"""Bodies of the Anthropic API. Those with a known name have a known type; others were judged before."""
+"""Bodies of the Anthropic API. Those with a known name have a known type; others were checked before."""
 
 from typing import Annotated, Any
 

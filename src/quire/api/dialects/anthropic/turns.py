@@ -21,16 +21,16 @@ from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, 
 from quire.client.request.params import Grammar
 
 ROTATING = "x-anthropic-billing-header:"
-"""How a block of a client's own accounting begins: it differs from conversation to conversation."""
+"""Prefix of a block of a client's own accounting: it differs from conversation to conversation."""
 TOOL_FIELDS = ("name", "description", "input_schema", "strict")
-"""What is read of a tool."""
+"""The fields of a tool that are read."""
 MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
 def messages_of_turns(fields: CountFields, images: Images) -> NumberedMessages:
     """Its messages, in the common form."""
-    told = [(one, at) for at, message in enumerate(fields.messages) for one in _turns(message, images)]
-    return NumberedMessages.of(told)
+    numbered = [(one, at) for at, message in enumerate(fields.messages) for one in _turns(message, images)]
+    return NumberedMessages.of(numbered)
 
 
 def system_message(fields: CountFields) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def _system_texts(system: str | Sequence[Mapping[str, Any]] | None) -> Iterator[
     for block in blocks:
         text = block.get("text")
         if block.get("type") != "text" or not isinstance(text, str):
-            raise invalid("system must be a text, or blocks of type text", "system", "invalid_parameter")
+            raise invalid("expected a string or blocks of type text as system", "system", "invalid_parameter")
         if not text.startswith(ROTATING):
             yield text
 
@@ -52,7 +52,7 @@ def _system_texts(system: str | Sequence[Mapping[str, Any]] | None) -> Iterator[
 def _turns(message: MessageFields, images: Images) -> Iterator[dict[str, Any]]:
     if message.role not in ("user", "assistant", "system"):
         raise invalid(
-            f"a role must be user, assistant or system, {message.role[:40]!r} given", "messages", "invalid_parameter"
+            f"expected the role user, assistant or system, got {message.role[:40]!r}", "messages", "invalid_parameter"
         )
     blocks = [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
     if message.role == "assistant":
@@ -81,11 +81,11 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 function = {"name": block["name"], "arguments": arguments}
                 calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
             case kind:
-                raise _strange("an assistant's message", kind)
-    told: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+                raise _strange("an assistant message", kind)
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
-        told["reasoning_content"] = "\n".join(thoughts)
-    return {**told, "tool_calls": calls} if calls else told
+        message["reasoning_content"] = "\n".join(thoughts)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _text(block: Mapping[str, Any], images: Images) -> str:
@@ -103,12 +103,12 @@ def _result(block: Mapping[str, Any], images: Images) -> str:
     if isinstance(content, list) and all(isinstance(one, Mapping) for one in content):
         return "\n".join(_text(one, images) for one in content)
     if content is not None and not isinstance(content, str):
-        raise invalid("a tool_result's content must be a text, or blocks", "messages", "invalid_parameter")
+        raise invalid("expected a string or blocks as content of a tool_result", "messages", "invalid_parameter")
     return content or ""
 
 
 def _strange(where: str, kind: object) -> Exception:
-    message = f"{where} may have blocks of type text, thinking, tool_use and tool_result, {str(kind)[:40]!r} given"
+    message = f"expected blocks of type text, thinking, tool_use or tool_result in {where}, got {str(kind)[:40]!r}"
     return invalid(message, "messages", "invalid_parameter")
 
 
@@ -118,35 +118,35 @@ def message_tools(fields: CountFields) -> ToolUse:
     choice = fields.tool_choice or {"type": "auto"}
     mode = MODES.get(str(choice.get("type")))
     if mode is None:
-        raise invalid(f"tool_choice must be of type {', '.join(MODES)}", "tool_choice", "invalid_parameter")
+        raise invalid(f"expected tool_choice of type {', '.join(MODES)}", "tool_choice", "invalid_parameter")
     only = choice.get("name") if choice.get("type") == "tool" else None
     if only is not None and not isinstance(only, str):
-        raise invalid("tool_choice of type tool must have a tool's name", "tool_choice", "invalid_parameter")
+        raise invalid("expected the name of a tool in tool_choice of type tool", "tool_choice", "invalid_parameter")
     return ToolUse(tools, mode, only, choice.get("disable_parallel_tool_use") is not True)
 
 
-def known_tools(given: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is read of tools. Those that the API's own servers run are left out: no server here runs them."""
-    own = [one for one in given if one.get("type") in (None, "custom")]
+def known_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The read fields of tools. Those that the API's own servers run are left out: no server here runs them."""
+    own = [one for one in tools if one.get("type") in (None, "custom")]
     return [{name: one[name] for name in TOOL_FIELDS if name in one} for one in own]
 
 
-def _tool(given: Mapping[str, Any]) -> Tool:
-    return checked_tool(given.get("name"), given.get("description"), given.get("input_schema"), given.get("strict"))
+def _tool(tool: Mapping[str, Any]) -> Tool:
+    return checked_tool(tool.get("name"), tool.get("description"), tool.get("input_schema"), tool.get("strict"))
 
 
 def output_grammar(fields: CountFields) -> Grammar | None:
     """What the answer must match."""
-    given = (fields.output_config or {}).get("format")
-    if given is None:
+    output_format = (fields.output_config or {}).get("format")
+    if output_format is None:
         return None
     if (
-        not isinstance(given, Mapping)
-        or given.get("type") != "json_schema"
-        or not isinstance(given.get("schema"), Mapping)
+        not isinstance(output_format, Mapping)
+        or output_format.get("type") != "json_schema"
+        or not isinstance(output_format.get("schema"), Mapping)
     ):
-        raise invalid("output_config.format must be of type json_schema, with a schema", "output_config")
-    return Grammar.json_schema(given["schema"], "output_config")
+        raise invalid("expected output_config.format of type json_schema, with a schema", "output_config")
+    return Grammar.json_schema(output_format["schema"], "output_config")
 
 
 def wants_thoughts(fields: CountFields) -> bool | None:
@@ -156,8 +156,8 @@ def wants_thoughts(fields: CountFields) -> bool | None:
 
 
 def thought_budget(fields: CountFields) -> int | None:
-    """How many tokens it may think for; None: as many as it likes."""
+    """How many tokens the model may think for; None: no limit."""
     budget = (fields.thinking or {}).get("budget_tokens") if wants_thoughts(fields) else None
     if budget is not None and type(budget) is not int:
-        raise invalid("thinking.budget_tokens must be a whole number", "thinking", "invalid_parameter")
+        raise invalid("expected an integer as thinking.budget_tokens", "thinking", "invalid_parameter")
     return budget

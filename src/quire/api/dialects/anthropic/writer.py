@@ -1,4 +1,4 @@
-"""Answers in the words of the Anthropic API: a message of blocks, whole or by its events.
+"""Answers in the format of the Anthropic API: a message of blocks, whole or by its events.
 
     message_start · (content_block_start · content_block_delta … · content_block_stop) … · message_delta · message_stop
 
@@ -21,7 +21,7 @@ from quire.client.reply.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
 ENDS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
-"""Ends of ours in the API's words; all others are the end of a turn."""
+"""Our finish reasons in the API's terms; all others are the end of a turn."""
 
 
 class MessagesWriter:
@@ -49,12 +49,12 @@ class MessagesWriter:
         return b"".join([self._added(piece) for _, piece in batch])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """Why it ended, what it cost, and the last word."""
+        """The stop reason, usage, and the last event."""
         (reply,) = replies
         stop_reason, stop_sequence = _ended(reply.pieces[-1])
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        told = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
-        return self._closed() + _event(told) + _event({"type": "message_stop"})
+        event = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
+        return self._closed() + _event(event) + _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
         """The last event of a stream that broke."""
@@ -85,8 +85,8 @@ class MessagesWriter:
         opened = b"" if piece.part == self._part else self._opened(piece.part)
         if not piece.delta:
             return opened
-        told = {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": _delta(piece)}
-        return opened + _event(told)
+        event = {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": _delta(piece)}
+        return opened + _event(event)
 
     def _opened(self, part: Part) -> bytes:
         closed = self._closed()
@@ -102,7 +102,7 @@ class MessagesWriter:
 
 
 def usage(reply: Reply) -> dict[str, int]:
-    """What it cost so far. Tokens that were found in the cache are counted apart."""
+    """Usage so far. Tokens that were found in the cache are counted apart."""
     return {
         "input_tokens": len(reply.request.prompt) - reply.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -112,9 +112,9 @@ def usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def _event(told: dict[str, Any]) -> bytes:
-    kind: str = told["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(told) + b"\n\n"
+def _event(event: dict[str, Any]) -> bytes:
+    kind: str = event["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(event) + b"\n\n"
 
 
 def _ended(last: Piece | Answer) -> tuple[str, str | None]:
@@ -149,16 +149,16 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
         blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
-    for call in told_calls(answer):
-        # Its arguments are JSON already, and go on as they are.
-        given = msgspec.Raw(call.arguments.encode())
-        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": given})
+    for call in valid_calls(answer):
+        # Its arguments are JSON already.
+        arguments = msgspec.Raw(call.arguments.encode())
+        blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments})
     return blocks
 
 
-def told_calls(answer: Answer) -> tuple[ToolCall, ...]:
-    """Its calls, whose arguments are objects. Where an answer was cut, those of its last call may have broken off: then
-    it has none, because half an object cannot be told."""
+def valid_calls(answer: Answer) -> tuple[ToolCall, ...]:
+    """Its calls, with objects as arguments. Where an answer was cut, those of its last call may be incomplete: then
+    they are empty, because half an object cannot be sent."""
     if answer.finish_reason == "tool_calls":
         return answer.tool_calls
     return tuple(call if _is_whole(call.arguments) else replace(call, arguments="{}") for call in answer.tool_calls)

@@ -1,1 +1,1 @@
-"""The OpenAI API: what a body may hold (`schemas`), what it means (`fields`), which bytes tell an answer (`writer`)."""
+"""The OpenAI API: what a body may hold (`schemas`), what it means (`fields`), which bytes are sent (`writer`)."""

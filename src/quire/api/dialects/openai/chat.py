@@ -29,11 +29,11 @@ from quire.client.request.conversation import converse
 from quire.client.request.text_model import Messages, TemplateArguments
 
 ParsedChat = tuple[ChatFields, Messages]
-"""A body that was read: its fields, and its messages as they came."""
+"""A parsed body: its fields, and its messages as they came."""
 
 
 class Chat:
-    """Makes questions out of chat bodies."""
+    """Turns chat bodies into requests."""
 
     names = CHAT_NAMES
 
@@ -45,24 +45,24 @@ class Chat:
         fields: ChatFields = parse_fields(ChatFields, body)
         reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
-            raise invalid("top_logprobs needs logprobs to be true", "top_logprobs", "invalid_parameter")
+            raise invalid("expected logprobs to be true with top_logprobs", "top_logprobs", "invalid_parameter")
         return fields, without_pictures(body["messages"]) if self._drops_images else body["messages"]
 
-    def address(self, asked: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom it asks, and in whose name."""
-        fields, _ = asked
+    def address(self, parsed: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Address:
+        """The model, tenant and priority of a body."""
+        fields, _ = parsed
         return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
-    def generation(self, asked: ParsedChat, to: Target) -> GenerationRequest:
-        """What it asks, in tokens."""
-        fields, messages = asked[0], to.stable(asked[1])
+    def generation(self, parsed: ParsedChat, to: Target) -> GenerationRequest:
+        """The prompt in tokens."""
+        fields, messages = parsed[0], to.stable(parsed[1])
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         if fields.tools or fields.tool_choice or params.grammar is not None or not to.text.is_simple(messages):
             budget, arguments = fields.thinking_token_budget, template_arguments(fields)
-            asked_for = converse(to.text, messages, chat_tools(fields), params.grammar, budget, **arguments)
-            ids, parts, params = asked_for.ids, asked_for.prompt.parts, asked_for.applied(params)
+            conversation = converse(to.text, messages, chat_tools(fields), params.grammar, budget, **arguments)
+            ids, parts, params = conversation.ids, conversation.prompt.parts, conversation.applied(params)
         else:
             ids, parts = to.text.chat_parts(messages, **template_arguments(fields))
         names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
@@ -72,20 +72,20 @@ class Chat:
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
-    """What the template is told; what was not said is left to it."""
-    told: TemplateArguments = {}
+    """Arguments of the template; those that the body omits are left to it."""
+    arguments: TemplateArguments = {}
     if fields.add_generation_prompt is not None:
-        told["add_generation_prompt"] = fields.add_generation_prompt
+        arguments["add_generation_prompt"] = fields.add_generation_prompt
     if fields.continue_final_message:
-        told["continue_final_message"] = True
+        arguments["continue_final_message"] = True
     if fields.documents:
-        told["documents"] = fields.documents
+        arguments["documents"] = fields.documents
     extra = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", fields.reasoning_effort)
     if extra:
-        told["extra"] = extra
-    return told
+        arguments["extra"] = extra
+    return arguments
 
 
 class ChatWriter(OpenAIWriter):
@@ -117,7 +117,7 @@ class ChatWriter(OpenAIWriter):
         return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All answers, the tier, and what was asked about the prompt."""
+        """All answers, the tier, and what was requested of the prompt."""
         (reply,) = replies
         choices = [
             {
@@ -163,20 +163,20 @@ class ChatWriter(OpenAIWriter):
         ]
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        told = {
+        choice = {
             "index": piece.index,
             "delta": _delta(piece) if piece.delta or not piece.finish_reason else {},
             "logprobs": self._logprobs(piece),
             "finish_reason": FINISH.get(piece.finish_reason, piece.finish_reason),
         }
         if piece.finish_reason:
-            told["stop_reason"] = piece.stop_reason
+            choice["stop_reason"] = piece.stop_reason
         if self._with_token_ids:
-            told["token_ids"] = list(piece.token_ids)
-        return told
+            choice["token_ids"] = list(piece.token_ids)
+        return choice
 
-    def _logprobs(self, said: Piece | Answer) -> dict[str, Any] | None:
-        return chat_logprobs(said.logprobs, self._names) if self._with_logprobs else None
+    def _logprobs(self, output: Piece | Answer) -> dict[str, Any] | None:
+        return chat_logprobs(output.logprobs, self._names) if self._with_logprobs else None
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

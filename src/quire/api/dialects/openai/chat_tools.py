@@ -8,7 +8,7 @@ from quire.client.request.conversation import ToolUse, tool_mode, tools_of
 
 
 def chat_tools(fields: ChatFields) -> ToolUse:
-    """What may be called. Kinds of tools that nobody here can run are left out: others than functions."""
+    """What may be called. Other kinds of tools than functions are left out: this server cannot run them."""
     mode, only = tool_mode(fields.tool_choice)
     return ToolUse(tools_of(fields.tools or ()), mode, only, fields.parallel_tool_calls is not False)
 

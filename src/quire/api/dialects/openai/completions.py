@@ -30,7 +30,7 @@ MAX_TOKENS_DEFAULT = 16
 
 
 class Completions:
-    """Makes questions out of completion bodies."""
+    """Turns completion bodies into requests."""
 
     names = COMPLETION_NAMES
 
@@ -39,20 +39,20 @@ class Completions:
         fields: CompletionFields = parse_fields(CompletionFields, body)
         reject_unsupported(body, NOT_OF_COMPLETIONS)
         if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(one) for one in fields.prompts):
-            raise invalid(f"prompt must hold 1 to {MAX_PROMPTS} prompts, none of them empty", "prompt")
+            raise invalid(f"expected 1 to {MAX_PROMPTS} prompts, none of them empty", "prompt")
         if fields.best_of not in (None, fields.n or 1):
-            raise invalid(f"best_of must be equal to n, {fields.best_of} given; leave it out", "best_of")
+            raise invalid(f"expected best_of equal to n, got {fields.best_of}; leave it out", "best_of")
         return fields
 
     def address(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom it asks, and in whose name."""
+        """The model, tenant and priority of a body."""
         return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
     def generation(self, fields: CompletionFields, to: Target) -> GenerationRequest:
-        """What it asks, in tokens."""
+        """The prompts in tokens."""
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
-        # An answer of none is for the prompt's own tokens: nothing is computed but what they are worth.
+        # max_tokens 0 is for the prompt's own tokens: only their log-probabilities are computed.
         if fields.echo and fields.prompt_logprobs is None and (fields.logprobs is not None or limit == 0):
             settled["prompt_logprobs"] = fields.logprobs or 0
         params = sampling_params(fields, **settled)
@@ -88,8 +88,8 @@ class _Prompt:
 
 
 class CompletionWriter(OpenAIWriter):
-    """What follows prompts, whole or by its pieces. Offsets are counted from a text's start, so it remembers how long
-    each is."""
+    """What follows prompts, whole or by its pieces. Offsets are counted from a text's start, so each one's length is
+    kept."""
 
     id_prefix = "cmpl"
     object_name = "text_completion"
@@ -129,13 +129,13 @@ class CompletionWriter(OpenAIWriter):
         logprobs, offset = self._logprobs(_prompt_entries(reply), 0)
         indices = [self._index(prompt_index, one.index) for one in reply.request.continuations]
         self._offsets |= dict.fromkeys(indices, offset)
-        return [self._told(index, self.echoes[prompt_index], logprobs, None) for index in indices]
+        return [self._object(index, self.echoes[prompt_index], logprobs, None) for index in indices]
 
     def _choice(self, prompt_index: int, piece: Piece) -> dict[str, Any]:
         index = self._index(prompt_index, piece.index)
         text = piece.delta if isinstance(piece.part, TextPart) else ""
         logprobs, self._offsets[index] = self._logprobs(piece.logprobs, self._offsets.get(index, 0))
-        return self._told(index, text, logprobs, piece)
+        return self._object(index, text, logprobs, piece)
 
     def _choices(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
         prompt = self._prompt(prompt_index, reply)
@@ -145,7 +145,7 @@ class CompletionWriter(OpenAIWriter):
         ]
 
     def _prompt(self, prompt_index: int, reply: Reply) -> "_Prompt":
-        """What every answer to a prompt says of it, worded once."""
+        """What every answer to a prompt repeats of it, made once."""
         logprobs, offset = self._logprobs(_prompt_entries(reply) if self.echoes is not None else (), 0)
         more: dict[str, Any] = {}
         if self.fields.prompt_logprobs is not None:
@@ -157,18 +157,18 @@ class CompletionWriter(OpenAIWriter):
     def _whole(self, index: int, prompt: "_Prompt", answer: Answer) -> dict[str, Any]:
         logprobs = prompt.logprobs
         if logprobs is not None:
-            said, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
-            logprobs = {name: logprobs[name] + said[name] for name in said}
-        return self._told(index, prompt.text + answer.text, logprobs, answer) | prompt.more
+            own, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
+            logprobs = {name: logprobs[name] + own[name] for name in own}
+        return self._object(index, prompt.text + answer.text, logprobs, answer) | prompt.more
 
-    def _told(self, index: int, text: str, logprobs: dict[str, Any] | None, said: Any) -> dict[str, Any]:
-        reason = said.finish_reason if said is not None else None
-        told = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": FINISH.get(reason, reason)}
+    def _object(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Any) -> dict[str, Any]:
+        reason = output.finish_reason if output is not None else None
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": FINISH.get(reason, reason)}
         if reason:
-            told["stop_reason"] = said.stop_reason
-        if self.fields.return_token_ids and said is not None:
-            told["token_ids"] = list(said.token_ids)
-        return told
+            choice["stop_reason"] = output.stop_reason
+        if self.fields.return_token_ids and output is not None:
+            choice["token_ids"] = list(output.token_ids)
+        return choice
 
     def _logprobs(self, entries: Sequence[TokenLogprobs | int], offset: int) -> tuple[dict[str, list[Any]] | None, int]:
         if self.fields.logprobs is None:
@@ -180,6 +180,6 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _prompt_entries(reply: Reply) -> list[TokenLogprobs | int]:
-    """The prompt's tokens; the first has no log-probability, and without any having been asked for, none has."""
-    prompt, known = reply.request.prompt, reply.prompt_logprobs
-    return [prompt[0], *known] if known else list(prompt)
+    """The prompt's tokens; the first has no log-probability, and none has one if they were not requested."""
+    prompt, entries = reply.request.prompt, reply.prompt_logprobs
+    return [prompt[0], *entries] if entries else list(prompt)

@@ -1,4 +1,4 @@
-"""An error in the shape of the OpenAI API, which is also how this server speaks where no other API owns the path.
+"""An error in the format of the OpenAI API, which this server also uses where no other API owns the path.
 
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -34,12 +34,12 @@ ERROR_SCHEMA: dict[str, Any] = {
 def error_body(error: ApiError) -> bytes:
     """As it goes over the wire."""
     kind = "server_error" if error.status >= 500 else TYPES.get(error.status, "invalid_request_error")
-    told = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-    return msgspec.json.encode({"error": told})
+    fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return msgspec.json.encode({"error": fields})
 
 
 def error_event(error: ApiError) -> bytes:
-    """An event like any other, and the last word of a stream."""
+    """An error event, and the last event of a stream."""
     return event(error_body(error)) + DONE
 
 

@@ -1,7 +1,7 @@
-"""`/v1/cache/explain`: a chat or completion body that is not run, only looked up in the cache of whoever sends it.
+"""`/v1/cache/explain`: a chat or completion body that is not run, only looked up in its tenant's cache.
 
-The body is read, addressed and tokenised by the dialect that would have answered it, so what is explained is exactly
-the prompt that would have run, in the cache group it would have run in.
+The body is parsed, addressed and tokenized by the dialect that would have run it, so what is explained is exactly the
+prompt that would have run, in the cache group it would have run in.
 """
 
 from contextlib import suppress
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from pydantic import RootModel
 
-from quire.api.dialects.body_answers import BodyAnswer, BodyRequest, known
+from quire.api.dialects.body_answers import BodyRequest, BodyResponse, checked_names
 from quire.api.dialects.dialect import Dialect, GenerationRequest, Target
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
@@ -31,8 +31,8 @@ class ExplainBody(RootModel[ChatFields | CompletionFields]):
     """`POST /v1/cache/explain`: a body of `/v1/chat/completions` or of `/v1/completions`, with one prompt."""
 
 
-class Explaining(BodyAnswer):
-    """Explains one prompt to whoever sent it."""
+class Explaining(BodyResponse):
+    """Explains one prompt to its tenant."""
 
     async def answer(self, call: BodyRequest) -> None:
         """How much of a prompt would be found in the cache, and why the next token would not."""
@@ -40,35 +40,35 @@ class Explaining(BodyAnswer):
         async with call.record.entering():
             body = await self.sized(len(call.body), lambda: parse_object(call.body))
             dialect: Dialect = Chat() if "messages" in body else Completions()
-            fields = await self.run(lambda: dialect.parse(known(body, dialect.names, call.record)))
+            fields = await self.run(lambda: dialect.parse(checked_names(body, dialect.names, call.record)))
             at = dialect.address(fields, models, self._caller, call.record.headers)
             async with models.using(at.model, self._caller.tenant) as client:
                 to = Target.of(at, client, self._admission.settings.stable_prefix)
-                asked = await self.run(lambda: _generation(dialect, fields, to))
-                (ids,) = asked.prompts
+                generation = await self.run(lambda: _generation(dialect, fields, to))
+                (ids,) = generation.prompts
                 call.bill.settle(1, len(ids))
                 found = await explained(at.model, models, ids, at.options["cache_group"])
                 num_lost = lost_tokens(len(ids), found.num_cached_tokens, client.text.info.block_size)
-        part = part_body(part_at(asked.parts, 0, found.position))
-        told = {
+        part = part_body(part_at(generation.parts, 0, found.position))
+        response = {
             "object": "cache.explanation",
             "model": at.model.name,
             **explanation_body(found, at.options["cache_group"]),
         }
-        told |= {"part": part, "lost_tokens": num_lost}
-        await send_whole(call.send, msgspec.json.encode(told), self.limits())
+        response |= {"part": part, "lost_tokens": num_lost}
+        await send_whole(call.send, msgspec.json.encode(response), self.limits())
 
 
 def _generation(dialect: Dialect, fields: Any, to: Target) -> GenerationRequest:
     with within_context(to.text.max_sequence_tokens):
         generation = dialect.generation(fields, to)
     if len(generation.prompts) != 1:
-        raise invalid(f"one prompt is explained at a time, {len(generation.prompts)} given; ask for each", "prompt")
+        raise invalid(f"expected one prompt, got {len(generation.prompts)}; send one request for each", "prompt")
     return generation
 
 
 async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:
-    """Why these tokens are not found; where nothing is, another model of this server may have them."""
+    """Why these tokens are not found; where none is, another model of this server may have them."""
     found = await model.open().explain_ids(ids, cache_group)
     if found.reason != "first_seen" or found.num_cached_tokens:
         return found
@@ -79,7 +79,7 @@ async def explained(model: ModelEntry, models: Models, ids: list[int], cache_gro
 
 
 async def _has_cached(model: ModelEntry, ids: list[int], cache_group: str) -> bool:
-    """Whether a model has the beginning of these very tokens for the same cache group. One that is away has nothing."""
+    """Whether a model has the beginning of these tokens for the same cache group. One that is not loaded has none."""
     if model.engine_client is None or max(ids) >= model.engine_client.text.vocabulary_size:
         return False
     with suppress(CapacityError, EngineDeadError):

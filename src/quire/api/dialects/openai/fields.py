@@ -1,5 +1,5 @@
-"""What the fields of a body mean: sampling parameters, a class, whom blocks are shared with, what is not built; and
-the names that bodies may have."""
+"""What the fields of a body mean: sampling parameters, a class, a cache group, what is not supported; and the names
+that bodies may have."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,7 +18,7 @@ from quire.api.dialects.openai.schemas import (
     StreamOptionsFields,
     TokenizeFields,
 )
-from quire.api.dialects.request_options import asked_class, request_options
+from quire.api.dialects.request_options import request_options, requested_class
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_ANSWER_LOGPROBS
@@ -29,7 +29,7 @@ from quire.errors import RequestTooLargeError
 
 TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
 TIER_OF = {PriorityClass.HIGH: "priority", PriorityClass.NORMAL: "default", PriorityClass.LOW: "flex"}
-"""The tier that was given, in the public word for it."""
+"""The tier that was used, by its public name."""
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
@@ -38,19 +38,19 @@ SAME_NAMES = (
 """Fields that are called the same here and in the engine; one that is missing or null keeps its default."""
 
 NOT_BUILT: Mapping[str, str] = {
-    "functions": "say it with tools",
-    "function_call": "say it with tool_choice",
-    "use_beam_search": "there is no beam search",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "use_beam_search": "beam search is not available",
     "bad_words": "only single tokens can be banned, with logit_bias",
-    "truncate_prompt_tokens": "a prompt is never shortened in silence",
-    "truncation_side": "a prompt is never shortened in silence",
-    "chat_template": "a template never comes from a request",
-    "prompt_embeds": "no tensors are taken from clients",
+    "truncate_prompt_tokens": "prompts are never truncated silently",
+    "truncation_side": "prompts are never truncated silently",
+    "chat_template": "requests cannot set the chat template",
+    "prompt_embeds": "clients cannot send tensors",
     "audio": "text only",
-    "web_search_options": "this server asks nobody else",
-    "suffix": "the models here continue a text, they do not fill gaps",
+    "web_search_options": "this server sends no requests to other services",
+    "suffix": "the models here continue a text and do not fill gaps",
     "kv_transfer_params": "blocks are not moved between servers",
-    "logprob_token_ids": "ask for logprobs instead",
+    "logprob_token_ids": "use logprobs",
     "repetition_detection": "use repetition_penalty or stop",
     "return_prompt_text": "use /tokenize and /detokenize",
 }
@@ -58,23 +58,23 @@ NOT_BUILT: Mapping[str, str] = {
 
 _PROMPTS = ("functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
 OF_PROMPTS = {name: NOT_BUILT[name] for name in _PROMPTS}
-"""Those of them that would change a prompt: all that matters where nothing is answered."""
+"""Those of them that would change a prompt: all that matters where nothing is generated."""
 
 ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special tokens of a conversation"}
 NOT_OF_COMPLETIONS: Mapping[str, str] = {
     **NOT_BUILT,
-    "tools": "tools belong to conversations; ask /v1/chat/completions",
-    "thinking_token_budget": "thoughts belong to conversations; ask /v1/chat/completions",
+    "tools": "tools are for conversations; use /v1/chat/completions",
+    "thinking_token_budget": "thoughts are for conversations; use /v1/chat/completions",
 }
 NOT_OF_CHATS: Mapping[str, str] = {
     **NOT_BUILT,
     **ADDED_TOKENS,
-    "echo": "a conversation is not repeated; /v1/completions can echo a prompt",
+    "echo": "conversations cannot be echoed; /v1/completions can echo a prompt",
 }
 
 
 def refuse_of(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse these, where they say anything."""
+    """Refuse these where they are set."""
     for name in reasons:
         if body.get(name):
             raise unsupported(name, reasons[name])
@@ -84,46 +84,46 @@ def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT
     """Never ignore what would change the answer."""
     refuse_of(body, reasons)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
-        raise unsupported("prompt_logprobs", "they come with a whole answer, not with a stream")
+        raise unsupported("prompt_logprobs", "available with a whole response, not with a stream")
     if body.get("modalities") not in (None, ["text"]):
         raise unsupported("modalities", "text only")
     if body.get("length_penalty") not in (None, 1, 1.0):
-        raise unsupported("length_penalty", "there is no beam search")
+        raise unsupported("length_penalty", "beam search is not available")
 
 
 def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
-    """The engine's parameters; those that a dialect reads in its own way are handed in."""
-    given: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
-    given |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
-    given["grammar"] = grammar_of(fields)
-    if given["top_k"] == -1:  # the field's word for all
-        given["top_k"] = 0
-    if fields.cache_explain and given["prompt_logprobs"] is not None:
+    """The engine's parameters; those that a dialect reads in its own way are passed in."""
+    params: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
+    params |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
+    params["grammar"] = grammar_of(fields)
+    if params["top_k"] == -1:  # all, by the API's convention
+        params["top_k"] = 0
+    if fields.cache_explain and params["prompt_logprobs"] is not None:
         # All of the prompt is computed for them.
-        message = "cache_explain must be left out with log-probabilities of the prompt: no token is looked for then"
+        message = "expected no cache_explain with log-probabilities of the prompt: the cache is not searched then"
         raise invalid(message, "cache_explain", "invalid_parameter")
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    return SamplingParams(**{name: value for name, value in params.items() if value is not None})
 
 
-def _biases(given: Mapping[str, float] | None) -> dict[int, float] | None:
-    if given is None:
+def _biases(biases: Mapping[str, float] | None) -> dict[int, float] | None:
+    if biases is None:
         return None
-    if not all(name.isdecimal() and len(name) < 12 and name.isascii() for name in given):
-        raise invalid("logit_bias must map token ids, whole numbers, to numbers", "logit_bias", "invalid_parameter")
-    return {int(name): bias for name, bias in given.items()}
+    if not all(name.isdecimal() and len(name) < 12 and name.isascii() for name in biases):
+        raise invalid("expected logit_bias to map token ids, integers, to numbers", "logit_bias", "invalid_parameter")
+    return {int(name): bias for name, bias in biases.items()}
 
 
 def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
-    """Who asks, how urgently, and with whom blocks are shared."""
-    wanted = asked_class(headers, fields.priority, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
-    return request_options(caller, wanted, fields.cache_salt)
+    """Tenant, priority and cache group of a body."""
+    tier = TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
+    return request_options(caller, requested_class(headers, fields.priority, tier), fields.cache_salt)
 
 
 def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:
-    """The question, or a refusal: whether prompts and answers fit, and how many log-probabilities an answer will hold,
-    is known before anything is computed.
+    """The same generation. Raises if prompts and answers do not fit, or an answer would hold too many
+    log-probabilities: before anything is computed.
 
-    Those of a prompt are said so many times. Those of answers that are streamed are gone when the next ones come.
+    Those of a prompt are repeated so many times. Those of streamed answers are sent before the next ones come.
     """
     params, limit = generation.params, generation.to.text.max_sequence_tokens
     for ids in generation.prompts:
@@ -138,32 +138,32 @@ def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> Gener
     if count <= MAX_ANSWER_LOGPROBS:
         return generation
     raise invalid(
-        f"an answer may hold {MAX_ANSWER_LOGPROBS} log-probabilities, every alternative counted, for each of n answers "
-        f"to each prompt; {count} are asked for. Ask for fewer alternatives, a smaller n, a lower max_tokens, or fewer "
-        "or shorter prompts",
+        f"expected at most {MAX_ANSWER_LOGPROBS} log-probabilities in a response, every alternative counted, for each "
+        f"of n answers to each prompt, got {count}; request fewer alternatives, a smaller n, a lower max_tokens, or "
+        "fewer or shorter prompts",
         "logprobs" if params.prompt_logprobs is None else "prompt_logprobs",
         "invalid_parameter",
     )
 
 
 def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int) -> None:
-    """Prompt and answer must fit; nothing is shortened in silence."""
+    """Prompt and answer must fit; nothing is truncated silently."""
     if num_prompt_tokens + (1 if max_tokens is None else max_tokens) <= limit:
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""
     raise RequestTooLargeError(
-        f"{num_prompt_tokens} tokens in the prompt{answer} were asked for; shorten the prompt or lower max_tokens"
+        f"got {num_prompt_tokens} tokens in the prompt{answer}; shorten the prompt or lower max_tokens"
     )
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 JUDGED = ("modalities", "length_penalty")
-"""Refused if they say anything else than what is done."""
+"""Refused if they request anything else than what is done."""
 
 
 def _of(shape: type[Loose], *others: Iterable[str], **nested: FieldNames) -> FieldNames:
-    """The fields of a shape, and others that are looked at in a body as it came."""
+    """The fields of a schema, and others that are read from the raw body."""
     return FieldNames(frozenset(shape.model_fields).union(*others, nested), nested)
 
 

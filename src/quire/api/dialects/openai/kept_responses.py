@@ -1,6 +1,6 @@
 """`GET` and `DELETE /v1/responses/{response_id}`: a response that was kept, read back or forgotten by its own tenant.
 
-Another's reads as one that never was.
+Another tenant's is reported as not found.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from quire.api.http.errors import ApiError, shortened
 
 
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    """A response that was kept, as it was told."""
+    """A stored response."""
     return await _beside(request, lambda admission, caller: _kept(admission, caller, response_id))
 
 
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Forget a response; nobody can go on from it any more."""
+    """Delete a stored response; it can no longer be continued."""
 
     def forget(admission: Admission, caller: Caller) -> dict[str, Any]:
         _kept(admission, caller, response_id)
@@ -33,18 +33,18 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 async def _beside(request: Request, work: Callable[[Admission, Caller], dict[str, Any]]) -> Response:
-    """A store is read beside the event loop, in the caller's own turn."""
+    """A store is read beside the event loop, in the tenant's own turn."""
     admission: Admission = request.app.state.admission
     caller: Caller = request.scope["quire.caller"]
-    told = await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(work(admission, caller)))
-    return Response(told, media_type="application/json")
+    data = await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(work(admission, caller)))
+    return Response(data, media_type="application/json")
 
 
 def _kept(admission: Admission, caller: Caller, response_id: str) -> dict[str, Any]:
     store = admission.settings.store
     if store is None:
-        raise ApiError(404, "response_not_found", "this server keeps no responses; start it with --store")
+        raise ApiError(404, "response_not_found", "this server stores no responses; start it with --store")
     found = store.find(caller.tenant, response_id)
-    if found is None or not found.told:
+    if found is None or not found.response:
         raise ApiError(404, "response_not_found", f"Response with id {shortened(response_id)} not found")
-    return found.told
+    return found.response

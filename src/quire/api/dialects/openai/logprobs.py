@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of the OpenAI API and the one of the field's servers."""
+"""Log-probabilities in the two forms of the OpenAI API and the one of other servers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ class TokenNames(msgspec.Struct, frozen=True):
     as_ids: bool = False
 
     def name(self, token_id: int) -> str:
-        """Its text, broken characters blotted out, or its number if the client asked for that."""
+        """Its text, broken characters replaced, or its id if the client requested that."""
         return f"token_id:{token_id}" if self.as_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
-        """What it adds to a text, whatever it is called."""
+        """What it adds to a text, whatever its name."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
@@ -78,13 +78,13 @@ def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> msgs
 
 
 def _by_id(entry: TokenLogprobs, names: TokenNames) -> dict[str, Any]:
-    told = {
+    entries = {
         str(token): {"logprob": floored(logprob), "rank": rank, "decoded_token": names.name(token)}
         for rank, (token, logprob) in enumerate(entry.alternatives, start=1)
     }
-    told[str(entry.token_id)] = {
+    entries[str(entry.token_id)] = {
         "logprob": floored(entry.logprob),
         "rank": entry.rank,
         "decoded_token": names.name(entry.token_id),
     }
-    return told
+    return entries

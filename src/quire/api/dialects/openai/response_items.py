@@ -1,4 +1,4 @@
-"""What `/v1/responses` takes, as the one form that all conversations here have: that of chat messages.
+"""Items of `/v1/responses`, as the one form that all conversations here have: that of chat messages.
 
     message                                    ─► a message of its role
     reasoning · message · function_call …      ─► one assistant message, as the model wrote it in one go
@@ -23,8 +23,8 @@ ROLES = ("user", "assistant", "system", "developer")
 
 def messages_of_items(fields: ResponseFields, images: Images) -> NumberedMessages:
     """Its messages, in the common form."""
-    given = fields.input
-    items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    source = fields.input
+    items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": source}] if isinstance(source, str) else source
     return NumberedMessages.of([*_messages(items, images)])
 
 
@@ -46,7 +46,7 @@ def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tu
 
 
 def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:
-    """What an item adds to what the model has said; None if somebody else said it."""
+    """What an item adds to the model's message; None if the model did not write it."""
     match item.get("type", "message"):
         case "message" if item.get("role") == "assistant":
             return {"content": _text(item.get("content"), images)}
@@ -56,7 +56,7 @@ def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None
         case "function_call":
             name, arguments = item.get("name"), item.get("arguments")
             if not isinstance(name, str) or not isinstance(arguments, str):
-                raise _wrong("a function_call must have a name and arguments, both texts")
+                raise _wrong("expected name and arguments of a function_call as strings")
             call = {"id": str(item.get("call_id", "")), "type": "function"}
             return {"tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}]}
     return None
@@ -80,10 +80,10 @@ def _other(item: Mapping[str, Any], images: Images) -> dict[str, Any]:
         content = _text(item.get("output"), images)
         return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": content}
     if kind != "message":
-        taken = "message, reasoning, function_call and function_call_output"
-        raise _wrong(f"items of input may be of type {taken}, {str(kind)[:40]!r} given")
+        taken = "message, reasoning, function_call or function_call_output"
+        raise _wrong(f"expected input items of type {taken}, got {str(kind)[:40]!r}")
     if item.get("role") not in ROLES:
-        raise _wrong(f"a role must be one of {', '.join(ROLES)}, {str(item.get('role'))[:40]!r} given")
+        raise _wrong(f"expected one of the roles {', '.join(ROLES)}, got {str(item.get('role'))[:40]!r}")
     return {"role": item["role"], "content": _text(item.get("content"), images)}
 
 
@@ -91,7 +91,7 @@ def _text(content: Any, images: Images) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        raise _wrong("content must be a text, or a list of parts")
+        raise _wrong("expected a string or a list of parts as content")
     return "".join(_part(part, images) for part in content)
 
 
@@ -101,7 +101,7 @@ def _part(part: Mapping[str, Any], images: Images) -> str:
         return text
     if kind in PICTURE_PARTS:
         return images.text_for(str(kind))
-    raise _wrong(f"parts of a message must be of type {', '.join(TEXT_PARTS[:3])}, {str(kind)[:40]!r} given")
+    raise _wrong(f"expected message parts of type {', '.join(TEXT_PARTS[:3])}, got {str(kind)[:40]!r}")
 
 
 def _wrong(message: str) -> ApiError:
@@ -109,7 +109,7 @@ def _wrong(message: str) -> ApiError:
 
 
 def response_tools(fields: ResponseFields) -> ToolUse:
-    """What may be called. Other kinds of tools than functions are left out: nobody here runs them."""
+    """What may be called. Other kinds of tools than functions are left out: this server cannot run them."""
     tools = [
         checked_tool(one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"))
         for one in fields.tools or ()
@@ -121,12 +121,12 @@ def response_tools(fields: ResponseFields) -> ToolUse:
 
 def response_grammar(fields: ResponseFields) -> Grammar | None:
     """What the answer must match."""
-    given = (fields.text or {}).get("format") or {"type": "text"}
-    match given:
+    text_format = (fields.text or {}).get("format") or {"type": "text"}
+    match text_format:
         case {"type": "text"}:
             return None
         case {"type": "json_object"}:
             return Grammar.json_object()
         case {"type": "json_schema", "schema": Mapping() as schema}:
             return Grammar.json_schema(schema, "text")
-    raise invalid("text.format must be of type text, json_object, or json_schema with a schema", "text")
+    raise invalid("expected text.format of type text, json_object, or json_schema with a schema", "text")

@@ -1,8 +1,8 @@
-"""Answers as `/v1/responses` tells them: a response of items, whole or by its events.
+"""Answers in the format of `/v1/responses`: a response of items, whole or by its events.
 
     created · in_progress · (item added · parts and deltas · item done) … · completed
 
-An item is a thought, a message, or a call. Each is told whole again when it is done, and all of them at the end.
+An item is a thought, a message, or a call. Each is sent whole again when it is done, and all of them at the end.
 """
 
 from collections.abc import Sequence
@@ -39,30 +39,30 @@ class ItemsWriter:
         """Those that begin are sent first, and made when the first others are there."""
 
     def not_kept(self) -> None:
-        """It was to be kept, and could not be."""
+        """It was to be stored, and could not be."""
         self._head["store"] = False
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """It is there, and has said nothing."""
+        """The response without items."""
         response = self._response("in_progress", [], None)
         return _event("created", 0, {"response": response}) + _event("in_progress", 1, {"response": response})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """What these add to which items."""
-        told = [event for _, piece in batch for event in self._items.add(piece)]
-        return b"".join([self._next(name, fields) for name, fields in told])
+        events = [event for _, piece in batch for event in self._items.add(piece)]
+        return b"".join([self._next(name, fields) for name, fields in events])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         """The last item is done, and with it the response."""
         (reply,) = replies
-        told = b"".join([self._next(name, fields) for name, fields in self._items.close()])
+        data = b"".join([self._next(name, fields) for name, fields in self._items.close()])
         response = self._finished(reply, self._items.done)
-        return told + self._next(response["status"], {"response": response})
+        return data + self._next(response["status"], {"response": response})
 
     def error(self, error: ApiError) -> bytes:
         """A stream that broke."""
-        told = msgspec.json.decode(error_body(error))["error"]
-        failure = {"code": "server_error" if error.status >= 500 else told["code"], "message": told["message"]}
+        details = msgspec.json.decode(error_body(error))["error"]
+        failure = {"code": "server_error" if error.status >= 500 else details["code"], "message": details["message"]}
         response = {**self._response("failed", self._items.done, None), "error": failure}
         return self._next("failed", {"response": response})
 
@@ -72,7 +72,7 @@ class ItemsWriter:
         return ENCODER.encode(self.finished(reply))
 
     def finished(self, reply: Reply) -> dict[str, Any]:
-        """What is told in the end, whether it was streamed or not."""
+        """The response as it is sent in the end, whether it was streamed or not."""
         items = _Items(self.response_id)
         for piece in joined(reply.pieces):
             items.add(piece)
@@ -93,7 +93,7 @@ class ItemsWriter:
 
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""An event: its name, and what it says."""
+"""An event: its name and its fields."""
 
 
 class _Items:
@@ -110,15 +110,15 @@ class _Items:
     def add(self, piece: Piece) -> list[ItemEvent]:
         """What a piece does to them."""
         is_call = not isinstance(piece.part, TextPart | ReasoningPart)
-        told = list[ItemEvent]()
+        events = list[ItemEvent]()
         if piece.part != self._part:
             if not piece.delta and not is_call:
-                return told
-            told += [*self.close(), *self._open(piece.part)]
+                return events
+            events += [*self.close(), *self._open(piece.part)]
         if piece.delta:
             self._text.append(piece.delta)
-            told.append((_delta_name(piece.part), {**self._where, **self._place, "delta": piece.delta}))
-        return told
+            events.append((_delta_name(piece.part), {**self._where, **self._place, "delta": piece.delta}))
+        return events
 
     def close(self) -> list[ItemEvent]:
         """The item that grew is done."""
@@ -126,29 +126,29 @@ class _Items:
             return []
         text, part = "".join(self._text), self._part
         item = _item(part, self._id, text, "completed")
-        told = list[ItemEvent]()
+        events = list[ItemEvent]()
         match part:
             case TextPart():
-                told.append(("output_text.done", {**self._where, **self._place, "text": text, "logprobs": []}))
-                told.append(("content_part.done", {**self._where, **self._place, "part": item["content"][0]}))
+                events.append(("output_text.done", {**self._where, **self._place, "text": text, "logprobs": []}))
+                events.append(("content_part.done", {**self._where, **self._place, "part": item["content"][0]}))
             case ReasoningPart():
-                told.append(("reasoning_text.done", {**self._where, **self._place, "text": text}))
+                events.append(("reasoning_text.done", {**self._where, **self._place, "text": text}))
             case call:
-                said = {"name": call.name, "arguments": text}
-                told.append(("function_call_arguments.done", {**self._where, **said}))
-        told.append(("output_item.done", {"output_index": len(self.done), "item": item}))
+                function = {"name": call.name, "arguments": text}
+                events.append(("function_call_arguments.done", {**self._where, **function}))
+        events.append(("output_item.done", {"output_index": len(self.done), "item": item}))
         self.done.append(item)
         self._part = None
-        return told
+        return events
 
     def _open(self, part: Part) -> list[ItemEvent]:
         self._part, self._text = part, []
         self._id = f"{_prefix(part)}{self._own}{len(self.done):04x}"
         item = _item(part, self._id, "", "in_progress")
-        told: list[ItemEvent] = [("output_item.added", {"output_index": len(self.done), "item": item})]
+        events: list[ItemEvent] = [("output_item.added", {"output_index": len(self.done), "item": item})]
         if isinstance(part, TextPart):
-            told.append(("content_part.added", {**self._where, **self._place, "part": _output_text("")}))
-        return told
+            events.append(("content_part.added", {**self._where, **self._place, "part": _output_text("")}))
+        return events
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -161,8 +161,8 @@ class _Items:
 
 def _event(name: str, number: int, fields: dict[str, Any]) -> bytes:
     kind = f"response.{name}"
-    told = {"type": kind, "sequence_number": number, **fields}
-    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(told) + b"\n\n"
+    body = {"type": kind, "sequence_number": number, **fields}
+    return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(body) + b"\n\n"
 
 
 def _prefix(part: Part) -> str:

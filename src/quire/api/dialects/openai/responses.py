@@ -1,4 +1,4 @@
-"""`/v1/responses`: items in, items out. A conversation is sent whole every time, or gone on with by an id."""
+"""`/v1/responses`: items in, items out. A conversation is sent whole every time, or continued by an id."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from quire.api.dialects.openai.fields import RESPONSE_NAMES, TIERS
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
-from quire.api.dialects.request_options import asked_class, request_options
+from quire.api.dialects.request_options import request_options, requested_class
 from quire.api.http.errors import ApiError, shortened, unsupported
 from quire.api.http.headers import Headers
 from quire.api.models.registry import Models
@@ -24,11 +24,11 @@ from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
 ELSEWHERE = ("conversation", "prompt")
-"""Kept by a service that is not here."""
+"""Stored by a service that is not here."""
 
 
 class Responses:
-    """Makes questions out of bodies."""
+    """Turns bodies into requests."""
 
     names = RESPONSE_NAMES
 
@@ -41,56 +41,54 @@ class Responses:
         fields: ResponseFields = parse_fields(ResponseFields, {**body, "prompt": None})
         for name in ELSEWHERE:
             if body.get(name):
-                raise unsupported(name, "send all of the conversation as input")
+                raise unsupported(name, "send the whole conversation as input")
         if fields.previous_response_id and self._store is None:
-            reason = "this server keeps no responses; send all of the conversation as input, or start it with --store"
+            reason = "this server stores no responses; send the whole conversation as input, or start it with --store"
             raise unsupported("previous_response_id", reason)
         if body.get("background"):
-            raise unsupported("background", "an answer is sent to whoever waits for it")
+            raise unsupported("background", "a response is sent only to the client that waits for it")
         return fields
 
     def address(self, fields: ResponseFields, models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom it asks, and in whose name."""
-        wanted = asked_class(headers, None, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
-        return Address(models.named(fields.model), request_options(caller, wanted), bool(fields.stream))
+        """The model, tenant and priority of a body."""
+        priority = requested_class(headers, None, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
+        return Address(models.named(fields.model), request_options(caller, priority), bool(fields.stream))
 
     def generation(self, fields: ResponseFields, to: Target) -> GenerationRequest:
-        """What it asks, in tokens. An answer is as long as there is room."""
+        """The prompt in tokens. An answer is as long as there is room."""
         arguments: TemplateArguments = {}
         effort = (fields.reasoning or {}).get("effort")
         if isinstance(effort, str):
             arguments["extra"] = {"reasoning_effort": effort}
         tenant = to.options["tenant"]
         kept, new = self._history(fields, tenant), messages_of_items(fields, self._images)
-        told, messages = [*kept, *new], to.stable(new.behind([*_instructions(fields), *kept]))
-        asked = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
-        room = to.text.max_sequence_tokens - len(asked.ids)
+        stored, messages = [*kept, *new], to.stable(new.behind([*_instructions(fields), *kept]))
+        conversation = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
+        room = to.text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
-            raise RequestTooLargeError(f"{len(asked.ids)} tokens in the input were given; shorten it")
-        given = {"temperature": fields.temperature, "top_p": fields.top_p}
+            raise RequestTooLargeError(f"got {len(conversation.ids)} tokens in the input; shorten it")
+        sampling = {"temperature": fields.temperature, "top_p": fields.top_p}
         limit = fields.max_output_tokens
         params = SamplingParams(
             max_tokens=room if limit is None else min(limit, room),
-            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+            **{name: value for name, value in sampling.items() if value is not None},  # type: ignore[arg-type]
         )
         store = self._store if fields.store is not False else None
         writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
         keep = None
         if store is not None:
-            keep = keeping(store, tenant, writer.response_id, KeptConversation(told), sent_back, writer)
-        params = asked.applied(params)
-        return GenerationRequest(
-            to, [asked.ids], params, writer, bool(fields.stream), parts=[asked.prompt.parts], keep=keep
-        )
+            keep = keeping(store, tenant, writer.response_id, KeptConversation(stored), sent_back, writer)
+        ids, parts, params = conversation.ids, conversation.prompt.parts, conversation.applied(params)
+        return GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts], keep=keep)
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
-        """What was said before, without the instructions of then."""
-        given = fields.previous_response_id
-        if not given or self._store is None:
+        """The messages before, without their instructions."""
+        last_id = fields.previous_response_id
+        if not last_id or self._store is None:
             return ()
-        found = self._store.find(tenant, given)
+        found = self._store.find(tenant, last_id)
         if found is None:
-            message = f"Previous response with id {shortened(given)} not found; send all of the conversation as input"
+            message = f"Previous response with id {shortened(last_id)} not found; send all of the conversation as input"
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
         return found.messages
 

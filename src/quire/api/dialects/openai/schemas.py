@@ -1,6 +1,6 @@
-"""Bodies as clients send them. Those with a known name have a known type; others were judged before (`field_names`).
+"""Bodies as clients send them. Those with a known name have a known type; others were checked before (`field_names`).
 
-Types only: whether a number is in range, the engine says in its own words.
+Types only: the engine checks whether a number is in range.
 """
 
 from typing import Annotated, Any
@@ -37,8 +37,8 @@ class SamplingFields(Loose):
     seed: int | None = None
     service_tier: str | None = None
     user: Any = None
-    """Taken from anybody in any shape: nothing is done with it."""
-    # What the field's servers take beyond that.
+    """Taken in any shape: nothing is done with it."""
+    # What other servers take beyond that.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -62,8 +62,8 @@ class SamplingFields(Loose):
     guided_grammar: str | None = None
     regex: str | None = None
     choice: Texts | None = None
-    grammar: str | None = Field(None, description="Lark, or GBNF, which has ::= in it.")
-    cache_explain: bool | None = Field(None, description="Say in usage why the next token was not found in the cache.")
+    grammar: str | None = Field(None, description="Lark, or GBNF, recognized by ::= in it.")
+    cache_explain: bool | None = Field(None, description="Report in usage why the next token was not in the cache.")
 
 
 class ContentPart(Loose):
@@ -84,7 +84,7 @@ ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_M
 
 
 class TemplateFields(Loose):
-    """What a chat template may be told."""
+    """Arguments of a chat template."""
 
     messages: ChatMessages
     add_generation_prompt: bool | None = None
@@ -101,7 +101,7 @@ class ChatFields(SamplingFields, TemplateFields):
     tools: Objects | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function's name.")
     parallel_tool_calls: bool | None = None
-    thinking_token_budget: int | None = Field(None, description="Tokens of a thought before its end is written for it.")
+    thinking_token_budget: int | None = Field(None, description="Tokens of a thought before its end is inserted.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -121,12 +121,12 @@ class CompletionFields(SamplingFields):
     @property
     def prompts(self) -> list[PromptField]:
         """One or several."""
-        given = self.prompt
-        if isinstance(given, str):
-            return [given]
-        if given and isinstance(given[0], int):
-            return [given]
-        return list(given)  # type: ignore[arg-type]
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if prompt and isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)  # type: ignore[arg-type]
 
 
 class ResponseFields(Loose):
@@ -146,8 +146,8 @@ class ResponseFields(Loose):
     stream: bool | None = None
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
-    store: bool | None = Field(None, description="false: not to be gone on with by its id.")
-    previous_response_id: str | None = Field(None, description="The response that this one goes on from.")
+    store: bool | None = Field(None, description="false: the response cannot be continued by its id.")
+    previous_response_id: str | None = Field(None, description="The response that this one continues.")
 
 
 class TokenizeFields(Loose):
@@ -174,11 +174,11 @@ class DetokenizeFields(Loose):
 
 
 def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
-    """The fields of a body, or what is wrong with the first of them."""
+    """The fields of a body. Raises ApiError for the first invalid one."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(type(one) is int for one in prompt):
-        raise invalid(f"prompt may hold {MAX_PROMPTS} prompts, {len(prompt)} given; ask in parts", "prompt")
+        raise invalid(f"expected at most {MAX_PROMPTS} prompts, got {len(prompt)}; send several requests", "prompt")
     biases = body.get("logit_bias")
     if isinstance(biases, dict) and len(biases) > MAX_BIASES:
-        raise invalid(f"logit_bias takes up to {MAX_BIASES} tokens, {len(biases)} given", "logit_bias")
+        raise invalid(f"expected at most {MAX_BIASES} tokens in logit_bias, got {len(biases)}", "logit_bias")
     return validated(shape, body)

@@ -1,6 +1,6 @@
 """`/tokenize` and `/detokenize`: text to token ids and back, as the model's own tokenizer does it.
 
-All of it runs in the caller's turn beside the event loop: both bodies and answers may be megabytes.
+All of it runs in the tenant's turn beside the event loop: both bodies and responses may be megabytes.
 """
 
 from collections.abc import Callable
@@ -31,15 +31,15 @@ async def tokenize(body: dict[str, Any], admission: Admission, caller: Caller) -
             body = {**body, "messages": stable_prefix.cleaned(body["messages"]).messages}
         return _tokenized(fields, body, text)
 
-    return await _worded(_tokenize_fields, tokenized, body, admission, caller)
+    return await _processed(_tokenize_fields, tokenized, body, admission, caller)
 
 
 async def detokenize(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
     """The text of some ids."""
-    return await _worded(_detokenize_fields, _detokenized, body, admission, caller)
+    return await _processed(_detokenize_fields, _detokenized, body, admission, caller)
 
 
-async def _worded(
+async def _processed(
     parse: Callable[[dict[str, Any]], TextFields],
     make: Callable[[TextFields, dict[str, Any], TextModel], dict[str, Any]],
     body: dict[str, Any],
@@ -65,21 +65,21 @@ def _detokenize_fields(body: dict[str, Any]) -> DetokenizeFields:
 
 def _tokenized(fields: TokenizeFields, body: dict[str, Any], text: TextModel) -> dict[str, Any]:
     if (fields.prompt is None) == (fields.messages is None):
-        raise invalid("tokenize takes a prompt or messages, one of the two", "prompt")
+        raise invalid("expected either a prompt or messages", "prompt")
     with within_context(text.max_sequence_tokens):
         ids = _ids(text, fields, body)
-    told: dict[str, Any] = {"count": len(ids), "max_model_len": text.max_sequence_tokens, "tokens": ids}
+    response: dict[str, Any] = {"count": len(ids), "max_model_len": text.max_sequence_tokens, "tokens": ids}
     if fields.return_token_strs:
-        told["token_strs"] = [text.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
-    return told
+        response["token_strs"] = [text.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
+    return response
 
 
 def _detokenized(fields: DetokenizeFields, _body: dict[str, Any], text: TextModel) -> dict[str, Any]:
     if len(fields.tokens) > MAX_DETOKENIZE_TOKENS:
-        raise invalid(f"detokenize takes {MAX_DETOKENIZE_TOKENS} tokens, {len(fields.tokens)} given", "tokens")
+        raise invalid(f"expected at most {MAX_DETOKENIZE_TOKENS} tokens, got {len(fields.tokens)}", "tokens")
     strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)
     if strange is not None:
-        raise invalid(f"tokens must lie between 0 and {text.vocabulary_size - 1}, {strange} given", "tokens")
+        raise invalid(f"expected tokens between 0 and {text.vocabulary_size - 1}, got {strange}", "tokens")
     return {"prompt": text.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
 
 

@@ -24,11 +24,11 @@ from quire.client.reply.reply import Reply
 
 ENCODER = msgspec.json.Encoder()
 FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
-"""Ends of ours in the API's words; all others are called the same."""
+"""Our finish reasons in the API's terms; all others are called the same."""
 
 
 class OpenAIWriter:
-    """The frame of one response. Who extends it says what it is called, and makes its choices."""
+    """The frame of one response. A subclass names its objects, and makes its choices."""
 
     content_type = b"application/json"
     stream_headers = sse.HEADERS
@@ -39,21 +39,21 @@ class OpenAIWriter:
 
     def __init__(self, model: str, fields: SamplingFields) -> None:
         options = fields.stream_options
-        self._tells_misses = bool(fields.cache_explain)
+        self._reports_misses = bool(fields.cache_explain)
         self.with_usage = bool(options and options.include_usage)
-        """It is the last chunk."""
+        """Usage is the last chunk."""
         self.with_usage_always = self.with_usage and bool(options and options.continuous_usage_stats)
-        """It stands in every chunk."""
+        """Usage is in every chunk."""
         self._head = {"id": new_id(self.id_prefix), "object": self.object_name, "created": int(time()), "model": model}
         head = ENCODER.encode(self._head | {"object": self.chunk_name})
         self.before = b"data: " + head[:-1] + b',"choices":['
         """What a chunk has before its choice."""
         self.after = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
-        """What it has after it, unless usage stands in every chunk."""
+        """What it has after it, unless usage is in every chunk."""
 
     @property
     def answer_id(self) -> str:
-        """What clients call this response."""
+        """The id of the response."""
         return str(self._head["id"])
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
@@ -61,15 +61,15 @@ class OpenAIWriter:
         return b""
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """Usage, where it was asked for, and the last word."""
+        """Usage, where it was requested, and the last event."""
         return self.before + self.after_with_usage(replies) + DONE if self.with_usage else DONE
 
     def error(self, error: ApiError) -> bytes:
-        """An event like any other, and the last word."""
+        """An error event, and the last event."""
         return error_event(error)
 
     def after_with_usage(self, replies: Sequence[Reply]) -> bytes:
-        """What a chunk that tells the usage has after its choice."""
+        """What a chunk with usage has after its choice."""
         return b'],"usage":' + ENCODER.encode(self.usage(replies)) + b"}\n\n"
 
     def response(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
@@ -77,13 +77,13 @@ class OpenAIWriter:
         return ENCODER.encode({**self._head, "choices": choices, "usage": self.usage(replies), **more})
 
     def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """What it cost so far."""
+        """Usage so far."""
         num_prompt = sum(len(reply.request.prompt) for reply in replies)
         num_output = sum(reply.num_tokens for reply in replies)
         details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
-        if self._tells_misses:
+        if self._reports_misses:
             details["cache_misses"] = [_cache_miss(reply) for reply in replies]
-        told: dict[str, Any] = {
+        counts: dict[str, Any] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
@@ -94,7 +94,7 @@ class OpenAIWriter:
             beside["reasoning_tokens"] = num_thoughts
         if num_moves := sum(reply.num_inexact_moves for reply in replies):
             beside["inexact_moves"] = num_moves
-        return {**told, "completion_tokens_details": beside} if beside else told
+        return {**counts, "completion_tokens_details": beside} if beside else counts
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:

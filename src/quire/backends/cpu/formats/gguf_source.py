@@ -32,7 +32,7 @@ def _widened(type_name: str, rows: Rows, num_in: int) -> Source:
     quants, kind, block_size, block_bytes = _gguf_type(type_name)
     WIDENED.row_bytes(num_in)
     _check_row(type_name, rows, num_in // block_size * block_bytes if num_in % block_size == 0 else -1)
-    _tell(type_name)
+    _warn_widened(type_name)
     wide_kind = _gguf_type(WIDENED.name)[1]
 
     def read(first: int, end: int) -> RowPiece:
@@ -45,14 +45,14 @@ def _widened(type_name: str, rows: Rows, num_in: int) -> Source:
 def _check_row(type_name: str, rows: Rows, row_bytes: int) -> None:
     if rows.shape[1:] != (row_bytes,):
         raise CheckpointError(
-            f"each output of a tensor of type {type_name} must have {row_bytes} bytes, {rows.shape} is given; the file "
+            f"expected {row_bytes} bytes for each output of a tensor of type {type_name}, got {rows.shape}; the file "
             "is damaged: download it again"
         )
 
 
 @cache
-def _tell(type_name: str) -> None:
-    LOG.warning("weights of type %s have no kernels: they are widened to 8 bits (Q8_0) as they are read", type_name)
+def _warn_widened(type_name: str) -> None:
+    LOG.warning("no kernels for weights of type %s: converting them to 8 bits (Q8_0) while reading", type_name)
 
 
 @cache
@@ -63,7 +63,7 @@ def _gguf_type(name: str) -> tuple[Any, Any, int, int]:
     kind = gguf.GGMLQuantizationType.__members__.get(name)
     if kind is None or kind not in gguf.quants._type_traits:
         raise CheckpointError(
-            f"a weight must be of a type that the gguf package can read, {name} is given; take the model in one of "
+            f"expected a weight of a type that the gguf package can read, got {name}; choose the model in one of "
             f"{', '.join(sorted(GGUF_NAMES))}"
         )
     return gguf.quants, kind, *gguf.GGML_QUANT_SIZES[kind]

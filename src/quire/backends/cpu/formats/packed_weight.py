@@ -29,7 +29,7 @@ class PackedWeight:
         self._packed = arena.take(kernels().panel_bytes(*shape))
         self._bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
         if self._bias is not None and self._bias.shape != (self.num_out,):
-            raise InvariantError(f"a bias must have {self.num_out} numbers, {self._bias.shape} is given")
+            raise InvariantError(f"expected a bias of {self.num_out} numbers, got {self._bias.shape}")
         self._head = (*shape, self._packed.ctypes.data, 0 if self._bias is None else self._bias.ctypes.data)
         self._pack(sources, num_threads)
 
@@ -54,7 +54,7 @@ class PackedWeight:
             raise InvariantError(f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic")
         row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
         if len(out) != len(rows):
-            raise InvariantError(f"{len(rows)} rows do not fit {len(out)} rows of results")
+            raise InvariantError(f"expected {len(rows)} rows of results, got {len(out)}")
         kernels().panel_product(
             *self._head,
             int(arithmetic),
@@ -71,7 +71,7 @@ class PackedWeight:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         # As if without a sign, a negative number is a large one.
         if indices.ndim != 1 or (len(indices) and indices.view(np.uint64).max() >= self.num_out):
-            raise InvariantError(f"rows must be between 0 and {self.num_out - 1}, {indices} are asked for")
+            raise InvariantError(f"expected rows between 0 and {self.num_out - 1}, got {indices}")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
             *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads
@@ -112,8 +112,8 @@ def _check_piece(source: Source, piece: RowPiece) -> None:
     beside = [array.shape for array in (piece.scales, piece.zeros) if array is not None]
     if piece.rows.shape != wanted or any(shape != (len(piece.rows), num_scales) for shape in beside):
         raise CheckpointError(
-            f"outputs of a weight of format {source.format.name} with {source.num_in} inputs must have {wanted} bytes, "
-            f"{piece.rows.shape} and {beside} are given; the files belong to different models"
+            f"weight of format {source.format.name} with {source.num_in} inputs: expected {wanted} bytes per output, "
+            f"got {piece.rows.shape} and {beside}; the files belong to different models"
         )
 
 
@@ -130,8 +130,8 @@ def _check_joined(sources: Sequence[Source]) -> None:
     if not can_join(sources):
         shapes = ", ".join(f"{each.format.name} [{each.num_out}, {each.num_in}]" for each in sources)
         raise InvariantError(
-            f"tensors of one weight must have one format, equal inputs and, but for the last, a multiple of "
-            f"{PANEL_OUTPUTS} outputs: {shapes} are given"
+            "expected tensors of one weight to have one format, equal inputs and, but for the last, a multiple of "
+            f"{PANEL_OUTPUTS} outputs, got {shapes}"
         )
 
 
@@ -139,7 +139,7 @@ def _stride(rows: Floats, size: int) -> int:
     """Numbers from one row to the next."""
     if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != size or (size > 1 and rows.strides[1] != 4):
         raise InvariantError(
-            f"rows must be float32, {size} contiguous numbers each: {rows.dtype} {rows.shape} with strides "
-            f"{rows.strides} is given"
+            f"expected float32 rows of {size} contiguous numbers, got {rows.dtype} {rows.shape} with strides "
+            f"{rows.strides}"
         )
     return rows.strides[0] // 4

@@ -32,7 +32,7 @@ class StoredArray:
         if self.type == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         if self.type not in {"F16", "F32"}:
-            raise CheckpointError(f"scales must be of type BF16, F16 or F32, {self.type} is given")
+            raise CheckpointError(f"expected scales of type BF16, F16 or F32, got {self.type}")
         return self.array.astype(np.float32)
 
 
@@ -67,8 +67,8 @@ class _Coded:
         wanted = (self.num_out, -(-self.num_in // group))
         if self.scales.shape != wanted or self.zeros.shape != wanted:
             raise CheckpointError(
-                f"a weight [{self.num_out}, {self.num_in}] with groups of {group} must have scales and zeros "
-                f"{wanted}, {self.scales.shape} and {self.zeros.shape} are given; the files belong to different models"
+                f"weight [{self.num_out}, {self.num_in}] with groups of {group}: expected scales and zeros {wanted}, "
+                f"got {self.scales.shape} and {self.zeros.shape}; the files belong to different models"
             )
 
         def read(first: int, end: int) -> RowPiece:
@@ -118,7 +118,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def awq_source(tensors: Tensors, options: SchemeOptions) -> Source:
     """AWQ: words of neighbouring outputs, [in, out / 8], in an order of their own."""
     if options.num_bits != 4:
-        raise CheckpointError(f"AWQ weights must have 4 bits, {options.num_bits} are given")
+        raise CheckpointError(f"expected AWQ weights of 4 bits, got {options.num_bits}")
     words = tensors["qweight"].array
     num_in, num_out = words.shape[0], words.shape[1] * 8
 
@@ -141,16 +141,16 @@ def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
     num_out, num_in = rows.shape
     group = options.group_size or num_in
     is_by_blocks = "weight_scale_inv" in tensors
-    given = tensors["weight_scale_inv" if is_by_blocks else "weight_scale"].floats()
-    scales = np.atleast_1d(given).reshape(len(np.atleast_1d(given)), -1)
+    stored = tensors["weight_scale_inv" if is_by_blocks else "weight_scale"].floats()
+    scales = np.atleast_1d(stored).reshape(len(np.atleast_1d(stored)), -1)
     if len(scales) != num_out:
         # One row of scales serves a block of outputs, or all of them.
         each = group if is_by_blocks else num_out
         scales = np.repeat(scales, each, axis=0)[:num_out]
     if scales.shape != (num_out, -(-num_in // group)):
         raise CheckpointError(
-            f"a weight [{num_out}, {num_in}] with groups of {group} has scales {given.shape}; the files belong to "
-            "different models"
+            f"unexpected scales {stored.shape} of a weight [{num_out}, {num_in}] with groups of {group}; the files "
+            "belong to different models"
         )
     return Source(
         FORMATS["FP8_E4M3"],
@@ -176,7 +176,7 @@ def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
     if num_bits == 8:
         return as_bytes
     if num_bits != 4:
-        raise CheckpointError(f"codes must have 4 or 8 bits, {num_bits} are given; take the model in another format")
+        raise CheckpointError(f"expected codes of 4 or 8 bits, got {num_bits}; choose the model in another format")
     codes = np.empty((len(as_bytes), as_bytes.shape[1], 2), dtype=np.uint8)
     np.bitwise_and(as_bytes, 15, out=codes[..., 0])
     np.right_shift(as_bytes, 4, out=codes[..., 1])
@@ -195,9 +195,9 @@ def _refuse_order(indices: StoredArray | None, options: SchemeOptions) -> None:
     """Groups must be neighbouring inputs."""
     if indices is None:
         return
-    given = np.ravel(indices.array)
-    if (given >= 0).all() and (given != np.arange(len(given)) // (options.group_size or len(given))).any():
+    groups = np.ravel(indices.array)
+    if (groups >= 0).all() and (groups != np.arange(len(groups)) // (options.group_size or len(groups))).any():
         raise CheckpointError(
-            "groups of a quantised weight must be neighbouring inputs, this one has them in an order of its own "
-            "(desc_act); take the model quantised without it"
+            "expected groups of neighbouring inputs in a quantised weight, got another order (desc_act); choose the "
+            "model quantised without it"
         )

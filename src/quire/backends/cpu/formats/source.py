@@ -56,8 +56,8 @@ class Source:
         self.format.row_bytes(self.num_in)
         if self.format.has_group and (self.group <= 0 or self.group % self.format.block_size):
             raise CheckpointError(
-                f"groups of a weight of format {self.format.name} must be a multiple of {self.format.block_size} "
-                f"inputs, {self.group} are given; take the model with other groups"
+                f"expected groups of a multiple of {self.format.block_size} inputs for a weight of format "
+                f"{self.format.name}, got {self.group}; choose the model with other groups"
             )
 
     def pieces(self) -> Iterator[tuple[int, RowPiece]]:

@@ -36,8 +36,8 @@ class WeightFormat:
         """Of one output in a file; refuses inputs that are no whole blocks."""
         if num_in <= 0 or num_in % self.block_size:
             raise CheckpointError(
-                f"a weight of format {self.name} must have a multiple of {self.block_size} inputs, {num_in} are given; "
-                "take the model in another format"
+                f"expected a multiple of {self.block_size} inputs for a weight of format {self.name}, got {num_in}; "
+                "choose the model in another format"
             )
         return num_in // self.block_size * self.block_bytes
 

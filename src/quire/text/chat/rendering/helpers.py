@@ -1,6 +1,6 @@
 """The server's side of the processes that render chat templates: started, asked, ended when they take too long.
 
-A model has at most two, the second started when somebody finds the first busy. A helper renders for one thread at a
+A model has at most two, the second started when a request finds the first busy. A helper renders for one thread at a
 time; what takes longer than `RENDER_S` is killed with its process, and the next rendering starts another. A helper that
 its model no longer needs waits for the next model. All end with this process: their stdin closes.
 """
@@ -80,14 +80,14 @@ class Helpers:
         self._return(helper)
         return answer
 
-    def render(self, asked: Render) -> ToServer:
+    def render(self, request: Render) -> ToServer:
         """What came of it. Raises TemplateError if it had to be stopped."""
-        message, work = _encoded(asked), current_work()
+        message, work = _encoded(request), current_work()
         if (refusal := work.refusal(WorkKind.TEMPLATE)) is not None:
             raise refusal
         helper = self._take()
         try:
-            answer = helper.ask(message, wire.read_to_server, RENDER_S)
+            answer = helper.request(message, wire.read_to_server, RENDER_S)
         except BaseException as error:
             helper.kill()
             self._drop(helper)
@@ -133,7 +133,7 @@ class Helpers:
         helper = None
         try:
             helper = IDLE.take()
-            answer = helper.ask(self._load, wire.read_to_server, RENDER_S)
+            answer = helper.request(self._load, wire.read_to_server, RENDER_S)
         except BaseException as error:
             self._drop(helper)
             raise _not_started(error) from None
@@ -159,13 +159,14 @@ class Helpers:
 
     def _refusal(self, stopped: StoppedError) -> Exception:
         if self._is_closed:
-            return EngineDeadError("the model was closed while a chat was rendered")
+            return EngineDeadError("the model was closed during rendering")
         if stopped.is_starved:
             return CapacityError(
-                f"the process that runs the chat template was held up for {RENDER_S:g} s and is replaced; try again"
+                f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced; try "
+                "again"
             )
         return TemplateError(
-            f"a chat template may take {RENDER_S:g} s for a conversation, this one {stopped}; send fewer or shorter "
+            f"expected the chat template to finish within {RENDER_S:g} s, it {stopped}; send fewer or shorter "
             "messages, or use the completions endpoint"
         )
 
@@ -173,23 +174,21 @@ class Helpers:
 def _not_started(error: BaseException) -> BaseException:
     match error:
         case OSError():
-            return CapacityError(
-                f"a chat needs a process for its template, none could be started: {error.strerror or error}; try again"
-            )
+            return CapacityError(f"cannot start a process for the chat template: {error.strerror or error}; try again")
         case StoppedError():
             return TemplateError(
-                f"a chat template may take {RENDER_S:g} s to be loaded, this model's {error} when it was loaded; use "
-                "the completions endpoint with a plain prompt, or start the server with another template"
+                f"expected the chat template to load within {RENDER_S:g} s, it {error}; use the completions endpoint "
+                "with a plain prompt, or start the server with another template"
             )
     return error
 
 
-def _encoded(asked: Render) -> bytes:
+def _encoded(request: Render) -> bytes:
     try:
-        return wire.encode_frame(asked)
+        return wire.encode_frame(request)
     except RecursionError:
         raise InvalidTextError(wire.TOO_DEEP) from None
     except (TypeError, ValueError) as error:
         raise InvalidTextError(
-            f"a chat must be made of what JSON can say: {error}; send whole characters, numbers and lists"
+            f"expected a chat of JSON values: {error}; send whole characters, numbers and lists"
         ) from None

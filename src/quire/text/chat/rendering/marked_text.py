@@ -8,7 +8,7 @@ because a client that writes the name of a control token has written text and no
     sources   (start, stop, label) where it is known which message or tool they come from
     the rest  the template's own
 
-What is not understood (`center`, `translate`, `encode` ...) is left to `str` and gives a plain text; whoever calls it
+What is not understood (`center`, `translate`, `encode` ...) is left to `str` and gives a plain text; the caller
 must mark that as the client's: see `marked_like`.
 """
 
@@ -244,7 +244,7 @@ def label_of(*values: Any) -> str | None:
 
 
 def _add_labels(text: MarkedText, found: set[str | None]) -> None:
-    """None stands for what nobody knows."""
+    """None stands for an unknown source."""
     sources = text.sources
     if len(sources) == 1 and sources[0][1] - sources[0][0] == len(text):
         found.add(sources[0][2])
@@ -267,7 +267,7 @@ def is_plain(value: Any) -> bool:
 
 
 def marked_like(result: Any, *sources: Any) -> Any:
-    """What was made of the sources by somebody who marks nothing: a text is the client's unless all are plain."""
+    """What was made of the sources by code that marks nothing: a text is the client's unless all are plain."""
     if not isinstance(result, str) or isinstance(result, MarkedText) or all(map(is_plain, sources)):
         return result
     return MarkedText.labelled(result, label_of(*sources))

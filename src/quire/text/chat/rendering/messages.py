@@ -37,7 +37,7 @@ ROLES = frozenset(
 def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[dict[str, Any]]:
     """New messages whose content is one text, or a list of parts where the template wants that."""
     if not messages:
-        raise InvalidTextError("a chat must have at least one message, none given")
+        raise InvalidTextError("expected at least one message, got none")
     return [_prepare(message, index, wants_parts) for index, message in enumerate(messages)]
 
 
@@ -52,11 +52,12 @@ def num_text_bytes(value: Any) -> int:
 
 def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
-        raise InvalidTextError(f"a message must have a role, message {index} has none; give it one, such as 'user'")
+        raise InvalidTextError(f"expected a role in every message, message {index} has none; add one, such as 'user'")
     if message["role"] not in ROLES:
         allowed = ", ".join(sorted(ROLES))
         raise InvalidTextError(
-            f"a role must be one of {allowed}; message {index} has {message['role'][:40]!r}; use one of these"
+            f"expected the role to be one of {allowed}, got {message['role'][:40]!r} in message {index}; use one of "
+            "these"
         )
     prepared = dict(message)
     texts = texts_of(message, index)
@@ -71,7 +72,9 @@ def calls_of(message: Message, index: int) -> list[Any]:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         kind = type(calls).__name__
-        raise InvalidTextError(f"tool_calls must be a list, message {index} has a {kind}; send a list, or leave it out")
+        raise InvalidTextError(
+            f"expected tool_calls to be a list, got {kind} in message {index}; send a list, or leave it out"
+        )
     return calls
 
 
@@ -84,7 +87,9 @@ def texts_of(message: Message, index: int) -> list[str]:
         return [content]
     if not isinstance(content, list):
         kind = type(content).__name__
-        raise InvalidTextError(f"content must be a text or a list of parts, message {index} has a {kind}; send a text")
+        raise InvalidTextError(
+            f"expected content to be a string or a list of parts, got {kind} in message {index}; send a string"
+        )
     return [_text_of(part, index) for part in content]
 
 
@@ -92,7 +97,7 @@ def _text_of(part: object, index: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind != "text" or not isinstance(text, str):
-        raise InvalidTextError(f"a message's parts must be of type 'text', message {index} has {kind!r}; leave it out")
+        raise InvalidTextError(f"expected message parts of type 'text', got {kind!r} in message {index}; leave it out")
     return text
 
 

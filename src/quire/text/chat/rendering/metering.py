@@ -36,7 +36,8 @@ class WorkMeter:
         self._num_steps += 1
         if self._num_steps > self._max_steps:
             raise TemplateError(
-                f"a chat template may take {self._max_steps} steps, these messages need more; send fewer messages"
+                f"expected a chat template of at most {self._max_steps} steps, these messages need more; send fewer "
+                "messages"
             )
 
     def count_output(self, num_chars: int) -> None:
@@ -48,14 +49,16 @@ class WorkMeter:
         """Whether a text or list of this length may be made at all."""
         if num_items > self._max_chars:
             raise TemplateError(
-                f"a prompt may have {self._max_chars} characters, these messages make at least {num_items};"
-                " send fewer or shorter messages"
+                f"expected a prompt of at most {self._max_chars} characters, got at least {num_items}; send fewer or "
+                "shorter messages"
             )
 
     def check_operands(self, operator: str, left: Any, right: Any) -> None:
         """Whether what the operator would make is of a size to be made."""
         if operator == "**":
-            raise TemplateError("a chat template may not use **; the operator of this server can give another template")
+            raise TemplateError(
+                "chat templates must not use **; the operator of this server can configure another template"
+            )
         if operator == "*":
             sized, times = (left, right) if isinstance(left, Sized) else (right, left)
             if isinstance(sized, Sized) and isinstance(times, int):
@@ -68,7 +71,7 @@ def meter_of(context: Context) -> WorkMeter:
     """The meter that this rendering was given; not looked for among what the template itself has set."""
     meter = context.parent[METER]
     if not isinstance(meter, WorkMeter):
-        raise InvariantError("a rendering must have a meter")
+        raise InvariantError("expected a meter for the rendering")
     return meter
 
 
@@ -109,7 +112,7 @@ class AddCounting(NodeTransformer):
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:  # noqa: N802
         """Escaping for browsers would lose who wrote what."""
-        raise TemplateSyntaxError("a chat template may not use autoescape", node.lineno)
+        raise TemplateSyntaxError("chat templates must not use autoescape", node.lineno)
 
 
 def _call(function: Any, place: nodes.Node, *arguments: nodes.Expr) -> nodes.Call:

@@ -52,19 +52,19 @@ class Program:
         """What is known of it."""
         return TemplateLoaded(self._finds_parts_only(), self.own_text)
 
-    def render(self, asked: Render) -> Rendered:
+    def render(self, request: Render) -> Rendered:
         """The prompt. Raises TemplateError for whatever the template does wrong."""
-        clock = datetime.fromisoformat(asked.now)
+        clock = datetime.fromisoformat(request.now)
 
         def strftime_now(layout: str) -> str:
             return clock.strftime(layout)
 
         context = {
-            **mark(asked.extra),
-            "messages": [_marked_message(message, f"m{at}") for at, message in enumerate(asked.messages)],
-            "tools": _marked_tools(asked.tools),
-            "documents": mark(asked.documents),
-            "add_generation_prompt": asked.add_generation_prompt,
+            **mark(request.extra),
+            "messages": [_marked_message(message, f"m{at}") for at, message in enumerate(request.messages)],
+            "tools": _marked_tools(request.tools),
+            "documents": mark(request.documents),
+            "add_generation_prompt": request.add_generation_prompt,
             "strftime_now": strftime_now,
         }
         text = self._run(context)
@@ -85,12 +85,12 @@ class Program:
             raise
         except MemoryError:
             raise TemplateError(
-                f"a chat template may use {MEMORY_BYTES:,} bytes, this one needs more for these messages; send fewer "
-                "or shorter ones, or use the completions endpoint"
+                f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more; send "
+                "fewer or shorter ones, or use the completions endpoint"
             ) from None
         except Exception as error:  # whatever a template does wrong, its messages are refused and the server goes on
             message = str(error) or type(error).__name__
-            raise TemplateError(f"the model's chat template refused these messages: {message}") from error
+            raise TemplateError(f"the model's chat template rejected these messages: {message}") from error
 
     def _finds_parts_only(self) -> bool:
         """Whether the template shows a message's text only if it comes as a list of parts. It is tried, once."""
@@ -153,13 +153,13 @@ class Renderer:
             return Broken(f"the chat template does not compile{f' at line {line}' if line else ''}: {why}")
 
     @staticmethod
-    def _rendered(program: Program, asked: Render) -> ToServer:
+    def _rendered(program: Program, request: Render) -> ToServer:
         """The template compiled: what fails now is of these messages."""
         try:
-            return program.render(asked)
+            return program.render(request)
         except (RecursionError, TemplateError) as error:
             is_recursion = isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError)
-            if is_recursion and _is_deep([asked.messages, asked.tools, asked.documents, asked.extra]):
+            if is_recursion and _is_deep([request.messages, request.tools, request.documents, request.extra]):
                 return TemplateRefused(TOO_DEEP)
             raise
 
@@ -186,11 +186,11 @@ def _encoded(answer: ToServer) -> bytes:
         return wire.encode_frame(answer)
     except UnicodeEncodeError:
         return wire.encode_frame(
-            TemplateRefused("the model's chat template wrote half a character; use the completions endpoint")
+            TemplateRefused("the model's chat template returned an incomplete character; use the completions endpoint")
         )
     except MemoryError:
         return wire.encode_frame(
-            TemplateRefused(f"a chat template may use {MEMORY_BYTES:,} bytes, its prompt needs more")
+            TemplateRefused(f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more")
         )
 
 

@@ -60,12 +60,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         """The sandbox asks this instead of calling anything itself."""
-        given = (*args, *kwargs.values())
+        values = (*args, *kwargs.values())
         owner = getattr(called, "__self__", None)
-        if type(owner) is str and not all(map(is_plain, given)):
+        if type(owner) is str and not all(map(is_plain, values)):
             called = getattr(MarkedText(owner, ()), called.__name__)
         result = super().call(context, called, *args, **kwargs)
-        return result if _marks_by_itself(called) else marked_like(result, owner, *given)
+        return result if _marks_by_itself(called) else marked_like(result, owner, *values)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """`"{}".format(x)`, where x keeps its marks."""
@@ -196,8 +196,8 @@ def _percent(layout: str, values: Any) -> str:
     held = Held()
     if isinstance(values, Mapping):
         return held.put_back(str.__mod__(layout, {name: held.hold(value) for name, value in values.items()}))
-    given = tuple(map(held.hold, values)) if isinstance(values, tuple) else (held.hold(values),)
-    return held.put_back(str.__mod__(layout, given))
+    operands = tuple(map(held.hold, values)) if isinstance(values, tuple) else (held.hold(values),)
+    return held.put_back(str.__mod__(layout, operands))
 
 
 class MarkingFormatter(SandboxedFormatter):

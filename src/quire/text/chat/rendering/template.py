@@ -1,13 +1,13 @@
 """Messages to the one text a model reads, by the Jinja template that came with it. Renders nothing itself.
 
 A template comes from the checkpoint or from the operator, never from a request. Still it is a program, and its input
-is a client's, so it runs in jinja's immutable sandbox, in a process of its own (`template_process`), and is bounded:
+is a client's, so it runs in jinja's immutable sandbox, in a process of its own (`process`), and is bounded:
 
     by the system    memory; seconds: a process that renders for longer than two is ended, and with it that rendering
     by the sandbox   with better sentences: characters of output; rounds of loops and calls of macros, all together;
                      range(); the length of what one *, + or ~ makes; ** is refused; names of arguments, by a list
 
-The prompt comes back with the spans that a client wrote, so that nobody's text becomes a control token.
+The prompt comes back with the spans that a client wrote, so that no client's text becomes a control token.
 """
 
 import weakref
@@ -84,7 +84,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._helpers = Helpers(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
         self.close = weakref.finalize(self, self._helpers.close)
-        """End its processes. They end, too, when nobody has the template any more."""
+        """End its processes. They end, too, when the template is no longer referenced."""
         self.failure: QuireError | None = None
         """Why it cannot be used: it did too much when it was loaded. Its model is still good for completions."""
         self._loaded = self._load()
@@ -102,10 +102,10 @@ class ChatTemplate:
         add_generation_prompt = arguments.get("add_generation_prompt", not is_continued)
         if is_continued and add_generation_prompt:
             raise TemplateError(
-                "a final message is continued or a new one is begun, not both; set add_generation_prompt to false"
+                "expected a continued final message or a new one, got both; set add_generation_prompt to false"
             )
         prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
-        asked = Render(
+        request = Render(
             messages=_mark_end(prepared) if is_continued else prepared,
             tools=arguments.get("tools"),
             documents=arguments.get("documents"),
@@ -113,7 +113,7 @@ class ChatTemplate:
             add_generation_prompt=add_generation_prompt,
             now=self._now().isoformat(),
         )
-        rendered = self._run(asked)
+        rendered = self._run(request)
         return _cut_at_mark(rendered) if is_continued else rendered
 
     def _load(self) -> TemplateLoaded:
@@ -123,19 +123,19 @@ class ChatTemplate:
             self.failure = error
             return TemplateLoaded(wants_parts=False, own_text="")
         if isinstance(answer, Broken):
-            raise CheckpointError(f"{answer.message}; give another file")
+            raise CheckpointError(f"{answer.message}; choose another file")
         if not isinstance(answer, TemplateLoaded):
-            raise CheckpointError(f"a chat template must be loaded, {answer!r} came of it; give another file")
+            raise CheckpointError(f"the chat template cannot be loaded: got {answer!r}; choose another file")
         return answer
 
-    def _run(self, asked: Render) -> Rendered:
-        answer = self._helpers.render(asked)
+    def _run(self, request: Render) -> Rendered:
+        answer = self._helpers.render(request)
         if isinstance(answer, Rendered):
             return answer
         raise TemplateError(
             answer.message
             if isinstance(answer, TemplateRefused | Broken)
-            else "the model's chat template made no prompt of these messages; use the completions endpoint"
+            else "the model's chat template returned no prompt for these messages; use the completions endpoint"
         )
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class ChatTemplate:
         unknown = sorted(set(extra) - self._extra_arguments)
         if unknown:
             allowed = ", ".join(sorted(self._extra_arguments))
-            raise TemplateError(f"template arguments may be {allowed}; {unknown[0]!r} given; leave it out")
+            raise TemplateError(f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out")
         thinking = arguments.get("enable_thinking")
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
 
@@ -151,11 +151,12 @@ class ChatTemplate:
 def _check_source(source: object) -> None:
     if not isinstance(source, str):
         raise CheckpointError(
-            f"a chat template must be one text, a {type(source).__name__} given; name one of the model's templates"
+            f"expected the chat template to be a string, got {type(source).__name__}; name one of the model's templates"
         )
     if len(source) > MAX_SOURCE_CHARS:
         raise CheckpointError(
-            f"a chat template may have {MAX_SOURCE_CHARS} characters, {len(source)} given; give another template file"
+            f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}; choose another "
+            "template file"
         )
 
 
@@ -170,14 +171,14 @@ def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(content, list) and content:
         final_part = {**content[-1], "text": content[-1]["text"] + mark}
         return [*messages[:-1], {**last, "content": [*content[:-1], final_part]}]
-    raise InvalidTextError("a final message can be continued if it has text, this one has none; give it some")
+    raise InvalidTextError("expected text in the final message to continue, got none; add some")
 
 
 def _cut_at_mark(rendered: Rendered) -> Rendered:
     """Everything before the mark; without trailing space if the template trims its messages."""
     before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
     if not mark:
-        raise TemplateError("the model's chat template does not show the final message, so it cannot be continued")
+        raise TemplateError("the model's chat template does not output the final message, so it cannot be continued")
     text = before if after.startswith(" ") else before.rstrip()
     spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
     sources = ((start, min(stop, len(text)), label) for start, stop, label in rendered.sources)

@@ -18,7 +18,7 @@ BLOCK_SIZE = 4
 
 
 @dataclass
-class StrangerServer:
+class OpenAIServer:
     """One that runs, and what a test may change about it."""
 
     vocabulary_size: int
@@ -233,10 +233,10 @@ def _chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def stranger_server(port: int = 0, **settings: Any) -> AsyncIterator[StrangerServer]:
+async def openai_server(port: int = 0, **settings: Any) -> AsyncIterator[OpenAIServer]:
     """A server with the tokens of the small fleets' oracles."""
     text = talker(template=TEMPLATE).text
-    server = StrangerServer(
+    server = OpenAIServer(
         text.vocabulary_size, lambda given: text.tokenizer.encode(given, add_special_tokens=False), **settings
     )
     server.port = port

@@ -1,4 +1,4 @@
-"""Who is who in a simulated fleet: places for members, and gateways with what each of them has heard."""
+"""Slots for the members of a simulated fleet, and gateways with the members that each has recorded."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,26 +11,26 @@ from quire.sim.fleet.policy_protocol import Policy
 from quire.workload.workload_request import WorkloadRequest
 
 
-class Seat:
-    """A member's place in the fleet: who sits there may die, and another comes."""
+class MemberSlot:
+    """A slot of the fleet: its member may die, and another takes its place."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.member: Member | None = None
         self.epoch = 0
-        """Which member it is that sits here: messages of an earlier one are late."""
+        """Number of the current member: messages of an earlier one are stale."""
         self.is_draining = False
         self.outbox: deque[KVEvent] = deque()
         self.taken: dict[str, WorkloadRequest] = {}
-        """What it has been given and has not ended."""
+        """Its unfinished requests."""
         self.stranded: dict[str, WorkloadRequest] = {}
-        """What was given to a member that is dead, and whose gateway has not heard of it."""
+        """Requests of a dead member whose gateways have not detected its death."""
         self.num_requests = 0
         self.num_prompt_tokens_computed = 0
         self.busy_s = 0.0
 
-    def vacate(self) -> Member | None:
-        """Nobody sits here any more. Returns who did; what it had is stranded."""
+    def clear(self) -> Member | None:
+        """Remove and return the member; its requests are stranded."""
         member, self.member = self.member, None
         if member is not None:
             self.num_prompt_tokens_computed += member.num_prompt_tokens_computed
@@ -44,40 +44,40 @@ class Seat:
 
 @dataclass(slots=True)
 class Gateway:
-    """One of those who choose."""
+    """One gateway."""
 
     number: int
     policy: Policy
     known: dict[int, int] = field(default_factory=dict)
-    """Place -> the epoch that it knows there; what another epoch says is late."""
+    """Slot number -> the epoch known there; messages of other epochs are stale."""
 
-    def left(self, seat: Seat) -> None:
-        """The member that it knew there is gone; nothing, if it knew none."""
-        if self.known.pop(seat.number, None) is not None:
-            self.policy.left(seat.number)
+    def left(self, slot: MemberSlot) -> None:
+        """Drop the member known in this slot, if any."""
+        if self.known.pop(slot.number, None) is not None:
+            self.policy.left(slot.number)
 
 
 class PromptNames:
-    """A router's names for blocks: here all members share a key, so that their digests will do."""
+    """Block names for routing: all members share a key, so names are made from digests."""
 
     def __init__(self, size: MemberSize) -> None:
         self._size = size
         self._hasher = BlockHasher(KEY)
         self._roots: dict[str, bytes] = {}
-        """Of tenants: there are few, and they ask often."""
+        """Root digests by tenant."""
 
-    def of_prompt(self, asked: WorkloadRequest) -> tuple[int, ...]:
-        """Of the prompt's blocks, as far as a hit can go."""
-        size, hasher, digest = self._size.block_size, self._hasher, self._roots.get(asked.tenant)
+    def of_prompt(self, request: WorkloadRequest) -> tuple[int, ...]:
+        """Names of the prompt's blocks, as far as a hit can reach."""
+        size, hasher, digest = self._size.block_size, self._hasher, self._roots.get(request.tenant)
         if digest is None:
-            digest = self._roots[asked.tenant] = hasher.root(self._size.namespace(asked.tenant))
-        packed, names = pack_tokens(asked.prompt), list[int]()
-        for at in range(hit_cap(len(asked.prompt), size)):
+            digest = self._roots[request.tenant] = hasher.root(self._size.namespace(request.tenant))
+        packed, names = pack_tokens(request.prompt), list[int]()
+        for at in range(hit_cap(len(request.prompt), size)):
             digest = hasher.child(digest, packed[at * 4 * size : (at + 1) * 4 * size])
             names.append(name_of(digest))
         return tuple(names)
 
 
 def name_of(digest: bytes) -> int:
-    """Of one block."""
+    """The name of one block."""
     return int.from_bytes(digest[:8]) >> 1
