@@ -139,7 +139,7 @@ def busiest_second(good: Sequence[Outcome]) -> float:
     weights: dict[int, float] = {}
     first_s = min((one.sent_s for one in good), default=0.0)
     for one in good:
-        weight = one.output_tokens / len(one.token_s)
+        weight = one.output_tokens / max(1, len(one.token_s))  # tokens without text may come in no event at all
         for moment_s in one.token_s:
             second = int(moment_s - first_s)
             weights[second] = weights.get(second, 0.0) + weight

@@ -83,6 +83,10 @@ def test_back_to_back_is_not_at_once() -> None:
     assert most_at_once([]) == 0
 
 
+def test_an_answer_of_tokens_without_text_has_no_event_and_breaks_no_sum() -> None:
+    assert busiest_second([outcome(0.0, [], output_tokens=1), outcome(0.0, [0.1])]) == 1.0
+
+
 def test_the_busiest_second_counts_tokens_not_events() -> None:
     assert busiest_second([outcome(0.0, [0.1, 0.2, 1.5], output_tokens=6)]) == 4.0
 
