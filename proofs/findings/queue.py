@@ -69,7 +69,7 @@ class Client:
         async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as response:
             data = await response.read()
             retry = response.headers.get("retry-after")
-            return Told(response.status, None if retry is None else float(retry), monotonic(), b"gave way" in data)
+            return Told(response.status, None if retry is None else float(retry), monotonic(), b"displaced by another tenant" in data)
 
     @property
     def refused(self) -> list[Told]:

@@ -141,9 +141,11 @@ class MemberLink(ReconnectingLink):
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
         message = await self._received(socket)
-        if not isinstance(message, Welcome) or message.protocol != PROTOCOL:
+        if not isinstance(message, Welcome):
+            raise MessageError(f"expected a Welcome as first message, got {type(message).__name__}")
+        if message.protocol != PROTOCOL:
             raise MessageError(
-                f"a member begins with its welcome in protocol {PROTOCOL}, {type(message).__name__} came"
+                f"expected protocol {PROTOCOL}, got {message.protocol}; run one version of quire on gateway and member"
             )
         self._listener.on_message(self, message)
         self.is_open = True
