@@ -69,7 +69,8 @@ class Client:
         async with self.session.post(f"{self.url}/v1/completions", json=body, headers=headers) as response:
             data = await response.read()
             retry = response.headers.get("retry-after")
-            return Told(response.status, None if retry is None else float(retry), monotonic(), b"displaced by another tenant" in data)
+            is_displaced = b"displaced by another tenant" in data
+            return Told(response.status, None if retry is None else float(retry), monotonic(), is_displaced)
 
     @property
     def refused(self) -> list[Told]:

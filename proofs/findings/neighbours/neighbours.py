@@ -1,7 +1,8 @@
 """What another key notices of one key's attacks: one-token chats and a stream, beside each attack and beside its twin.
 
 The attacks are in `neighbours/bodies.py`; a process of its own sends them. Windows are in turns: an attack, its twin of
-as many plain requests of equal length, the attack again. Judged is the median of the rounds' ratios.
+as many plain requests of equal length, the attack again. Judged is the median of the rounds' ratios. What the host of a
+virtual machine takes for others is read beside them, and a round of which it took much is measured anew.
 """
 
 import http.client
@@ -36,6 +37,10 @@ NUM_QUICK = 8
 FIRST = ("tools_multiples", "grammar_ambiguous", "answer_blanks")
 """A2, A3 and A5: in every run."""
 SETTLED_S, WARM_S = 30.0, 4.0
+MAX_STOLEN = 0.03
+"""A round beside more than this on the machine's host is measured anew: it compares the host with itself."""
+NUM_REPEATED = 12
+"""Rounds that are measured anew in one run, at most; later ones count as they are."""
 
 
 @dataclass
@@ -45,6 +50,8 @@ class Window:
     ttft_s: list[float] = field(default_factory=list)
     gap_s: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    stolen: float = 0.0
+    """The share of the processors that the machine's host took meanwhile."""
 
 
 @dataclass
@@ -75,6 +82,7 @@ class Neighbour:
     def watch(self, seconds: float) -> Window:
         """Probes for so long; each is waited for. A chat that is late keeps no other from being sent."""
         window = self.window = Window()
+        before = processor_ticks()
         probes = [
             threading.Timer(PROBE_EVERY_S * at, self._probe, args=(window,))
             for at in range(int(seconds / PROBE_EVERY_S))
@@ -84,6 +92,7 @@ class Neighbour:
         time.sleep(seconds)
         with self.lock:
             self.window = None
+        window.stolen = stolen_since(before)
         for one in probes:
             one.join()
         return window
@@ -143,6 +152,19 @@ class Ratios:
 
     ttft: float
     gap: float
+    stolen: float
+    """Of the window of which more was stolen."""
+
+
+def processor_ticks() -> list[int]:
+    """Of all processors since the machine began: user, nice, system, idle, wait, irq, softirq, stolen."""
+    return [int(one) for one in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+
+
+def stolen_since(before: list[int]) -> float:
+    """The share of the processors' time that the host had for others."""
+    passed = [after - earlier for earlier, after in zip(before, processor_ticks(), strict=True)]
+    return passed[7] / max(1, sum(passed))
 
 
 def p95(values: list[float]) -> float:
@@ -169,11 +191,12 @@ def measured(port: int, neighbour: Neighbour, keys: list[str], name: str, second
     came, attacked = _window(port, neighbour, keys, name, seconds, ())
     twin = ("--twin", str(came.pop("requests")), str(came.pop("answer_tokens")))
     _, plain = _window(port, neighbour, keys, name, seconds, twin)
-    ratios = Ratios(p95(attacked.ttft_s) / p95(plain.ttft_s), p95(attacked.gap_s) / p95(plain.gap_s))
+    stolen = max(attacked.stolen, plain.stolen)
+    ratios = Ratios(p95(attacked.ttft_s) / p95(plain.ttft_s), p95(attacked.gap_s) / p95(plain.gap_s), stolen)
     say(
         f"  {name}: {came}, twin {twin[1:]}: chat {p95(attacked.ttft_s):.2f} / {p95(plain.ttft_s):.2f} s"
         f" = {ratios.ttft:.2f}, gap {p95(attacked.gap_s):.3f} / {p95(plain.gap_s):.3f} s = {ratios.gap:.2f}"
-        f" (longest {max(attacked.gap_s):.2f}, {max(plain.gap_s):.2f})"
+        f" (longest {max(attacked.gap_s):.2f}, {max(plain.gap_s):.2f}), {stolen:.1%} stolen"
     )
     for failure in (*attacked.failures[:3], *plain.failures[:3]):
         say(f"    {failure}")
@@ -203,15 +226,21 @@ def neighbours(proof: Proof) -> None:
     others = [name for name in BODIES if name not in FIRST]
     chosen = [*FIRST, *(others if proof.is_full else proof.random.sample(others, NUM_QUICK - len(FIRST)))]
     ratios = dict[str, list[Ratios]]()
+    num_repeated = 0
     with attacked_server(proof.folder) as (server, neighbour, keys):
         for _ in range(rounds):
             for name in chosen:
-                ratios.setdefault(name, []).append(measured(server.port, neighbour, keys, name, seconds))
+                found = measured(server.port, neighbour, keys, name, seconds)
+                while found.stolen > MAX_STOLEN and num_repeated < NUM_REPEATED:
+                    num_repeated += 1
+                    found = measured(server.port, neighbour, keys, name, seconds)
+                ratios.setdefault(name, []).append(found)
     ttft = {name: statistics.median(one.ttft for one in own) for name, own in ratios.items()}
     gap = {name: statistics.median(one.gap for one in own) for name, own in ratios.items()}
     for name in chosen:
         proof.report(f"neighbour_ttft_{name}", ttft[name])
         proof.report(f"neighbour_gap_{name}", gap[name])
     proof.report("neighbour_attacks", len(chosen))
+    proof.report("neighbour_rounds_repeated", num_repeated)
     proof.at_most("neighbour_ttft", max(ttft.values()), MAX_TTFT_RATIO, f"of {max(ttft, key=lambda one: ttft[one])}")
     proof.at_most("neighbour_gap", max(gap.values()), MAX_GAP_RATIO, f"of {max(gap, key=lambda one: gap[one])}")

@@ -13,6 +13,8 @@ import resource
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from time import clock_gettime, monotonic
 from typing import TypeVar
 
@@ -24,6 +26,9 @@ START_S = 60.0
 """A busy machine may take its time to start an interpreter."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """What the process is told of ours; tokens and keys are none of its business."""
+NICENESS = 10
+"""On a core that a worker uses too, about a tenth is left."""
+SESSION = Path("/proc/self/autogroup")
 BROKEN = (OSError, EOFError, msgspec.MsgspecError)
 """What a helper that does not answer as it should ends in."""
 T = TypeVar("T")
@@ -106,6 +111,14 @@ def bound_memory(num_bytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def lower_priority() -> None:
+    """Yield the cores to the worker's threads: a step is as long as its slowest one. Where the system gives each
+    session its share whatever the priorities, this session's is lowered too."""
+    with suppress(OSError):
+        os.nice(NICENESS)
+        SESSION.write_text(str(NICENESS))
 
 
 def allow_time(cpu_s: int) -> None:

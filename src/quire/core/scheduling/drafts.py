@@ -1,11 +1,13 @@
 """Drafts: guesses at the tokens that follow, which a step checks beside computing what is known.
 
 A guess changes no answer: it is right exactly if it is the token that would have been chosen in its place. And it costs
-others nothing: drafts get the tokens of a step and the blocks of the pool that no running sequence has a use for, and
-only as many as are likely enough (`acceptance_rates`) to pay for the time they take (`step_cost`).
+others little: drafts get the tokens of a step and the blocks of the pool that no running sequence has a use for, only
+as many as are likely enough (`acceptance_rates`) to pay for the time they take (`step_cost`), and where tenants share a
+step they make it a little longer at most: one tenant's repetitive text would pay for steps that all others wait for.
 """
 
 from collections.abc import Callable
+from math import inf
 
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.scheduling.acceptance_rates import UNKNOWN, Draft
@@ -19,6 +21,8 @@ Ended = Callable[[Sequence], None]
 """Called with every sequence that is over."""
 MAX_DRAFTS = 15
 """Of one sequence in one step: with its last known token they are as many as count as a few."""
+MAX_SLOWDOWN = 1.25
+"""How many times as long a step of several tenants may take with its drafts."""
 SUREST = 0.9
 """Where a guess must be surer than this, none is searched: so sure is hardly one, and searching takes time too."""
 
@@ -42,8 +46,8 @@ def draft_room(
 class DraftBudget:
     """What one step has left for drafts beside all known tokens of the running sequences."""
 
-    __slots__ = ("_cost", "_max_sequence_tokens", "_memory", "_num_blocks", "_num_fed", "_num_left", "_num_sequences",
-                 "_propose")  # fmt: skip
+    __slots__ = ("_cost", "_limit_s", "_max_sequence_tokens", "_memory", "_num_blocks", "_num_fed", "_num_left",
+                 "_num_sequences", "_propose")  # fmt: skip
 
     def __init__(self, propose: Propose, placement: Placement, memory: KVMemory, config: SchedulerConfig) -> None:
         self._propose = propose
@@ -53,6 +57,9 @@ class DraftBudget:
         self._num_sequences = len(placement.running)
         self._num_fed = sum(one.num_uncomputed for one in placement.running)
         self._num_left = config.max_step_tokens - self._num_fed
+        self._limit_s = inf
+        if self._cost is not None and len({one.request.tenant for one in placement.running}) > 1:
+            self._limit_s = MAX_SLOWDOWN * self._cost.seconds(self._num_fed)
         self._num_blocks = memory.num_free_blocks - placement.needs().num_blocks
 
     def take(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
@@ -83,6 +90,8 @@ class DraftBudget:
         each = sequence.acceptance_rates.get(guess.source, UNKNOWN).likelihood(len(sequence.tokens))
         likelihood, count = each, 0
         while count < len(guess.token_ids) and likelihood >= cost.least_likelihood(num_fed + count, num_sequences):
+            if cost.seconds(num_fed + count + 1) > self._limit_s:
+                break
             likelihood *= each
             count += 1
         return guess.token_ids[:count]

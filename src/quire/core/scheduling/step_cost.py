@@ -42,11 +42,19 @@ class StepCost:
             rising.append((num_tokens, max(seconds, rising[-1][1] if rising else 0.0)))
         return StepCost(tuple(rising))
 
+    def seconds(self, num_tokens: int) -> float:
+        """Of a step that feeds so many."""
+        low, low_s, slope = self._line(num_tokens)
+        return low_s + slope * max(0, num_tokens - low)
+
     def least_likelihood(self, num_tokens: int, num_sequences: int) -> float:
         """What the chance of one more guess must be in a step of so many tokens for so many sequences."""
+        _, _, slope = self._line(num_tokens)
+        return MARGIN * num_sequences * max(slope / self.seconds(num_tokens), LEAST_PRICE)
+
+    def _line(self, num_tokens: int) -> tuple[int, float, float]:
+        """Where the line begins on which a step of so many tokens lies, and its slope."""
         points = self.points
         at = min(max(bisect_right(points, (num_tokens, float("inf"))), 1), len(points) - 1)
         (low, low_s), (high, high_s) = points[at - 1], points[at]
-        slope = (high_s - low_s) / (high - low)
-        step_s = low_s + slope * max(0, num_tokens - low)
-        return MARGIN * num_sequences * max(slope / step_s, LEAST_PRICE)
+        return low, low_s, (high_s - low_s) / (high - low)

@@ -24,7 +24,7 @@ from quire.text.grammars.wire import (
     ToChecker,
     VocabularyLoaded,
 )
-from quire.text.helper_process import allow_time, bound_memory, receive, send
+from quire.text.helper_process import allow_time, bound_memory, lower_priority, receive, send
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -108,4 +108,5 @@ def serve_checks(end: socket.socket) -> None:
 
 if __name__ == "__main__":
     bound_memory(MEMORY_BYTES)
+    lower_priority()
     serve_checks(socket.socket(fileno=0))

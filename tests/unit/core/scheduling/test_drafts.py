@@ -11,7 +11,7 @@ from quire.backends.oracle import answer_alone
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling
 from quire.core.scheduling.acceptance_rates import FORGOTTEN_TOKENS, UNKNOWN, AcceptanceRate, Draft
-from quire.core.scheduling.drafts import MAX_DRAFTS, Propose
+from quire.core.scheduling.drafts import MAX_DRAFTS, MAX_SLOWDOWN, Propose
 from quire.core.scheduling.sequence import Sequence
 from quire.core.scheduling.step_cost import StepCost
 from quire.core.step import RowResult, StepResult
@@ -270,6 +270,21 @@ def test_the_more_sequences_share_a_step_the_fewer_guesses_each_gets() -> None:
         server.run()
     assert num_drafts(many)[0] < 8 * num_drafts(alone)[0]
     assert max(item.num_drafts for plan in many.plans for item in plan.items) > 0
+
+
+@pytest.mark.parametrize(("tenants", "is_bounded"), [(("a", "a"), False), (("a", "b"), True)])
+def test_drafts_make_a_step_of_several_tenants_a_quarter_longer_at_most(
+    tenants: tuple[str, str], is_bounded: bool
+) -> None:
+    cost = StepCost(((1, 1.0), (64, 3.0)))
+    server = Server(num_blocks=400, propose=right, step_cost=cost, max_step_tokens=200)
+    for at, tenant in enumerate(tenants):
+        server.ask([at], 200, tenant=tenant)
+    for _ in range(6):
+        server.step()
+    num_fed = max(sum(len(item.token_ids) for item in plan.items) for plan in server.plans)
+    assert (cost.seconds(num_fed) <= MAX_SLOWDOWN * cost.seconds(len(tenants))) == is_bounded
+    assert num_fed > len(tenants)
 
 
 def test_sources_have_chances_of_their_own() -> None:

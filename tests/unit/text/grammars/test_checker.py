@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from quire.text.grammars.checker import GrammarChecker, Verdicts
 from quire.text.grammars.grammar import Grammar
 from quire.text.grammars.process import Checker
 from quire.text.grammars.wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, VocabularyLoaded
+from quire.text.helper_process import NICENESS
 from tests.support.core.grammars import END_ID
 from tests.support.models.small_tokenizers import byte_level
 
@@ -97,6 +99,14 @@ def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
     monkeypatch.undo()
     checker.check(Grammar.regex("b"))
     checker.close()
+
+
+def test_checks_yield_the_cores_to_the_worker(checker: GrammarChecker) -> None:
+    checker.check(Grammar.regex("a"))
+    (helper,) = checker._helpers
+    assert os.getpriority(os.PRIO_PROCESS, helper.pid) >= NICENESS
+    session = Path(f"/proc/{helper.pid}/autogroup")
+    assert not session.exists() or session.read_text().endswith(f"nice {NICENESS}\n")
 
 
 def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
