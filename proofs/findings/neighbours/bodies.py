@@ -270,7 +270,8 @@ def _prompt_arguments(number: int, token: Token) -> dict[str, Any]:
 
 
 def _plain_changing(number: int) -> dict[str, Any]:
-    return _plain_words(9_000)(0) | {"messages": [{"role": "user", "content": f"{number} " + "river stone " * 800}]}
+    """As many tokens as the attack has with SmolLM2's tokenizer: 3,490."""
+    return _plain_words(9_000)(0) | {"messages": [{"role": "user", "content": f"{number} " + "river stone " * 1744}]}
 
 
 @_attack("prompt_changing", plain=_plain_changing)

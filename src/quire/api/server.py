@@ -20,7 +20,6 @@ from quire.api.http.acceptor import Acceptor
 from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.api.listening import BACKLOG
-from quire.observe.access_log import end_typed_line
 
 CLOSE_GRACE_S = 2.0
 """How long ended streams may take to send their error."""
@@ -91,8 +90,6 @@ class Shutdown:
 
     def request(self, number: int | None = None) -> None:
         """Begin the shutdown; a second call ends it at once."""
-        if number == signal.SIGINT:
-            end_typed_line()
         if self._hurry.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)

@@ -36,12 +36,6 @@ def write_routine(fields: Mapping[str, Any]) -> None:
     ACCESS.debug("request", extra={"fields": dict(fields)})
 
 
-def end_typed_line() -> None:
-    """Start a new line after a typed ^C in a terminal."""
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-
-
 class OnStderr(logging.Handler):
     """Writes to the current sys.stderr: while a progress bar is drawn, that is its console."""
 

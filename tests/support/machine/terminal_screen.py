@@ -80,8 +80,8 @@ class Screen:
                 self._down()
             case "\b":
                 self.column = max(0, self.column - 1)
-            case "\x07":
-                pass
+            case "\x03" | "\x07":
+                pass  # a bell, and a Ctrl-C that the terminal does not spell
             case _:
                 if self.column == self.width:
                     self._down()

@@ -104,12 +104,14 @@ def serve_models(
     from contextlib import closing
 
     from quire.api.listening import public_socket
+    from quire.cli.shared.ending import without_echoed_controls
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
     gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
     # Bind the address before anything else. Then spawn a worker: it imports on one core while this process imports on
     # another.
     with (
+        without_echoed_controls(),
         public_socket(settings.server, allow_no_keys=allow_no_keys) as listener,
         closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first,
     ):
@@ -160,16 +162,9 @@ def _serve(
 
 def _end_on_signal(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
     """Signal handlers until the server installs its own: everything that runs before then can be cancelled."""
-    from quire.observe.access_log import end_typed_line
-
-    def end(task: "Task[int]", number: int) -> None:
-        if number == signal.SIGINT:
-            end_typed_line()
-        task.cancel()
-
     for number in (signal.SIGINT, signal.SIGTERM):
         if task is not None:
-            loop.add_signal_handler(number, end, task, number)
+            loop.add_signal_handler(number, task.cancel)
 
 
 def _print_line(line: str) -> None:
