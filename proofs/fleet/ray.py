@@ -25,11 +25,20 @@ from benchmarks.servers import free_port
 from proofs.framework.proof import Proof, section
 from quire.fleet.protocol.keys import make_keys
 from quire.fleet.ray.config import GATEWAY, MEMBER, POLICY
-from quire.fleet.ray.serve_rest import ServeRest, read_token
 
 PYTHON = "QUIRE_RAY_PYTHON"
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 300.0
+END_S = 60.0
+TOKEN = "1f" * 32
+ENVIRON = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+}
+"""As in docs/guides/fleet-ray.md."""
 LOOK_S = 0.5
 NUM_STREAMS = 16
 NUM_TOKENS = 400
@@ -62,21 +71,44 @@ class Asked:
 class RayFleet:
     """One that runs."""
 
-    python: str
     port: int
-    rest: ServeRest
-    environ: dict[str, str]
+    ray_port: int
+    """Of its dashboard, which has Serve's HTTP interface."""
     folder: Path
     num_failed: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def quire(self, *words: str) -> str:
-        """A command of `quire fleet ray`."""
-        command = [self.python, "-m", "quire", "fleet", "ray", *words, "--address", self.rest.address]
-        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=PATIENCE_S)
-        if done.returncode:
-            raise RuntimeError(f"quire fleet ray {words[0]}: {done.stderr[-3000:]}")
-        return done.stdout
+    def serve(self, config: dict[str, Any] | None = None) -> dict[str, Any]:
+        """What is deployed, by Ray's own interface; with a config, deploy it. Raises OSError."""
+        connection = HTTPConnection("127.0.0.1", self.ray_port, timeout=PATIENCE_S)
+        method, body = ("GET", None) if config is None else ("PUT", json.dumps(config))
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        try:
+            connection.request(method, "/api/serve/applications/", body, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
+        except HTTPException as error:
+            raise OSError(f"Ray's interface: {error!r}") from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"Ray refused {method}: {answer.status} {text[:3000]}")
+        return dict(json.loads(text or "{}"))
+
+    def is_there(self) -> bool:
+        """Whether Ray's interface responds."""
+        try:
+            self.serve()
+        except OSError:
+            return False
+        return True
+
+    def is_running(self) -> bool:
+        """Whether the application is deployed. One that is unhealthy has lost a replica, and gets another."""
+        found = self.serve().get("applications", {}).get("quire", {})
+        if found.get("status") == "DEPLOY_FAILED":
+            raise RuntimeError(f"the deployment failed: {found.get('message')}")
+        return bool(found.get("status") == "RUNNING")
 
     def up(self, members: dict[str, Any], **args: Any) -> None:
         """Deploy oracles; other arguments than before replace all replicas."""
@@ -103,19 +135,18 @@ class RayFleet:
                 }
             ],
         }
-        file = self.folder / "fleet.json"
-        file.write_text(json.dumps(config))
-        self.quire("up", str(file))
+        self.serve(config)
+        self.until(self.is_running, "a deployment")
 
-    def members(self) -> list[dict[str, Any]]:
-        """Replicas that run, as `quire fleet ray status` has them."""
-        told = json.loads(self.quire("status", "--json"))
-        return [one for one in told["replicas"] if one["deployment"] == MEMBER and one["state"] == "RUNNING"]
+    def replicas(self, deployment: str = MEMBER) -> dict[str, int]:
+        """Those that run, with the id of Ray's process of each."""
+        deployments = self.serve()["applications"]["quire"]["deployments"]
+        found = deployments[deployment]["replicas"]
+        return {one["replica_id"]: int(one["pid"]) for one in found if one["state"] == "RUNNING"}
 
     def running(self, deployment: str = MEMBER) -> set[str]:
-        """The same by Ray's own interface, which is quicker."""
-        deployments = self.rest.details()["applications"]["quire"]["deployments"]
-        return {one["replica_id"] for one in deployments[deployment]["replicas"] if one["state"] == "RUNNING"}
+        """Their names."""
+        return {*self.replicas(deployment)}
 
     def until(self, condition: Callable[[], bool], what: str) -> float:
         """How long it took."""
@@ -219,29 +250,50 @@ class RayFleet:
                 thread.join()
 
 
+def member_process(replica_pid: int) -> int:
+    """The member's own process, which Ray's process of the replica looks after."""
+    threads = Path(f"/proc/{replica_pid}/task").glob("*/children")
+    children = [int(pid) for thread in threads for pid in thread.read_text().split()]
+    return next(pid for pid in children if b"oracle_replica" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 @contextmanager
 def ray_fleet(proof: Proof, python: str) -> Iterator[RayFleet]:
     """Ray on this machine, ended with the proof."""
     folder = proof.folder / "ray"
     make_keys(folder / "keys")
+    (folder / "token").write_text(TOKEN)
     path = os.pathsep.join((str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")))
     own = {
+        **ENVIRON,
         "PYTHONPATH": path.rstrip(os.pathsep),
-        "XDG_STATE_HOME": str(folder / "state"),
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
         "HOME": str(folder),
     }
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("QUIRE_", "RAY_"))} | own
-    (folder / "token").write_text("1f" * 32)
-    rest = ServeRest(f"http://127.0.0.1:{free_port()}", read_token(environ))
-    fleet = RayFleet(python, free_port(), rest, environ, folder)
+    fleet = RayFleet(free_port(), free_port(), folder)
+    command = [
+        *(python, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"),
+        *("--node-ip-address=127.0.0.1", f"--port={free_port()}", "--include-dashboard=true"),
+        *("--dashboard-host=127.0.0.1", f"--dashboard-port={fleet.ray_port}", f"--object-store-memory={128 << 20}"),
+    ]
+    with (folder / "head.log").open("wb") as log:
+        head = subprocess.Popen(command, env=environ, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     try:
+        fleet.until(fleet.is_there, "Ray")
         yield fleet
     finally:
         try:
-            fleet.quire("down")
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            fleet.serve({"applications": []})
+            fleet.until(lambda: not fleet.serve().get("applications"), "the end of the application")
+        except (OSError, RuntimeError) as error:  # TimeoutError among them
             say(f"  {error}")
+        head.terminate()
+        try:
+            head.wait(END_S)
+        except subprocess.TimeoutExpired:
+            head.kill()
+            head.wait()
 
 
 @section("without ray")
@@ -283,13 +335,13 @@ def _moves(proof: Proof, fleet: RayFleet) -> None:
     num_lost, num_other = sum(bool(one.problem) for one in expected), 0
     say(f"  undisturbed: {[one.problem for one in expected if one.problem][:3]}")
     for which in ("pid", "member_pid"):
-        victim = fleet.members()[0]
-        found = fleet.ask_all(seeds, partial(kill_soon, int(victim[which])))
+        victim, replica_pid = next(iter(fleet.replicas().items()))
+        found = fleet.ask_all(seeds, partial(kill_soon, replica_pid if which == "pid" else member_process(replica_pid)))
         num_lost += sum(bool(one.problem) for one in found)
         num_other += sum(one.text != other.text for one, other in zip(found, expected, strict=True))
         for problem in {one.problem for one in found} - {""}:
             say(f"  lost: {problem}")
-        proof.report(f"ray_replaced_{which}_s", fleet.until_replaced(victim["replica"], 2), "after the last stream")
+        proof.report(f"ray_replaced_{which}_s", fleet.until_replaced(victim, 2), "after the last stream")
     proof.report("ray_moved", fleet.num_moved(), "requests that went on with another member")
     proof.equals("ray_moves", num_lost, 0, f"of {NUM_STREAMS} streams lost, replica and member killed -9")
     proof.equals("ray_moves_unequal", num_other, 0, "that went on with other text than undisturbed")
@@ -311,7 +363,7 @@ def kill_soon(pid: int) -> None:
 def _scaled(proof: Proof, fleet: RayFleet) -> None:
     """From one member to three with the load, and back without it."""
     before = fleet.running()
-    fleet.quire("scale", "1")
+    fleet.up(scaling(1, 1))
     fleet.until(lambda: len(fleet.running()) == 1, "one member")
     fleet.up(scaling(1, 3))
     proof.equals("ray_scaled_replaced", len(fleet.running() - before), 0, "members that another number replaced")
@@ -324,7 +376,7 @@ def _scaled(proof: Proof, fleet: RayFleet) -> None:
 
 def _updated(proof: Proof, fleet: RayFleet) -> None:
     """Other arguments: every member and the gateway are replaced, under load."""
-    fleet.quire("scale", "2")
+    fleet.up(scaling(2, 2))
     fleet.until(lambda: len(fleet.running()) == 2, "two members")
     before, gateways = fleet.running(), fleet.running(GATEWAY)
     began_s = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 import ray  # type: ignore[import-not-found,unused-ignore]  # noqa: F401 - where it is not installed, nothing here can run
 from ray import serve  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
-from proofs.fleet.ray import ray_fleet, ray_python, scaling
+from proofs.fleet.ray import member_process, ray_fleet, ray_python, scaling
 from proofs.framework.proof import Proof
 
 
@@ -17,12 +17,12 @@ def test_a_killed_member_of_a_fleet_on_ray_loses_no_stream_and_is_replaced(tmp_p
     with ray_fleet(Proof("test", "quick", tmp_path), python) as fleet:
         fleet.up(scaling(2, 2))
         expected = [one.text for one in fleet.ask_all([1, 2, 3, 4])]
-        victim = fleet.members()[0]
-        assert victim["member"]["address"].startswith("tcp://127.0.0.1:")
-        found = fleet.ask_all([1, 2, 3, 4], lambda: os.kill(victim["member_pid"], signal.SIGKILL))
+        victim, replica_pid = next(iter(fleet.replicas().items()))
+        member_pid = member_process(replica_pid)
+        found = fleet.ask_all([1, 2, 3, 4], lambda: os.kill(member_pid, signal.SIGKILL))
         assert [(one.text, one.problem) for one in found] == [(text, "") for text in expected]
-        fleet.until_replaced(victim["replica"], 2)
+        fleet.until_replaced(victim, 2)
         before = fleet.running()
-        fleet.quire("scale", "1")
+        fleet.up(scaling(1, 1))
         fleet.until(lambda: len(fleet.running()) == 1, "one member")
         assert fleet.running() < before

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from quire.cli.fleet.commands import fleet_app
 from quire.fleet.gateway.discovery import NamedMembers, parse_source
 from quire.fleet.member.status import MemberStatus, encode_status
-from quire.fleet.ray.config import MemberCount, check_config, read_args, serve_config
+from quire.fleet.ray.config import MemberCount, read_args, serve_config
 from quire.observe.metrics import Metrics, Picture
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
@@ -117,7 +117,7 @@ def test_members_are_scaled_by_metrics_that_gateways_have() -> None:
 
 def test_the_ray_service_holds_a_config_of_ours_with_keys_and_rays_token() -> None:
     (service,) = documents("rayservice.yaml")
-    config = check_config(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
     (application,) = config["applications"]
     args = read_args(application["args"])
     made = serve_config(args, MemberCount(2, 8), 2)

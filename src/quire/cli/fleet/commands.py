@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.shared.lazy import lazy_group
 from quire.cli.shared.settings_flags import with_chosen_settings
 from quire.config import SETTINGS, Group, Settings
 
@@ -19,20 +18,22 @@ fleet_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-fleet_app.add_typer(
-    lazy_group(
-        "quire.cli.fleet.ray",
-        "ray_app",
-        name="ray",
-        help="A fleet on Ray: placement, restarts, scaling and rolling updates of members. Needs quire[ray].",
-        epilog="Example: quire fleet ray up model.gguf --members 2",
-    )
+ray_app = typer.Typer(
+    name="ray",
+    help="A fleet on Ray, which places, restarts, scales and updates members. Deploying needs quire[ray].",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
+fleet_app.add_typer(ray_app)
 COMPUTES = (Group.MODEL, Group.SCHEDULING)
 MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
 HAS_MODELS = ("models_folder", "idle_s", "turn_s", "trace", "trace_max_bytes", "trace_tokens")
 GATEWAY_SETTINGS = [
     one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
+]
+ONE_MACHINE = ("models_folder", "idle_s", "turn_s", "admin_socket", "store", "store_size")
+RAY_SETTINGS = [
+    one.name for one in SETTINGS if one.group in (*COMPUTES, Group.SERVER) and one.name not in ONE_MACHINE
 ]
 TokenizerModel = Annotated[
     str, typer.Option(metavar="MODEL", help="Model that provides the tokenizer if all members are OpenAI members.")
@@ -141,6 +142,46 @@ def gateway(
         num_ended = runner.run(run(plan, _print_line, opened))
     if num_ended:
         _print_line(f"{num_ended} requests did not finish in time and were cancelled")
+
+
+@ray_app.command("config")
+@with_chosen_settings(*RAY_SETTINGS)
+def ray_config(
+    settings: Settings,
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, or a hub id.")],
+    fleet_keys: Annotated[
+        Path, typer.Option("--fleet-keys", metavar="FOLDER", help="Folder from `quire fleet keys`, on every machine.")
+    ],
+    members: Annotated[
+        str, typer.Option(metavar="N|MIN-MAX", help="Number of members; a range follows the load.")
+    ] = "1",
+    gateways: Annotated[int, typer.Option(help="Number of gateways.")] = 1,
+    name: Annotated[str, typer.Option(help="Model name for clients; default: the last part of MODEL.")] = "",
+) -> None:
+    """Print the Serve config of a fleet, for `serve deploy`."""
+    import json
+
+    from msgspec import to_builtins
+
+    from quire.fleet.member.replicas import settings_of_replica
+    from quire.fleet.protocol.keys import GATEWAY_FILE, MEMBER_FILE
+    from quire.fleet.ray.config import MemberCount, RayFleetArgs, serve_config
+
+    count = MemberCount.parse(members)
+    own = settings_of_replica(settings.model, count.at_most)
+    # Those from variables and files too: replicas may run where these are missing.
+    chosen = {one: settings.values[one] for one in RAY_SETTINGS}
+    known = {one: to_builtins(found.value) for one, found in chosen.items() if found.source != "default"}
+    parts = {"memory": own.memory_bytes, "threads": own.num_threads}
+    keys = fleet_keys.resolve()
+    args = RayFleetArgs(
+        str(Path(model).resolve()) if Path(model).exists() else model,
+        name or Path(model).name,
+        str(keys / MEMBER_FILE),
+        str(keys / GATEWAY_FILE),
+        settings={one: value for one, value in (known | parts).items() if value is not None},
+    )
+    typer.echo(json.dumps(serve_config(args, count, gateways), indent=2))
 
 
 def _ending(loop: "asyncio.AbstractEventLoop") -> "asyncio.Event":

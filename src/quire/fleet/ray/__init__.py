@@ -1,1 +1,1 @@
-"""Ray: the configuration of a deployment, and its control. One file here imports ray."""
+"""A fleet on Ray Serve: its configuration and its deployments. One file here imports ray."""

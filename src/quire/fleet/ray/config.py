@@ -1,13 +1,12 @@
 """The configuration of a fleet on Ray: its application's arguments, and the config file that Ray Serve deploys.
 
-Imports no ray: a config can be written, read and checked where it is not installed. `deploy/ray/fleet.yaml` is one.
+Imports no ray: a config can be written where it is not installed. `deploy/ray/fleet.yaml` is one.
 
     args        what members load and gateways serve; a change replaces all replicas, one after the other
     deployments how many there are of each; a change replaces none
 """
 
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,53 +133,3 @@ def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1
             }
         ],
     }
-
-
-def check_config(config: object) -> dict[str, Any]:
-    """A config that was read from a file; the proxies must listen where gateways expect. Raises ConfigError."""
-    if not isinstance(config, dict) or not isinstance(config.get("applications"), list):
-        raise ConfigError("expected a Serve config with a list of applications, such as deploy/ray/fleet.yaml")
-    listens = config.get("http_options", {}).get("host")
-    for application in config["applications"]:
-        if application.get("import_path") != IMPORT_PATH:
-            continue
-        server = settings_of_args(read_args(application.get("args", {}))).server
-        if listens != server.host:
-            raise ConfigError(
-                f"gateways judge by `host` of their settings who can reach them, {server.host} there and "
-                f"{listens} in http_options given; say the same in both"
-            )
-    return config
-
-
-def scaled(application: Mapping[str, Any], members: MemberCount) -> dict[str, Any]:
-    """The same application with another number of members."""
-    changed: dict[str, Any] = deepcopy(dict(application))
-    deployments: Sequence[dict[str, Any]] = changed.get("deployments", ())
-    others = [one for one in deployments if one.get("name") != MEMBER]
-    before = next((one for one in deployments if one.get("name") == MEMBER), dict[str, Any]())
-    kept = {name: value for name, value in before.items() if name not in ("num_replicas", "autoscaling_config")}
-    changed["deployments"] = [{**kept, **members.deployment}, *others]
-    return changed
-
-
-def listening(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a cluster's proxies listen, for the next config: they stay as they were started."""
-    return {name: details[name] for name in ("proxy_location", "http_options") if details.get(name)}
-
-
-def with_applications(details: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """A config to deploy beside other applications: one that is left out would be ended."""
-    own = {one["name"] for one in wanted["applications"]}
-    others = [one for one in _deployed(details) if one["name"] not in own]
-    return {**wanted, "applications": [*wanted["applications"], *others]}
-
-
-def without_application(details: Mapping[str, Any], app: str) -> dict[str, Any]:
-    """A config that ends this one and no other."""
-    return {**listening(details), "applications": [one for one in _deployed(details) if one["name"] != app]}
-
-
-def _deployed(details: Mapping[str, Any]) -> list[dict[str, Any]]:
-    configs = [one.get("deployed_app_config") for one in details.get("applications", {}).values()]
-    return [one for one in configs if one]

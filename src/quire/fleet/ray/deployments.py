@@ -9,15 +9,12 @@ The one file that imports ray. While Ray does not list members, gateways keep th
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import ray
-from msgspec import to_builtins
 from msgspec.structs import replace
 from ray import serve
 from ray.exceptions import RayError
@@ -38,8 +35,6 @@ from quire.fleet.ray.config import (
 )
 from quire.fleet.ray.registry import SETTLES_S, MemberRegistry, MemberRow
 from quire.fleet.ray.scaling import load_of, wanted_members
-
-log = logging.getLogger("quire.fleet")
 
 NAMESPACE = "quire"
 REPORT_EVERY_S = 1.0
@@ -64,28 +59,12 @@ def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
 # -- the registry ------------------------------------------------------------------------------------------------------
 
 
-class RegistryActor:
+class RegistryActor(MemberRegistry):
     """The table of members, in a process of Ray's."""
 
     def __init__(self) -> None:
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._registry = MemberRegistry(settles_s=SETTLES_S if is_again else 0.0)
-
-    def report(self, row: MemberRow) -> None:
-        """See `MemberRegistry`."""
-        self._registry.report(row)
-
-    def leave(self, replica: str) -> None:
-        """See `MemberRegistry`."""
-        self._registry.leave(replica)
-
-    def rows(self) -> list[MemberRow]:
-        """See `MemberRegistry`."""
-        return self._registry.rows()
-
-    def addresses(self) -> list[str]:
-        """See `MemberRegistry`."""
-        return self._registry.addresses()
+        super().__init__(settles_s=SETTLES_S if is_again else 0.0)
 
 
 def registry_of(app: str) -> Any:
@@ -138,9 +117,9 @@ class RayMember:
         context = serve.get_replica_context()
         self._rule = rule_of(args, settings)
         self._replica = str(context.replica_id.unique_id)
-        self._node = own_node_address()
+        node = own_node_address()
         self._registry = registry_of(context.app_name)
-        host = f"[{self._node}]" if ":" in self._node else self._node
+        host = f"[{node}]" if ":" in node else node
         ordered = await asyncio.to_thread(order, args, settings)
         self._member = WatchedMember(replace(ordered, address=f"tcp://{host}:*", keys=keys), command)
         await asyncio.to_thread(self._member.start)
@@ -174,9 +153,9 @@ class RayMember:
 
     def _report(self) -> None:
         """A member that is not healthy is not reported, and soon not listed."""
-        status, pid = self._member.status, self._member.pid
-        if status is not None and pid is not None and not self._member.problem():
-            self._registry.report.remote(MemberRow(self._replica, self._node, pid, status))
+        status = self._member.status
+        if status is not None and not self._member.problem():
+            self._registry.report.remote(self._replica, status)
 
 
 class RayGateway:
@@ -244,19 +223,3 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
         **usual,
     )(serve.ingress()(RayGateway))
     return gateway.bind(dict(args), member.bind(dict(args), order, command))
-
-
-# -- for `quire fleet ray status` --------------------------------------------------------------------------------------
-
-
-def member_rows(app_name: str, gcs: str) -> list[dict[str, Any]]:
-    """The members as the registry has them. Connects to a cluster that this machine is in."""
-    ray.init(address=gcs, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    try:
-        handle = ray.get_actor(f"registry-{app_name}", namespace=NAMESPACE)
-        rows: list[MemberRow] = ray.get(handle.rows.remote(), timeout=REGISTRY_S)
-    except (RayError, ValueError, TimeoutError):
-        return []
-    finally:
-        ray.shutdown()
-    return [{**asdict(row), "status": to_builtins(row.status)} for row in rows]

@@ -1,4 +1,4 @@
-"""A fleet on Ray as data: arguments, the config file, other numbers of members. Nothing here needs ray."""
+"""A fleet on Ray as data: arguments and the config file. Nothing here needs ray."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,10 @@ from quire.fleet.ray.config import (
     POLICY,
     MemberCount,
     RayFleetArgs,
-    check_config,
     read_args,
     rule_of,
-    scaled,
     serve_config,
     settings_of_args,
-    with_applications,
-    without_application,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -74,9 +70,8 @@ def test_other_numbers_of_members_are_refused(text: str) -> None:
         MemberCount.parse(text)
 
 
-def test_a_config_has_both_deployments_and_listens_where_its_gateways_believe() -> None:
+def test_a_config_has_both_deployments_and_listens_at_the_host_of_its_settings() -> None:
     config = serve_config(ARGS, MemberCount(2, 2), 3)
-    assert check_config(config) is config
     (application,) = config["applications"]
     assert application["import_path"] == IMPORT_PATH
     assert application["deployments"] == [
@@ -97,46 +92,7 @@ def test_a_range_of_members_follows_our_policy() -> None:
     assert scaling["policy"] == {"policy_function": POLICY}
 
 
-@pytest.mark.parametrize("config", [None, [], {}, {"applications": 1}])
-def test_what_is_no_config_is_refused(config: object) -> None:
-    with pytest.raises(ConfigError, match="list of applications"):
-        check_config(config)
-
-
-def test_proxies_that_listen_elsewhere_than_gateways_believe_are_refused() -> None:
-    config = serve_config(ARGS, MemberCount(1, 1))
-    config["http_options"]["host"] = "10.0.0.1"
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 in http_options"):
-        check_config(config)
-
-
-def test_another_number_of_members_leaves_the_rest_of_an_application_as_it_was() -> None:
-    (before,) = serve_config(ARGS, MemberCount(1, 3))["applications"]
-    before["deployments"][0]["ray_actor_options"] = {"num_cpus": 2}
-    after = scaled(before, MemberCount(4, 4))
-    assert after["deployments"][0] == {**MemberCount(4, 4).deployment, "ray_actor_options": {"num_cpus": 2}}
-    assert after["deployments"][1] == before["deployments"][1]
-    assert after["args"] == before["args"]
-    assert before["deployments"][0]["autoscaling_config"]["min_replicas"] == 1
-    assert scaled({"name": "a"}, MemberCount(2, 2))["deployments"] == [MemberCount(2, 2).deployment]
-
-
-def test_who_deploys_a_fleet_ends_no_other_application() -> None:
-    details = {
-        "applications": {
-            "theirs": {"deployed_app_config": {"name": "theirs", "import_path": "a:b"}},
-            "quire": {"deployed_app_config": {"name": "quire", "import_path": "old:one"}},
-            "by hand": {"deployed_app_config": None},
-        }
-    }
-    config = with_applications(details, serve_config(ARGS, MemberCount(1, 1)))
-    assert [one["name"] for one in config["applications"]] == ["quire", "theirs"]
-    assert without_application(details, "quire") == {"applications": [{"name": "theirs", "import_path": "a:b"}]}
-    assert config["applications"][0]["import_path"] == IMPORT_PATH
-
-
 def test_the_file_that_is_shipped_is_such_a_config() -> None:
     config = yaml.safe_load((ROOT / "deploy" / "ray" / "fleet.yaml").read_text())
-    (application,) = check_config(config)["applications"]
-    made = serve_config(read_args(application["args"]), MemberCount(1, 3))["applications"][0]
-    assert made["deployments"] == application["deployments"]
+    (application,) = config["applications"]
+    assert config == serve_config(read_args(application["args"]), MemberCount(1, 3))
