@@ -318,13 +318,13 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     Setting(
         Group.SERVER, "stable_prefix",
-        lines("PATTERNS", "dates, times, ids and billing-header, comma-separated, or a regular expression of up to "
-              "200 printable characters", "dates|times|ids|billing-header", r"[\x20-\x7e]{1,200}"),
+        lines("PATTERNS", "dates, times, ids and billing-header, comma-separated, or a glob of up to 200 printable "
+              "characters", "dates|times|ids|billing-header", r"[\x20-\x7e]{1,200}"),
         _SERVER.stable_prefix,
         "Lines to remove from system texts before the chat template is applied, so that prompts share a prefix: short "
-        "lines about a date, a time or an id; the billing header of a client; whole lines that match a regular "
-        "expression. Repeat the flag for each expression. Messages of users and assistants and tools are never "
-        "changed, and a response header lists what was removed.",
+        "lines about a date, a time or an id; the billing header of a client; whole lines that match a glob, with * "
+        "for any text and ? for any character. Repeat the flag for each glob. Messages of users and assistants and "
+        "tools are never changed, and a response header lists what was removed.",
         "dates,times", "nothing is removed",
     ),
     Setting(
