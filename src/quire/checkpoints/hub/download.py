@@ -78,7 +78,7 @@ def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progr
 
 def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
     """All of the file that is missing, over as many connections as it takes: an attempt that brought something is none
-    of those that count. The library's own way keeps nothing of a chunk of ten megabytes that did not come whole."""
+    of those that count. The library's own way (2.4) deletes an incomplete file when it fails or the process ends."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
