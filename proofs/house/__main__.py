@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 import quire
 from benchmarks.record import ROOT, say
 from proofs.framework.proof import Proof, run, section
-from proofs.house import measures
+from proofs.house import docstrings, measures
 from proofs.house.worker_probe import REPORT
 from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
@@ -107,7 +107,8 @@ def prove_documents(proof: Proof) -> None:
     guides = [page for page in pages if page.is_relative_to(ROOT / "docs" / "guides")]
     paths = [path.replace("{name:path}", "{name}") for path in measures.routes(modules)]
     names = [*quire.__all__, *(setting.name for setting in SETTINGS), *paths, *commands()]
-    none(proof, "public_docs", measures.unmentioned(names, [*reference, *guides]))
+    missing = [*measures.unmentioned(names, [*reference, *guides]), *docstrings.undocumented(modules)]
+    none(proof, "public_docs", missing)
 
 
 @section("worker")
