@@ -61,8 +61,6 @@ def make_admin(
 
 
 class _AdminEndpoints:
-    """The routes."""
-
     def __init__(
         self, admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None
     ) -> None:

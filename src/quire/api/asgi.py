@@ -71,7 +71,6 @@ class RequestMiddleware:
         self._errors = errors
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """One request."""
         if scope["type"] != "http":
             await _no_other(scope, receive, send)
             return
@@ -96,7 +95,6 @@ class RequestMiddleware:
                 self._ended(record)
 
     async def _respond(self, scope: Any, receive: Any, sender: "RecordingSend") -> None:
-        """Run the routes; send a refusal if they raise."""
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"expected at most {MAX_HEADERS} headers, got {len(scope['headers'])}"

@@ -46,7 +46,6 @@ class GatewayApp:
         self._drain_s = settings.server.drain_s
         self._is_closed = False
         self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, self._prepared.gate)
-        """The application to serve."""
 
     async def start(self) -> None:
         """Wait for the first member, and its tokenizer."""

@@ -85,7 +85,6 @@ class WebPage:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Where it is served."""
         return tuple(self._answers)
 
     async def answer(self, request: Request) -> Response:

@@ -67,7 +67,6 @@ class ConversationStore:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept, all tenants together."""
         return self._num_bytes.total()
 
     def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> bool:

@@ -142,7 +142,6 @@ class Dialect(Protocol):
 
     @property
     def names(self) -> FieldNames:
-        """Those that its bodies may have."""
         ...
 
     def parse(self, body: dict[str, Any]) -> Any:

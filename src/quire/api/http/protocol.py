@@ -64,7 +64,6 @@ class Protocol(HttpToolsProtocol):
         self._watch: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
@@ -84,7 +83,6 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes came."""
         if self._is_refused:
             return
         self._has_ended_in_read = False

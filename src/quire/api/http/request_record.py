@@ -84,17 +84,14 @@ class RequestRecord(msgspec.Struct, eq=False):
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all its prompts."""
         return sum(len(one.reply.request.prompt) for one in self.handles)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that were not computed."""
         return sum(one.reply.num_cached_tokens for one in self.handles)
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all its answers so far."""
         return sum(one.reply.num_tokens for one in self.handles)
 
     @property
@@ -125,7 +122,6 @@ class RequestRecord(msgspec.Struct, eq=False):
 
     @property
     def state(self) -> str:
-        """Where it is."""
         if not self.handles:
             return "entering"
         return "running" if any(one.reply.is_admitted for one in self.handles) else "waiting"
@@ -188,7 +184,6 @@ def figures_of(record: RequestRecord) -> ModelFigures:
 
 
 def _reason(record: RequestRecord) -> str:
-    """The label in the metrics."""
     if not record.handles or not all(one.reply.is_answered for one in record.handles):
         return "abort"
     last = {piece.finish_reason for one in record.handles for piece in one.reply.pieces if piece.finish_reason}

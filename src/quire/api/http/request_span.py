@@ -75,7 +75,6 @@ def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
 
 
 def _parameters_and_ends(record: RequestRecord) -> dict[str, AttributeValue]:
-    """The parameters of its answers, and how they ended."""
     attributes: dict[str, AttributeValue] = {}
     if record.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = record.max_tokens

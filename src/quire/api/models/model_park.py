@@ -120,7 +120,6 @@ class _ModelSlot:
 
     @property
     def num_waiting(self) -> int:
-        """Requests, of all tenants."""
         return sum(map(len, self.waiting.values()))
 
     @property
@@ -148,14 +147,12 @@ class _ModelSlot:
             arrival.set_result(self.use(client, tenant))
 
     def use(self, client: EngineClient, tenant: str) -> _Place:
-        """One more request of this tenant uses it."""
         self.users[tenant] += 1
         self.served.add(tenant)
         self.last_used_s = monotonic()
         return _Place(self, client, tenant, self.users)
 
     def refuse(self, error: Exception) -> None:
-        """Fail every request that waits."""
         for _, arrival in self._taken_from_waiting():
             arrival.set_exception(error)
 
@@ -223,7 +220,6 @@ class ModelManager:
 
     @property
     def is_started(self) -> bool:
-        """The sizes of the models are known."""
         return self._sizes is not None
 
     async def _live(self, resident: _ModelSlot, before: asyncio.Task[None] | None) -> None:

@@ -39,7 +39,6 @@ class ModelEntry:
 
     @property
     def is_ready(self) -> bool:
-        """It can serve a request now."""
         return self.engine_client is not None and self.engine_client.is_alive and self.engine_client.is_ready
 
     @property
@@ -200,7 +199,6 @@ class Models:
         return found
 
     def _aliased(self, name: str) -> ModelEntry | None:
-        """The model that a client's own name stands for."""
         model = next((model for alias, model in self._aliases.items() if fnmatchcase(name, alias)), None)
         return None if model is None else self._by_name[model]
 

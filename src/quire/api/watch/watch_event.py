@@ -88,7 +88,6 @@ def watch_event(
 
 
 def _engine(model: ModelEntry) -> dict[str, Any] | None:
-    """Its progress, within a step too."""
     stats = model.stats()
     if stats is None:
         return None

@@ -38,7 +38,6 @@ class Watchers:
 
     @property
     def num_readers(self) -> int:
-        """Readers at this moment."""
         return sum(one.num_readers for one in self._watched.values())
 
     @contextmanager

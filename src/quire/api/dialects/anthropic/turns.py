@@ -23,7 +23,6 @@ from quire.client.request.params import Grammar
 ROTATING = "x-anthropic-billing-header:"
 """Prefix of a block of a client's own accounting: it differs from conversation to conversation."""
 TOOL_FIELDS = ("name", "description", "input_schema", "strict")
-"""The fields of a tool that are read."""
 MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 

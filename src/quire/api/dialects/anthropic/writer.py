@@ -39,17 +39,14 @@ class MessagesWriter:
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """The message without its content."""
         (reply,) = replies
         message = self._message([], None, None) | {"usage": usage(reply)}
         return _event({"type": "message_start", "message": message})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """What these add to which blocks."""
         return b"".join([self._added(piece) for _, piece in batch])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """The stop reason, usage, and the last event."""
         (reply,) = replies
         stop_reason, stop_sequence = _ended(reply.pieces[-1])
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
@@ -57,11 +54,9 @@ class MessagesWriter:
         return self._closed() + _event(event) + _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
-        """The last event of a stream that broke."""
         return error_event(error)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All of it at once."""
         (reply,) = replies
         (answer,) = reply.completion().answers
         message = self._message(_blocks(answer), *_ended(answer))

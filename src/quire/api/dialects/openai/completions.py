@@ -35,7 +35,6 @@ class Completions:
     names = COMPLETION_NAMES
 
     def parse(self, body: dict[str, Any]) -> CompletionFields:
-        """Valid fields, or a refusal."""
         fields: CompletionFields = parse_fields(CompletionFields, body)
         reject_unsupported(body, NOT_OF_COMPLETIONS)
         if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(one) for one in fields.prompts):
@@ -119,7 +118,6 @@ class CompletionWriter(OpenAIWriter):
         return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All answers to all prompts."""
         choices = [choice for at, reply in enumerate(replies) for choice in self._choices(at, reply)]
         return self.response(replies, choices, system_fingerprint=None)
 

@@ -39,40 +39,33 @@ class ItemsWriter:
         """Those that begin are sent first, and made when the first others are there."""
 
     def not_kept(self) -> None:
-        """It was to be stored, and could not be."""
         self._head["store"] = False
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """The response without items."""
         response = self._response("in_progress", [], None)
         return _event("created", 0, {"response": response}) + _event("in_progress", 1, {"response": response})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """What these add to which items."""
         events = [event for _, piece in batch for event in self._items.add(piece)]
         return b"".join([self._next(name, fields) for name, fields in events])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """The last item is done, and with it the response."""
         (reply,) = replies
         data = b"".join([self._next(name, fields) for name, fields in self._items.close()])
         response = self._finished(reply, self._items.done)
         return data + self._next(response["status"], {"response": response})
 
     def error(self, error: ApiError) -> bytes:
-        """A stream that broke."""
         details = msgspec.json.decode(error_body(error))["error"]
         failure = {"code": "server_error" if error.status >= 500 else details["code"], "message": details["message"]}
         response = {**self._response("failed", self._items.done, None), "error": failure}
         return self._next("failed", {"response": response})
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All of it at once."""
         (reply,) = replies
         return ENCODER.encode(self.finished(reply))
 
     def finished(self, reply: Reply) -> dict[str, Any]:
-        """The response as it is sent in the end, whether it was streamed or not."""
         items = _Items(self.response_id)
         for piece in joined(reply.pieces):
             items.add(piece)
@@ -108,7 +101,6 @@ class _Items:
         self._text: list[str] = []
 
     def add(self, piece: Piece) -> list[ItemEvent]:
-        """What a piece does to them."""
         is_call = not isinstance(piece.part, TextPart | ReasoningPart)
         events = list[ItemEvent]()
         if piece.part != self._part:
@@ -121,7 +113,6 @@ class _Items:
         return events
 
     def close(self) -> list[ItemEvent]:
-        """The item that grew is done."""
         if self._part is None:
             return []
         text, part = "".join(self._text), self._part
@@ -215,7 +206,6 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 def _head(model: str, fields: ResponseFields) -> dict[str, Any]:
-    """What a response repeats of its request."""
     return {
         "object": "response",
         "created_at": int(time()),

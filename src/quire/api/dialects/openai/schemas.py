@@ -120,7 +120,6 @@ class CompletionFields(SamplingFields):
 
     @property
     def prompts(self) -> list[PromptField]:
-        """One or several."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [prompt]

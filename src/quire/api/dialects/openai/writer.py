@@ -53,7 +53,6 @@ class OpenAIWriter:
 
     @property
     def answer_id(self) -> str:
-        """The id of the response."""
         return str(self._head["id"])
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
