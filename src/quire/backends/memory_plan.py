@@ -73,7 +73,6 @@ class MemoryPlan:
 
     @property
     def line(self) -> str:
-        """One sentence for the person who started this."""
         num_tokens = self.num_blocks * self.block_size
         each = min(num_tokens // self.max_running, self.max_sequence_tokens)
         longest = max(1, num_tokens // self.max_sequence_tokens)

@@ -129,7 +129,6 @@ class OracleRunner:
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed at load."""
         return self._capacity
 
     def start(self, plan: StepPlan) -> PendingStep:
@@ -163,12 +162,10 @@ class OracleRunner:
         return [self._blocks[block].tobytes() for block in block_ids]
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """Put such bytes back."""
         for block, content in zip(block_ids, data, strict=True):
             self._blocks[block] = array("Q", content)
 
     def close(self) -> None:
-        """Give the blocks back."""
         self._is_closed = True
         self._blocks = []
 

@@ -23,13 +23,11 @@ def _mask(allowed: Iterable[int], vocabulary_size: int) -> bytes:
 
 
 def _drawn(sequence_id: int = 1, **params: object) -> Job:
-    """A sequence whose choices depend on seed, position, and all its output."""
     options = {"frequency_penalty": 0.5, "logprobs": 1, **params}
     return Job(sequence_id, NUM_PROMPT, ResolvedSampling(**options), seed=3)  # type: ignore[arg-type]
 
 
 def _step_by_step(make_runner: MakeRunner, job: Job) -> list[RowResult]:
-    """What a sequence gets one token at a time."""
     desk = Desk(make_runner)
     known, first = prompt_of(desk, NUM_PROMPT), 0
     rows: list[RowResult] = []

@@ -68,7 +68,6 @@ class Decoder:
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows of the head."""
         return self.shape.vocabulary_size
 
     def time_parts(self, seconds: NDArray[np.float64] | None) -> None:

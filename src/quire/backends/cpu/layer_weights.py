@@ -227,7 +227,6 @@ class LayerWeights:
         return made
 
     def _experts(self, matrices: Sequence[Matrix]) -> list[Reference]:
-        """A reference for each expert."""
         sources = [self._reader.source(one) for one in matrices]
         held, references = self._packer.pack_each(sources, [self._reader.bias(one) for one in matrices])
         self._held += held

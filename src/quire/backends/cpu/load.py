@@ -72,7 +72,6 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
 
 
 def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan) -> Iterator[str]:
-    """What the person who loads it should know."""
     if (windows := kept_whole(model.shape)) is not None:
         yield windows
     if plan.max_running < settings.max_running:

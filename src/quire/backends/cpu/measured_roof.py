@@ -51,7 +51,6 @@ class CpuRoof:
         return cls(read_shape(config))
 
     def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
-        """The step and its roof, interleaved."""
         if self.shape is None:
             raise InvariantError(f"there is no roof: {self.reason}")
         data = np.ones(READ_BYTES // 4, np.float32)

@@ -61,7 +61,6 @@ class FileRows:
         return self.tensor.num_rows, self.tensor.row_bytes
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.uint8]:
-        """Some of them, as they are stored."""
         first, end, _ = rows.indices(self.tensor.num_rows)
         with opened_weights(self.tensor.path) as file:
             raw = read_rows(file, self.tensor, first, end - first)
@@ -210,8 +209,6 @@ def numbers_in_order(order: HeadOrder, head_size: int) -> NDArray[np.int64]:
 
 
 def _selected(source: Source, order: NDArray[np.int64]) -> Source:
-    """Some of its outputs."""
-
     def read(first: int, end: int) -> RowPiece:
         wanted = order[first:end]
         low = int(wanted.min())

@@ -181,7 +181,6 @@ class _Row(NamedTuple):
         return self.kept.lists.struck(is_early=self.is_early)
 
     def allows(self, token_id: int) -> bool:
-        """Whether neither lists nor mask strike this token out."""
         if self.mask is not None and not self.mask[token_id >> 3] >> (token_id & 7) & 1:
             return False
         return (struck := self.struck) is None or not struck[token_id]

@@ -46,7 +46,6 @@ def _seconds(run: Callable[[StepPlan], object], plan: StepPlan) -> float:
 
 
 def _guessed(num_tokens: int, block_size: int) -> StepPlan:
-    """One token, and guesses behind it."""
     blocks = tuple(range(1, -(-num_tokens // block_size) + 1))
     sampling = Sampling(ResolvedSampling(temperature=0.0), 0, 0, 1, 1, None)
     return StepPlan(0, (), (WorkItem(0, (1,) * num_tokens, 0, blocks, sampling),))

@@ -79,7 +79,6 @@ class Wanted:
 
     @property
     def num_sampled(self) -> int:
-        """Rows after which a token is chosen."""
         return len(self._samplings)
 
     def results(self, computed: Computed, lists: Sequence[RowLists], masks: Masks) -> dict[int, RowResult]:
@@ -102,7 +101,6 @@ class Wanted:
         return results
 
     def _lists(self, lists: Sequence[RowLists]) -> Sequence[RowLists]:
-        """Those of each item, for each of its samplings."""
         if not self._num_drafts:
             return lists
         pairs = zip(self._sampled, lists, strict=True)
@@ -112,7 +110,6 @@ class Wanted:
         return [mask for at in self._sampled for mask in masks_of(masks, self._items[at], vocabulary_size)]
 
     def _tokens(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, tuple[int, ...]]:
-        """What each sampled item that can have a token gets."""
         found: dict[int, tuple[int, ...]] = {}
         for at, start in zip(self._sampled, self._starts, strict=True):
             token_id = choices[start].token_id

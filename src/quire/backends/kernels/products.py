@@ -43,12 +43,10 @@ class PackedProduct:
 
     @property
     def num_in(self) -> int:
-        """Inputs of a row."""
         return self._shape[1]
 
     @property
     def num_out(self) -> int:
-        """Outputs of a row."""
         return self._shape[0]
 
     @property

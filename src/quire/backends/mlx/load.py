@@ -165,7 +165,6 @@ def _wire_memory(budget_bytes: int) -> None:
 
 
 def _notes(model: Decoder) -> tuple[str, ...]:
-    """What the person who loads it should know."""
     num_windows = sum(window is not None for window in model.windows)
     windows = (
         f"{num_windows} of {len(model.windows)} layers have a sliding window; the KV cache keeps all tokens for them"

@@ -84,7 +84,6 @@ class Adapter:
 
     @property
     def vocabulary_size(self) -> int:
-        """Rows of the head."""
         return self._vocabulary_size
 
     def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:

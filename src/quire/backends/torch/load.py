@@ -55,7 +55,6 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
 
 
 def _product_notes(kind: LinearKind) -> tuple[str, ...]:
-    """What is not as it should be with products."""
     if not kind.is_packed:
         return (f"plain matrix products, so the result of a request may depend on its batch: {kind.reason}",)
     return () if kind.name == "native" else (f"slower matrix products: {kind.reason}",)

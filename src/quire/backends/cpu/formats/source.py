@@ -24,7 +24,6 @@ class Rows(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of all of it."""
         ...
 
     def __getitem__(self, rows: slice, /) -> Any:
