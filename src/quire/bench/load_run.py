@@ -71,7 +71,6 @@ class LoadRun:
         return Run(started_s, ended_s, tuple(self._outcomes))
 
     async def _client(self, waiting: Iterator[tuple[Visit, HttpCall]]) -> None:
-        """One client of a closed loop: visit after visit."""
         for visit, first in waiting:
             await self._visit(visit, first, self._clock.now_s())
 

@@ -53,7 +53,6 @@ class Outcome:
 
     @cached_property
     def text(self) -> str:
-        """The answer."""
         return "".join(self.pieces)
 
     @property

@@ -87,7 +87,6 @@ class LoadSetup:
 
     @property
     def form(self) -> Form:
-        """How prompts are sent."""
         return next(form for form in FORMS if form == self.prompts)
 
     def visits(self, seed: str, model_tokens: int | None = None) -> list[Visit]:
