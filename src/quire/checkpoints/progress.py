@@ -27,8 +27,7 @@ LOCAL_MODES = 3
 class Progress(Protocol):
     """Called with what is being done and how far it is; may be called thousands of times."""
 
-    def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None:
-        """Tell how far it is."""
+    def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None: ...
 
 
 def quiet(label: str, done_bytes: int, total_bytes: int) -> None:
@@ -44,7 +43,6 @@ class LinesOnStderr:
         self._ended = ""
 
     def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None:
-        """Print a line, or not yet."""
         now_s = self._clock()
         ended = done_bytes >= total_bytes
         if now_s - self._last_s < SECONDS_BETWEEN_LINES and not (ended and self._ended != label):

@@ -38,7 +38,6 @@ class StoredTensor:
 
     @property
     def num_values(self) -> int:
-        """Numbers in it."""
         return math.prod(self.shape)
 
     @property
@@ -48,7 +47,6 @@ class StoredTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in the file."""
         return self.num_bytes // max(1, self.num_rows)
 
 

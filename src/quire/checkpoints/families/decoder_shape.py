@@ -70,7 +70,6 @@ class DecoderLayer:
 
     @property
     def has_kv(self) -> bool:
-        """Whether it writes keys and values."""
         return self.kv_layer == self.number and self.recurrent is None
 
 
@@ -120,12 +119,10 @@ class DecoderShape:
 
     @property
     def family(self) -> Family:
-        """Its row in the table."""
         return FAMILIES[self.model_type]
 
     @property
     def num_layers(self) -> int:
-        """How many there are."""
         return len(self.layers)
 
     @property
@@ -151,7 +148,6 @@ class DecoderShape:
 
     @property
     def num_recurrent(self) -> int:
-        """How many layers keep a state."""
         return sum(layer.recurrent is not None for layer in self.layers)
 
     @property

@@ -192,7 +192,6 @@ def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers
 
 
 def _own_fields(metadata: Metadata, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """What single families have to themselves."""
     arch = metadata.architecture
     match config["model_type"]:
         case "gpt_oss":

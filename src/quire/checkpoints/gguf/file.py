@@ -54,7 +54,6 @@ class GGUFTensor:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in the file."""
         return self.num_bytes // self.num_rows
 
 

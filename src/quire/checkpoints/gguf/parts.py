@@ -29,17 +29,14 @@ class GGUFParts:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Of the whole model."""
         return self.parts[0].metadata
 
     @property
     def file_bytes(self) -> int:
-        """All files together."""
         return sum(part.file_bytes for part in self.parts)
 
     @cached_property
     def tensors(self) -> dict[str, GGUFTensor]:
-        """Of all files, by name."""
         return {name: tensor for part in self.parts for name, tensor in part.tensors.items()}
 
 

@@ -164,15 +164,12 @@ class _Sink:
             self._state.update(data)
 
     def digest(self) -> str:
-        """Of all that was written."""
         return self._state.hexdigest()
 
     def size_bytes(self) -> int:
-        """Bytes in the file."""
         return self._file.tell()
 
     def write(self, data: bytes) -> None:
-        """Add these."""
         if self.size_bytes() + len(data) > self._expected.size_bytes:
             raise _TooMuchError
         self._state.update(data)

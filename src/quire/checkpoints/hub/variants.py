@@ -69,17 +69,14 @@ class Variant:
 
     @property
     def size_bytes(self) -> int:
-        """All of them."""
         return sum(file.size_bytes for file in self.files)
 
     @property
     def weight_bytes(self) -> int:
-        """Those with weights."""
         return sum(file.size_bytes for file in self.files if file.name.lower().endswith((".gguf", ".safetensors")))
 
     @property
     def needed_bytes(self) -> int:
-        """Memory to run it in."""
         bits = WIDENED_BITS.get(self.format)
         held_bytes = self.weight_bytes * (1.0 if bits is None else HELD_BITS / bits)
         return int(held_bytes * WEIGHTS_SHARE) + PROGRAM_BYTES + CONVERSATION_BYTES
@@ -176,7 +173,6 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _fault(variant: Variant, memory_bytes: int) -> str | None:
-    """Why it cannot be taken."""
     if variant.bits is None:
         return "quire does not run this format"
     if variant.needed_bytes > memory_bytes:
