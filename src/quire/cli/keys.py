@@ -92,7 +92,6 @@ def list_keys(
 
 
 def _shown(value: object) -> str:
-    """A cell of the table."""
     return "yes" if value is True else str(value or "-")
 
 

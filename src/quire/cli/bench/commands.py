@@ -213,7 +213,6 @@ def engine(
 
 
 def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) -> None:
-    """Time steps of all kinds and write the profile."""
     import json
     from dataclasses import asdict, replace
 

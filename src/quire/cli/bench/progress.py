@@ -38,7 +38,6 @@ class Tally:
 
     @property
     def line(self) -> str:
-        """Token rate and failures so far."""
         seconds = self._clock() - self._began_s
         rate = f"{self.tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
         failed = f", {self.failed:,} failed" if self.failed else ""

@@ -114,7 +114,6 @@ class ChatSession:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation as chat-template messages."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def _answer(self, line: str) -> None:

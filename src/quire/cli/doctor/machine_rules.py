@@ -54,7 +54,6 @@ def _gib(num_bytes: int) -> str:
 
 
 def _best(facts: MachineFacts) -> str | None:
-    """The best available instruction set that has kernels."""
     return next((one for one in KERNELS_FOR if one in facts.abilities), None)
 
 

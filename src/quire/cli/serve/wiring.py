@@ -99,7 +99,6 @@ class _Opener:
 
     @asynccontextmanager
     async def opened(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
-        """One open model."""
         opening = self._early.pop(model.name, None) or _Opening(self, model, on_progress)
         try:
             yield await asyncio.shield(opening.client)

@@ -63,7 +63,6 @@ def plan(
 
 
 def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int) -> "PlanSetup":
-    """The plan setup from the flags."""
     from quire.cli.sim.trace import opened_trace, parsed_shares
     from quire.engine.step_profile import StepProfile
     from quire.sim.planning.objectives import LatencyObjective

@@ -91,7 +91,6 @@ class DashboardServer(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Handle the request, then free its connection."""
         try:
             super().process_request_thread(request, client_address)
         finally:

@@ -55,17 +55,14 @@ class TopFigures:
 
     @property
     def prompt_tokens_per_s(self) -> float | None:
-        """Current rate of computed prompt tokens."""
         return self._rate("prompt_tokens")
 
     @property
     def ttft_p50_s(self) -> float | None:
-        """Latest median time to first token."""
         return self._latest("ttft_p50_s")
 
     @property
     def hit_rate(self) -> float | None:
-        """Latest share of prompt tokens found in the cache."""
         return self._latest("hit_rate")
 
     def _rate(self, what: str) -> float | None:

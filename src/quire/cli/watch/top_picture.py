@@ -84,7 +84,6 @@ def _heading(words: str, frame: Frame) -> Text:
 
 
 def _title(figures: TopFigures, frame: Frame) -> Text:
-    """The server and its models, the watched one in brackets."""
     line = Text(no_wrap=True).append("quire top", "bold").append(f"  {_name(figures.server)}  ")
     seen = figures.seen
     for model in () if seen is None else seen.models:
@@ -176,7 +175,6 @@ def _steps(figures: TopFigures, frame: Frame) -> list[Text]:
 
 
 def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    """Waiting requests beside the reasons for misses."""
     half = frame.width // 2
     waiting = sorted(seen.queue, key=lambda one: -one.num_requests)
     queue = [
@@ -212,7 +210,6 @@ def _beside(left: Text, right: Text, half: int) -> Text:
 
 
 def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    """Lines about the fleet, ended workers and warnings."""
     lines = list[Text]()
     if seen.fleet is not None:
         held = f", {seen.fleet.num_quarantined} quarantined" if seen.fleet.num_quarantined else ""
@@ -231,7 +228,6 @@ def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
 
 
 def _running(running: Sequence[SeenRunning], frame: Frame, num_lines: int) -> list[Text]:
-    """Running requests in at most `num_lines` lines."""
     if num_lines < MIN_RUNNING_ROWS:
         return []
     lines = [_heading(f"running: {len(running)}", frame)]
