@@ -134,7 +134,6 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """It takes requests now."""
         return self.is_alive
 
     @property

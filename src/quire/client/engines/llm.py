@@ -180,7 +180,6 @@ class LLM:
             waiting.popleft()
 
     def _submit(self, reply: Reply) -> QuireError | None:
-        """Why it was refused, if it was."""
         event = self._opened.engine.submit(reply.request)
         if isinstance(event, Refused):
             return event.error
@@ -189,7 +188,6 @@ class LLM:
         return None
 
     def _step(self) -> None:
-        """One step; each reply takes what is its own."""
         self._hand_out(self._opened.engine.step(monotonic))
 
     def _hand_out(self, events: Sequence[RequestEvent]) -> None:

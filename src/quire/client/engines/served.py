@@ -118,7 +118,6 @@ class _TextLoader:
         with_one_thread.shutdown(wait=False)
 
     def of(self, ready: Ready) -> TextModel:
-        """The text side of the model that a worker has loaded."""
         checkpoint, size = self._checkpoint, ready.info.vocabulary_size
         reading, self._reading = self._reading, None
         tokenizer = read_tokenizer(checkpoint) if reading is None else reading.result()
@@ -202,7 +201,6 @@ class ServedModel(EngineClient):
 
     @property
     def supervisor(self) -> Supervisor:
-        """The supervisor that keeps the worker alive."""
         self._started()
         if self._supervisor is None:
             raise EngineDeadError("the model has no worker; enter it first")
@@ -210,7 +208,6 @@ class ServedModel(EngineClient):
 
     @property
     def is_ready(self) -> bool:
-        """A worker is there and takes requests."""
         return self._port is not None and self._supervisor is not None and self._supervisor.is_ready
 
     @property
@@ -225,12 +222,10 @@ class ServedModel(EngineClient):
 
     @property
     def num_restarts(self) -> int:
-        """Workers that were replaced."""
         return 0 if self._supervisor is None else self._supervisor.num_restarts
 
     @property
     def load(self) -> WorkerLoad:
-        """The load that the worker reported last."""
         return WorkerLoad() if self._supervisor is None else self._supervisor.load
 
     @property

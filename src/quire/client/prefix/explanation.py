@@ -61,7 +61,6 @@ class Explanation:
 
     @property
     def sentence(self) -> str:
-        """The reason as a sentence."""
         if self.reason == UNKNOWN:
             return "unknown: the engine that computed the prompt did not report it, or did not search the cache"
         return _SENTENCES[MissReason(self.reason)].format(

@@ -88,7 +88,6 @@ class ReuseLog:
 
     @property
     def num_bytes(self) -> int:
-        """What is kept takes about so much."""
         return self._num_bytes
 
     def add(self, record: ReuseRecord) -> None:

@@ -19,7 +19,6 @@ class Recipient(Protocol):
 
     @property
     def reply(self) -> Reply:
-        """What it has so far."""
         ...
 
     def show(self, pieces: list[Piece]) -> None:

@@ -50,8 +50,6 @@ TOOL_CALLS = "tool_calls"
 
 
 class _PartialAnswer:
-    """An answer that may not be finished."""
-
     def __init__(self, text: Detokenizer, reader: AnswerReader | None) -> None:
         self.text = text
         self.reader = reader
@@ -201,7 +199,6 @@ class Reply:
 
     @property
     def timings(self) -> Timings:
-        """What took how long, as far as it is known."""
         return self.timings_at(self.request.arrival_s)
 
     def timings_at(self, now_s: float) -> Timings:

@@ -126,7 +126,6 @@ class RequestHandle(Stream):
         self._forget = forget
 
     def show(self, pieces: list[Piece]) -> None:
-        """What has just come, for the reader."""
         if self.reply.refusal is not None:
             self.end(self.reply.refusal)
         elif pieces:

@@ -60,11 +60,9 @@ class Conversation:
 
     prompt: ChatPrompt
     grammar: Grammar | None
-    """What the answer must match."""
 
     @property
     def ids(self) -> list[int]:
-        """The prompt's tokens."""
         return self.prompt.ids
 
     def applied(self, params: SamplingParams) -> SamplingParams:

@@ -47,7 +47,6 @@ class TextPool:
 
     @property
     def num_waiting(self) -> int:
-        """Tasks that have no thread yet."""
         return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
