@@ -83,7 +83,6 @@ class ServerSettings:
 
     @property
     def unstable_lines(self) -> tuple[str, ...]:
-        """Names and patterns of lines to remove from system texts."""
         return tuple(filter(None, (self.stable_prefix or "").split("\n")))
 
     @property

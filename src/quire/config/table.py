@@ -74,12 +74,10 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """The command-line flag."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """The environment variable."""
         return PREFIX + self.name.upper()
 
     def show(self, value: Value) -> str:
@@ -88,7 +86,6 @@ class Setting:
 
     @property
     def default_text(self) -> str:
-        """The default as text."""
         return self.show(self.default)
 
 
