@@ -88,12 +88,10 @@ class WorkItem(NamedTuple):
 
     @property
     def num_drafts(self) -> int:
-        """How many of the tokens fed are guesses."""
         return 0 if self.sampling is None else self.first_position + len(self.token_ids) - self.sampling.position
 
     @property
     def drafts(self) -> tuple[int, ...]:
-        """The tokens fed that are guesses."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     def num_true_tokens(self, num_taken: int) -> int:

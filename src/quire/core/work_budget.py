@@ -93,7 +93,6 @@ class WorkCut:
 
     @property
     def error(self) -> WorkBudgetError:
-        """What the client receives."""
         return WorkBudgetError(self.kind.value, self.scope.value, self.spent_s, self.limit_s, self.retry_after_s)
 
 
@@ -107,7 +106,6 @@ class WorkAccount:
 
     @property
     def total_s(self) -> float:
-        """Over all kinds."""
         return sum(self.spent_s.values())
 
     @property

@@ -181,7 +181,6 @@ class Scheduler:
 
     @property
     def has_events(self) -> bool:
-        """Whether there are events that were not taken yet."""
         return bool(self._events)
 
     def take_events(self) -> list[RequestEvent]:

@@ -85,7 +85,6 @@ class Denied:
 
     @property
     def error(self) -> CapacityError:
-        """What the client receives."""
         if self.state is None:
             return QueueFullError(self.num_held, self.limit, self.retry_after_s)
         return TenantShareError(self.tenant, self.num_held, self.limit, self.retry_after_s, self.state)
@@ -178,7 +177,6 @@ class TenantUsage:
 
     @property
     def is_empty(self) -> bool:
-        """It holds nothing any more."""
         return not self.promised_s and not any(self.places.values())
 
     def num_in(self, kinds: Collection[str]) -> int:
@@ -244,7 +242,6 @@ class Shares:
 
     @property
     def tenants(self) -> set[str]:
-        """Those that count among those that share."""
         return self._last_request_s.keys() | self.holders.keys()
 
     # -- admission -----------------------------------------------------------------------------------------------------

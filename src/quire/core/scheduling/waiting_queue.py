@@ -64,7 +64,6 @@ class QueueConfig:
 
     @property
     def bounds(self) -> Bounds:
-        """How the queue is shared."""
         return Bounds.of_queue(self.max_requests, self.class_reserve, self.tenant_weights)
 
 
