@@ -109,7 +109,6 @@ class Engine:
 
     @property
     def num_snapshots(self) -> int:
-        """Of all who have looked."""
         return self._num_snapshots + (0 if self.watch is None else self.watch.num_snapshots)
 
     def record(self, settings: TraceSettings) -> None:
@@ -128,7 +127,6 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do or to tell."""
         return bool(self.scheduler.live or self._compiling or self._entered_late) or self.scheduler.has_events
 
     def submit(self, request: Request) -> Queued | Refused:

@@ -77,7 +77,6 @@ class _Grammar:
         return not self.is_slow and self.num_pieces >= QUICK_PIECES
 
     def took(self, seconds: float) -> None:
-        """One more of its pieces."""
         self.num_pieces += 1
         self.is_slow = self.is_slow or seconds > SLOW_S
 
@@ -112,7 +111,6 @@ class _GrammarMatcher:
         self.mask = None
 
     def make_mask(self) -> None:
-        """Of the place behind what it has seen."""
         self.mask = self.matcher.compute_bitmask()
 
     def masks_of_drafts(self, drafts: Sequence[int], width: int, within_s: float) -> tuple[bytes, ...]:

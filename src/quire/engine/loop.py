@@ -140,7 +140,6 @@ class ThreadWatch:
         self._put(StartSnapshots(period_s))
 
     def unwatch(self) -> None:
-        """Stop the snapshots."""
         self.show = _noop
         self._put(StopSnapshots())
 
@@ -214,7 +213,6 @@ class EngineThread:
         self._commands.put(Cancel(request_id, index))
 
     def clear_cache(self) -> None:
-        """Forget every cached block that is not in use."""
         self._commands.put(ClearCache())
 
     def close(self) -> None:
@@ -235,7 +233,6 @@ class EngineThread:
     # -- on its own thread ---------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None if there is none and there is something else to do."""
         watch = self._engine.watch
         try:
             return self._commands.get(waits, None if watch is None else watch.due_in(monotonic()))

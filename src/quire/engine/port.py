@@ -68,7 +68,6 @@ class EnginePort(Protocol):
 
     @property
     def watching(self) -> WatchPort:
-        """Through which it is looked at."""
         ...
 
     def submit(self, request: Request) -> None:

@@ -52,7 +52,6 @@ class StepLoad(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """All tokens fed."""
         return self.num_answering + self.num_prompt_tokens
 
 

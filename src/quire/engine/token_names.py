@@ -40,6 +40,5 @@ class PermutedNames:
         self._names = array("I", sorted(range(vocabulary_size), key=mixed))
 
     def __call__(self, token_ids: Iterable[int]) -> list[int]:
-        """As `TraceTokenNames` says."""
         names, size = self._names, len(self._names)
         return [names[token_id] if token_id < size else token_id for token_id in token_ids]
