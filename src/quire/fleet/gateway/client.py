@@ -144,7 +144,6 @@ class FleetModel(EngineClient):
 
     @property
     def is_ready(self) -> bool:
-        """Some member takes requests."""
         return self._port is not None and self.fleet.num_ready > 0
 
     def stats(self) -> EngineStats:
@@ -171,7 +170,6 @@ class FleetModel(EngineClient):
         return max((1, *(known.num_gateways for known in self.fleet.members.values())))
 
     def fleet_stats(self) -> FleetStats:
-        """Members, and counts of moved requests."""
         fleet, counts = self.fleet, self.fleet.counts
         membership, in_flight = fleet.router.membership, fleet.router.loads.in_flight_tokens
         members = tuple(

@@ -39,7 +39,6 @@ class FixedMembers:
     listed: Sequence[str]
 
     async def addresses(self) -> Sequence[str]:
-        """See `MemberSource`."""
         return self.listed
 
 
@@ -50,7 +49,6 @@ class ListedMembers:
     file: Path
 
     async def addresses(self) -> Sequence[str]:
-        """See `MemberSource`."""
         return read_list(self.file)
 
 
@@ -62,7 +60,6 @@ class NamedMembers:
     port: int
 
     async def addresses(self) -> Sequence[str]:
-        """See `MemberSource`."""
         try:
             found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:

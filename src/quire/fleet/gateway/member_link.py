@@ -72,7 +72,6 @@ class MemberLink(ReconnectingLink):
         self._is_over.set()
 
     async def _run_session(self) -> bool:
-        """One session; whether the member responded, and sent nothing invalid."""
         self._is_over, self._is_trusted, self._awaits_text_assets = asyncio.Event(), True, False
         socket = self._socket = self._context.socket(zmq.DEALER)
         is_fine = False

@@ -159,7 +159,6 @@ class FleetMembers:
         return self.router.choose(prompt, now_s, exclude | others) or self.router.choose(prompt, now_s, exclude)
 
     def _able(self, flight: FleetRequest) -> set[str]:
-        """Members that could serve it."""
         num_tokens = len(flight.tokens)
         able = {one for one, known in self.known.items() if known.card.info.max_sequence_tokens > num_tokens}
         return able - self.openai_members if flight.is_for_quire_alone else able
@@ -176,7 +175,6 @@ class FleetMembers:
 
     @property
     def openai_members(self) -> set[str]:
-        """OpenAI members."""
         return {address for address, known in self.known.items() if known.link.is_openai}
 
     def routed(

@@ -106,7 +106,6 @@ class FleetPort:
 
     @property
     def counts(self) -> FleetCounts:
-        """For metrics."""
         return FleetCounts(self._num_moved, self._num_moved_inexact, self._num_quarantined)
 
     @property
@@ -121,13 +120,11 @@ class FleetPort:
 
     @property
     def num_ready(self) -> int:
-        """Members that get work."""
         return len(self.router.membership.ready_members)
 
     # -- a port --------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request: `Queued` or `Refused` is its first event."""
         refusal: DrainingError | QueueFullError | None = None
         if self.is_draining:
             refusal = DrainingError(
@@ -143,7 +140,6 @@ class FleetPort:
         self._place(flight)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it is open."""
         flight = self._in_flight.get(request_id)
         if flight is None:
             return
@@ -335,7 +331,6 @@ class FleetPort:
         return self._forget_ended(flight, output)
 
     def _forget_ended(self, flight: FleetRequest, events: list[RequestEvent]) -> list[RequestEvent]:
-        """Drop a request that has had its last event."""
         if any(isinstance(event, Finished | Refused) for event in events):
             request_id = flight.request.request_id
             self._in_flight.pop(request_id, None)

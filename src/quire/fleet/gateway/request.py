@@ -54,7 +54,6 @@ class FleetRequest:
 
     @property
     def has_ended(self) -> bool:
-        """Its client has had the last event."""
         return not self.ledger.entries
 
     @property

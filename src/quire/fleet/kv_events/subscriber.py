@@ -74,7 +74,6 @@ class KVEventSubscriber:
         """Batches that came, and how many had when the position was requested."""
         self._task: asyncio.Task[None] | None = None
         self.num_malformed = 0
-        """Malformed messages."""
         self.num_snapshots = 0
         """Snapshots that were requested."""
 

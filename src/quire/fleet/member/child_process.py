@@ -45,7 +45,6 @@ class WatchedMember:
 
     @property
     def pid(self) -> int | None:
-        """Of its process, once it was started."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> MemberStatus:

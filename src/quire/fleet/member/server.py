@@ -63,7 +63,6 @@ class MemberServer:
         self.address = address
         """Where it listens; with the bound port, once it does."""
         self.num_malformed = 0
-        """Malformed messages."""
         self.report_status: Callable[[MemberStatus], None] | None = None
         """Gets this member's status, as often as gateways get heartbeats."""
 

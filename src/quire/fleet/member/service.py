@@ -63,11 +63,9 @@ class SupervisedPort(Protocol):
 
     @property
     def load(self) -> WorkerLoad:
-        """At this moment."""
         ...
 
     def submit(self, request: Request) -> None:
-        """Queue a request."""
         ...
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
@@ -133,7 +131,6 @@ class MemberService:
 
     @property
     def num_gateways(self) -> int:
-        """Connected gateways."""
         return len(self._gateways)
 
     @property

@@ -39,7 +39,6 @@ class OpenAIAssignment:
 
     @property
     def is_over(self) -> bool:
-        """Its last event was made."""
         return not self._streaming
 
     def is_open(self, index: int) -> bool:

@@ -69,8 +69,6 @@ class _RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Open:
-    """An open assignment."""
-
     flight: OpenAIAssignment
     all_accepted: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
@@ -145,7 +143,6 @@ class OpenAIMemberLink(ReconnectingLink):
     # -- sessions ------------------------------------------------------------------------------------------------------
 
     async def _run_session(self) -> bool:
-        """One session; whether the server responded, and sent nothing invalid."""
         claim = self._claim()
         if claim is None:
             self.problem = NO_CLAIM
@@ -296,7 +293,6 @@ class OpenAIMemberLink(ReconnectingLink):
         asyncio.get_running_loop().call_soon(self._emit, events)
 
     async def _run_assignment(self, opened: _Open) -> None:
-        """All answers of one request, from the requests to their ends."""
         flight, command = opened.flight, opened.flight.command
         missing = lacking(command.params, command.grammar, command.namespace.adapter)
         try:

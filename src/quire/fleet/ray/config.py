@@ -19,7 +19,6 @@ from quire.fleet.ray.scaling import TOKENS_PER_MEMBER, ScalingRule
 
 APP, IMPORT_PATH = "quire", "quire.fleet.ray.deployments:app"
 MEMBER, GATEWAY = "Member", "Gateway"
-"""The names of the two deployments."""
 POLICY = "quire.fleet.ray.deployments:scale_members"
 UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 5.0, 120.0
 """A member that is not needed any more has a cache that may be: it stays a while."""
@@ -51,7 +50,6 @@ class RayFleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
     @property
     def served_name(self) -> str:
-        """The model's name for clients."""
         return self.name or Path(self.model).name
 
 

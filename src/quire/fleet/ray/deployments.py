@@ -81,7 +81,6 @@ class RayMembers:
         self._registry = registry
 
     async def addresses(self) -> Sequence[str]:
-        """See `MemberSource`."""
         try:
             found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), REGISTRY_S)
         except (RayError, TimeoutError) as error:

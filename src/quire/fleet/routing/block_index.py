@@ -82,12 +82,10 @@ class BlockIndex:
 
     @property
     def num_unconfirmed(self) -> int:
-        """Noted blocks that no event has confirmed."""
         return sum(len(holder.unconfirmed) for holder in self._holders.values())
 
     @property
     def members(self) -> Sequence[str]:
-        """Those in the index."""
         return tuple(self._holders)
 
     @property

@@ -287,7 +287,6 @@ class Router:
                 yield self._uncached_weight * (prompt.num_tokens - num_cached), num_cached, members
 
     def _unseen_part(self, member: str) -> int:
-        """This member's part of the unseen tokens."""
         mixed = (self._lots[member] ^ self._lot) * MIX & LOTS
         return self._unseen_tokens * ((mixed ^ mixed >> 31) * MIX & LOTS) // LOTS
 
