@@ -51,7 +51,6 @@ class JsonLines(logging.Formatter):
     """One JSON object on a line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         entry = {"time": _time(record), "level": record.levelname.lower(), "from": record.name}
         fields = getattr(record, "fields", {})
         if not fields:
@@ -65,7 +64,6 @@ class PlainLines(logging.Formatter):
     """A plain-text line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         fields = getattr(record, "fields", None)
         text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items()) if fields else record.getMessage()
         line = f"{_time(record)} {record.levelname.lower()} {text}"

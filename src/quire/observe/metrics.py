@@ -69,8 +69,7 @@ TokenMeters = tuple[Meter, Meter]
 rates are current."""
 
 
-def _noop(_figure: float) -> None:
-    """A meter that does nothing."""
+def _noop(_figure: float) -> None: ...
 
 
 UNMETERED: TokenMeters = (_noop, _noop)
