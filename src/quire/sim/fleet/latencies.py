@@ -67,5 +67,4 @@ class Latencies:
 
     @property
     def num_open(self) -> int:
-        """Requests that arrived and have not finished."""
         return len(self._open)

@@ -90,7 +90,6 @@ class Member:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Prompt tokens still to be computed, of all its requests."""
         waiting, expected = SequenceStatus.WAITING, self._expected
         return sum(
             min(expected[name], one.num_uncomputed) if one.status is waiting else max(0, one.num_uncomputed - 1)

@@ -112,7 +112,6 @@ class FleetSimulation:
 
     @property
     def num_open(self) -> int:
-        """Requests that have arrived and not ended."""
         return self.latencies.num_open
 
     # -- moments -------------------------------------------------------------------------------------------------------

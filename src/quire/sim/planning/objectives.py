@@ -84,7 +84,6 @@ class LatencyObjective:
 
     @property
     def words(self) -> str:
-        """As text."""
         return ", ".join(one.words for one in self.limits)
 
 

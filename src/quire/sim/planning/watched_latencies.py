@@ -65,14 +65,12 @@ class WatchedLatencies(Latencies):
         self._further = [[one.limit_s, one.num_allowed(facts.num_with_tpot)] for one in limits if one.latency == "tpot"]
 
     def arrived(self, name: str, now_s: float) -> None:
-        """The request arrived."""
         super().arrived(name, now_s)
         self._places[name] = len(self._arrivals_s)
         self._arrivals_s.append(now_s)
         self._look(now_s)
 
     def began(self, name: str, now_s: float) -> None:
-        """It has its first token."""
         self._look(now_s)
         place = self._places[name]
         if isnan(self.ttft_by_arrival_s[place]):
@@ -80,7 +78,6 @@ class WatchedLatencies(Latencies):
         super().began(name, now_s)
 
     def ended(self, name: str, num_tokens: int, now_s: float) -> None:
-        """It has its last token."""
         num_known = len(self.tpot_s)
         super().ended(name, num_tokens, now_s)
         place = self._places.pop(name)

@@ -21,7 +21,6 @@ class TableRow:
 
     @property
     def words(self) -> str:
-        """The row as text."""
         row = self.row
         known = row.num_tokens - len(row.drafts)
         end = row.first_position + row.num_tokens
@@ -141,12 +140,10 @@ class ReplayReport:
 
     @property
     def is_same(self) -> bool:
-        """Whether there is no difference."""
         return all(session.difference is None for session in self.sessions)
 
     @property
     def num_steps(self) -> int:
-        """Steps without a difference."""
         return sum(session.num_steps for session in self.sessions)
 
     def lines(self) -> Iterator[str]:

@@ -23,7 +23,6 @@ class SimConfig:
     shape: ServerSize
     faults: FaultRates
     guesser: Guesser | None = None
-    """The source of drafts, if any."""
 
 
 def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:

@@ -176,7 +176,6 @@ class Deliveries:
             self.complaints.append(f"{name}: ended in an error, and none of its rows failed")
 
     def _settle_usage(self, entry: DeliveryRecord) -> None:
-        """Check the usage reported to the client."""
         finished, request = entry.finished, entry.request
         if finished is None:
             return

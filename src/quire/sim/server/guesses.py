@@ -31,7 +31,6 @@ class Guesser:
         return Guesser(seed, vocabulary_size, random.choice((0.3, 0.7, 0.95)), random.choice((1, 3, 8)))
 
     def __call__(self, sequence: Sequence, limit: int) -> Draft:
-        """A draft for the tokens after those of the sequence."""
         request, num_known = sequence.request, sequence.num_output_tokens
         random = Random(f"{self.seed} {request.request_id} {sequence.index} {num_known}")
         count = min(limit, random.randint(0, self.longest))

@@ -69,13 +69,11 @@ class Report:
 
     @property
     def violations(self) -> list[str]:
-        """All violations."""
         wedged = ["wedged: requests wait and none runs"] if self.totals.is_wedged else []
         return wedged + self.ledger.complaints
 
     @property
     def replay(self) -> str:
-        """The command that repeats the run."""
         config = self.config
         return f"quire sim --scenario {config.scenario} --seed {config.seed} --requests {config.num_requests}"
 
