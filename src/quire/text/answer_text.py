@@ -31,7 +31,6 @@ class AnswerText(Detokenizer):
         self.stop = None
 
     def push(self, token_id: int) -> str:
-        """What this token adds to what may be sent."""
         return self._shown(self._stops.push(super().push(token_id)))
 
     def finish(self) -> str:

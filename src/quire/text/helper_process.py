@@ -150,7 +150,6 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property

@@ -68,7 +68,6 @@ class FoldedLine:
 
     @property
     def kinds(self) -> frozenset[ChangingKind]:
-        """All there are."""
         return frozenset(one.kind for one in self.changes)
 
 

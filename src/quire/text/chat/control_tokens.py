@@ -59,7 +59,6 @@ class ChatTokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
-        """The ids of control tokens."""
         return frozenset(self._control)
 
     def encode(self, rendered: Rendered) -> list[int]:

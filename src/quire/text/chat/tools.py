@@ -81,7 +81,6 @@ class ToolUse:
 
     @property
     def callable(self) -> Sequence[Tool]:
-        """Those that may be called."""
         if self.mode is ToolMode.NONE:
             return ()
         return [tool for tool in self.tools if self.only in (None, tool.name)]

@@ -35,7 +35,6 @@ class MarkedText(str):
     sources: Sources
 
     def __new__(cls, text: str, client: Spans | None = None, sources: Sources = ()) -> "MarkedText":
-        """The same characters, with the spans beside them."""
         made = super().__new__(cls, text)
         whole = ((0, len(text)),) if text else ()
         made.client = whole if client is None else client
@@ -60,7 +59,6 @@ class MarkedText(str):
         )
 
     def join(self, parts: Iterable[str], /) -> str:
-        """The parts with this text between them."""
         joined: list[str] = []
         for part in parts:
             joined += [self, part] if joined else [part]
@@ -95,43 +93,33 @@ class MarkedText(str):
     __rmul__ = __mul__
 
     def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As `str` does it."""
         return self._parts(super().split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[str]:
-        """As `str` does it."""
         return self._parts(super().rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: bool = False) -> list[str]:
-        """As `str` does it."""
         return self._parts(super().splitlines(keepends), None)
 
     def partition(self, sep: str, /) -> tuple[str, str, str]:
-        """As `str` does it."""
         return self._three(super().partition(sep))
 
     def rpartition(self, sep: str, /) -> tuple[str, str, str]:
-        """As `str` does it."""
         return self._three(super().rpartition(sep))
 
     def strip(self, chars: str | None = None, /) -> "MarkedText":
-        """As `str` does it."""
         return self.lstrip(chars).rstrip(chars)
 
     def lstrip(self, chars: str | None = None, /) -> "MarkedText":
-        """As `str` does it."""
         return self.cut(len(self) - len(super().lstrip(chars)), len(self))
 
     def rstrip(self, chars: str | None = None, /) -> "MarkedText":
-        """As `str` does it."""
         return self.cut(0, len(super().rstrip(chars)))
 
     def removeprefix(self, prefix: str, /) -> "MarkedText":
-        """As `str` does it."""
         return self.cut(len(self) - len(super().removeprefix(prefix)), len(self))
 
     def removesuffix(self, suffix: str, /) -> "MarkedText":
-        """As `str` does it."""
         return self.cut(0, len(super().removesuffix(suffix)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
@@ -142,19 +130,15 @@ class MarkedText(str):
         return between.join(self.split(old, count))
 
     def upper(self) -> "MarkedText":
-        """As `str` does it."""
         return self._recased(super().upper())
 
     def lower(self) -> "MarkedText":
-        """As `str` does it."""
         return self._recased(super().lower())
 
     def title(self) -> "MarkedText":
-        """As `str` does it."""
         return self._recased(super().title())
 
     def capitalize(self) -> "MarkedText":
-        """As `str` does it."""
         return self._recased(super().capitalize())
 
     def _recased(self, text: str) -> "MarkedText":

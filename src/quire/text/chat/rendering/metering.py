@@ -132,7 +132,6 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012 - jinja's own spelling
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body, with names of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)

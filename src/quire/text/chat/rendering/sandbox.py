@@ -225,7 +225,6 @@ class BraceFormat:
         self._takes_mapping = takes_mapping
 
     def __call__(self, *args: Any, **kwargs: Any) -> str:
-        """The text with its places filled."""
         formatter = MarkingFormatter(self._environment)
         places, names = ((), args[0]) if self._takes_mapping else (args, kwargs)
         text = formatter.held.put_back(formatter.vformat(str.__str__(self._layout), places, names))
