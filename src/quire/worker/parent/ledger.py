@@ -52,7 +52,6 @@ class Ledger:
         """The error of a quarantined request."""
         self.entries: dict[str, LedgerEntry] = {}
         self.num_open_of: Counter[str] = Counter()
-        """Requests of each tenant."""
         self.vocabulary_size = vocabulary_size
         """Of the worker, once it is ready."""
         self.num_progress = 0

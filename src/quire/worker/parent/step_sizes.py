@@ -13,7 +13,6 @@ class StepSizes(Counter[int]):
 
     @property
     def num_tokens(self) -> int:
-        """Of all steps."""
         return sum(size * count for size, count in self.items())
 
     def cumulative(self) -> list[tuple[str, int]]:

@@ -167,12 +167,10 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, if there is one."""
         return None if self._session is None else self._session.process.pid
 
     @property
     def num_open(self) -> int:
-        """Requests that have not had their last event."""
         return len(self._ledger.entries)
 
     @property
@@ -219,7 +217,6 @@ class Supervisor:
     # -- a port --------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request: `Queued` or `Refused` is its first event."""
         try:
             self._check_room(request)
         except QuireError as error:
@@ -230,7 +227,6 @@ class Supervisor:
         self._send_due()
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it is open."""
         ledger = self._ledger
         commands, events = ledger.cancel(request_id) if index is None else ledger.cancel_answer(request_id, index)
         self._send(commands)

@@ -34,7 +34,6 @@ class WorkerWatch:
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        """The latest workers, the oldest of them first."""
         return tuple(self._workers)
 
     # -- for observers -------------------------------------------------------------------------------------------------
