@@ -25,7 +25,6 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of what is added."""
         return sum(span.num_tokens for span in self.spans)
 
 
