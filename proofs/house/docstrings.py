@@ -55,7 +55,9 @@ def undocumented(modules: Sequence[Module]) -> list[str]:
     for name, one in classes.items():
         if one.node.name.startswith("_") or one.is_protocol:
             continue
-        missing = [method.name for method in one.methods.values() if _is_plain(method) and not ast.get_docstring(method)]
+        missing = [
+            method.name for method in one.methods.values() if _is_plain(method) and not ast.get_docstring(method)
+        ]
         if missing:
             known = _inherited(name, classes) | _implemented(_all_members(name, classes), protocols)
             found += [f"{name}.{method}" for method in missing if method not in known]

@@ -36,7 +36,6 @@ class PendingStep(Protocol):
         """Block until the step is done; tokens are chosen among those the masks allow. A row that failed carries its
         error; a step that failed raises.
         """
-        ...
 
 
 @runtime_checkable
@@ -46,7 +45,6 @@ class CountsLayers(Protocol):
     def count_layers(self, counter: memoryview) -> int:
         """From now on, for as long as this process lives, add one to these eight bytes for each layer that is done; how
         many a step has, or 0 if they cannot be counted."""
-        ...
 
 
 class Runner(Protocol):
@@ -59,21 +57,16 @@ class Runner(Protocol):
     @property
     def capacity(self) -> Capacity:
         """Fixed at load."""
-        ...
 
     def start(self, plan: StepPlan) -> PendingStep:
         """Begin a step: first all copies, in their order, each of a whole block or a whole state slot; then the items;
         and when all of them are done, the states to keep."""
-        ...
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """The KV of whole blocks, each in the runner's documented layout: how tiers take blocks away."""
-        ...
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
         """Put such bytes back, perhaps into other blocks."""
-        ...
 
     def close(self) -> None:
         """Give everything back. Doing it twice does nothing."""
-        ...

@@ -25,8 +25,6 @@ class Roof(Protocol):
     @property
     def reason(self) -> str:
         """Why there is none; empty if there is."""
-        ...
 
     def beside(self, step: Callable[[], object], num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
         """The step and its roof, interleaved."""
-        ...

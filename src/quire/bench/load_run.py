@@ -24,11 +24,9 @@ class RunClock(Protocol):
 
     def now_s(self) -> float:
         """Seconds that never go back."""
-        ...
 
     async def sleep_until(self, moment_s: float) -> None:
         """Come back at that moment, or at once if it is past."""
-        ...
 
 
 class RealClock:

@@ -41,23 +41,18 @@ class LoopHost(Protocol):
 
     def next_command(self, *, waits: bool) -> Command | None:
         """The next one, or None if there is none; `waits` says that there is nothing to do meanwhile."""
-        ...
 
     def began(self, request_ids: list[str]) -> None:
         """These are about to be looked at or computed."""
-        ...
 
     def send(self, events: Sequence[RequestEvent]) -> None:
         """What commands or a step brought, perhaps nothing."""
-        ...
 
     def show(self, snapshot: EngineSnapshot) -> None:
         """The engine at this moment, for those who watch."""
-        ...
 
     def answer(self, question_id: str, facts: BlockFacts | None) -> None:
         """What is known of a block; None: there is no such block."""
-        ...
 
 
 def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:

@@ -16,7 +16,6 @@ class TraceTokenNames(Protocol):
 
     def __call__(self, token_ids: Iterable[int]) -> list[int]:
         """The names of these, in their order."""
-        ...
 
 
 def own_names(token_ids: Iterable[int]) -> list[int]:

@@ -38,12 +38,10 @@ class TokenBytes(Protocol):
     @property
     def in_text(self) -> Mapping[int, bytes]:
         """Its bytes after some other token."""
-        ...
 
     @property
     def at_start(self) -> Mapping[int, bytes]:
         """Its bytes as the first token of a text."""
-        ...
 
 
 class TokenTable(dict[int, bytes]):

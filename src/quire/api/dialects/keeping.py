@@ -13,11 +13,9 @@ class KeptAnswer(Protocol):
 
     def finished(self, reply: Reply) -> dict[str, Any]:
         """The response as its client gets it in the end."""
-        ...
 
     def not_kept(self) -> None:
         """The disk is full: the response is complete, but cannot be continued."""
-        ...
 
 
 def keeping(

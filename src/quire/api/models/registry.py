@@ -116,19 +116,15 @@ class Park(Protocol):
     @property
     def is_started(self) -> bool:
         """The sizes of the models are known."""
-        ...
 
     def using(self, entry: ModelEntry, tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
         """The model's front, for as long as this tenant needs it; waits until it is there."""
-        ...
 
     def check_waiting(self, entry: ModelEntry, tenant: str, /) -> None:
         """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
-        ...
 
     def drain(self) -> None:
         """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
-        ...
 
 
 class Models:

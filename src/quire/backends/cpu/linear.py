@@ -32,7 +32,6 @@ class HeldRows(Protocol):
 
     def rows(self, indices: NDArray[np.int64]) -> Floats:
         """[index, in]: rows of the weight as numbers."""
-        ...
 
 
 class Linear(HeldRows, Protocol):
@@ -41,11 +40,9 @@ class Linear(HeldRows, Protocol):
     @property
     def reference(self) -> Reference:
         """For native code."""
-        ...
 
     def product(self, rows: Floats, out: Floats) -> None:
         """`out` ([row, out]) = rows ([row, in]) x weight^T + bias."""
-        ...
 
 
 class Packer:

@@ -20,7 +20,6 @@ class Combine(Protocol):
 
     def __call__(self, one: torch.Tensor, other: torch.Tensor, /, *, out: torch.Tensor) -> torch.Tensor:
         """`out` takes the result."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,7 @@ GATEWAY_SETTINGS = [
     one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
 ]
 ONE_MACHINE = ("models_folder", "idle_s", "turn_s", "admin_socket", "store", "store_size")
-RAY_SETTINGS = [
-    one.name for one in SETTINGS if one.group in (*COMPUTES, Group.SERVER) and one.name not in ONE_MACHINE
-]
+RAY_SETTINGS = [one.name for one in SETTINGS if one.group in (*COMPUTES, Group.SERVER) and one.name not in ONE_MACHINE]
 TokenizerModel = Annotated[
     str, typer.Option(metavar="MODEL", help="Model that provides the tokenizer if all members are OpenAI members.")
 ]

@@ -18,12 +18,10 @@ class Recipient(Protocol):
     """The receiver of a reply."""
 
     @property
-    def reply(self) -> Reply:
-        ...
+    def reply(self) -> Reply: ...
 
     def show(self, pieces: list[Piece]) -> None:
         """These are new; or it is done, or refused."""
-        ...
 
 
 R = TypeVar("R", bound=Recipient)

@@ -29,7 +29,6 @@ class MemberSource(Protocol):
 
     async def addresses(self) -> Sequence[str]:
         """All of them, at least one. Raises ConfigError if they cannot be read at this moment."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,23 +62,18 @@ class SupervisedPort(Protocol):
     state: State
 
     @property
-    def load(self) -> WorkerLoad:
-        ...
+    def load(self) -> WorkerLoad: ...
 
-    def submit(self, request: Request) -> None:
-        ...
+    def submit(self, request: Request) -> None: ...
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone."""
-        ...
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Query why a prompt is not in the cache."""
-        ...
 
     def clear_cache(self) -> None:
         """Drop every unused cached block."""
-        ...
 
 
 @dataclass(slots=True)

@@ -31,11 +31,9 @@ class LinkToMember(Protocol):
 
     def send(self, message: ToMember) -> None:
         """Send a message, if the member is connected."""
-        ...
 
     def end(self, why: str) -> None:
         """Close the session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from quire.fleet.ray.config import (
     rule_of,
     settings_of_args,
 )
-from quire.fleet.ray.registry import SETTLES_S, MemberRegistry, MemberRow
+from quire.fleet.ray.registry import SETTLES_S, MemberRegistry
 from quire.fleet.ray.scaling import load_of, wanted_members
 
 NAMESPACE = "quire"

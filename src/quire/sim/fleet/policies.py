@@ -41,47 +41,57 @@ class CostPolicy:
         self._is_there: set[int] = set()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         self.router.index.sweep(now_s)
         chosen = self.router.choose(prompt, now_s)
         return None if chosen is None else Sent(int(chosen.member), prompt.num_tokens - chosen.num_cached_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         self.left(member)  # a suspected member that was not dropped yet may rejoin
         self.router.join(_key(member), self._block_size, now_s)
         self.router.ready(_key(member), now_s)
         self._is_there.add(member)
 
     def draining(self, member: int) -> None:
+        """See `Policy`."""
         for transition in self.router.drain(_key(member)):
             if transition.after.name == "GONE":
                 self._is_there.discard(member)
 
     def left(self, member: int) -> None:
+        """See `Policy`."""
         if member in self._is_there:
             self._is_there.discard(member)
             self.router.leave(_key(member))
 
     def computed(self, name: str) -> None:
+        """See `Policy`."""
         self.router.computed(name)
 
     def ended(self, name: str) -> None:
+        """See `Policy`."""
         for transition in self.router.ended(name):
             if transition.after.name == "GONE":
                 self._is_there.discard(int(transition.member))
 
     def stored(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
         if member in self._is_there:
             self.router.index.stored(_key(member), names)
 
     def removed(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
         if member in self._is_there:
             self.router.index.removed(_key(member), names)
 
     def cleared(self, member: int) -> None:
+        """See `Policy`."""
         if member in self._is_there:
             self.router.index.cleared(_key(member))
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """See `Policy`."""
         self.router.num_gateways = num_gateways
         self.router.loads.report(_key(member), num_tokens, as_of_s)
 
@@ -91,9 +101,11 @@ class CostPolicy:
         self.router = Router(membership, salt=self._salt)
 
     def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         self.router.beat(_key(member), now_s)
 
     def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
         found = []
         for transition in self.router.advance(now_s):
             if transition.before is not MemberState.SUSPECT:
@@ -103,6 +115,7 @@ class CostPolicy:
         return found
 
     def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
         check_router(self.router, names)
 
 
@@ -117,18 +130,22 @@ class _Listed:
         self._last_beat_s: dict[int, float] = {}
 
     def watch(self, suspect_after_s: float) -> None:
+        """See `Policy`."""
         self._suspect_after_s = suspect_after_s
 
     def beat(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         self._last_beat_s[member] = now_s
 
     def silent(self, now_s: float) -> Sequence[int]:
+        """See `Policy`."""
         found = [one for one, beat_s in self._last_beat_s.items() if now_s - beat_s >= self._suspect_after_s]
         for member in found:
             self.left(member)
         return found
 
     def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
         if self.there != sorted(set(self.there)) or not self._last_beat_s.keys() >= set(self.there):
             raise InvariantError(f"check: {self.there} receive work, {sorted(self._last_beat_s)} are alive")
 
@@ -151,13 +168,16 @@ class _Listed:
         """Ignored."""
 
     def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         self.there = sorted({*self.there, member})
         self._last_beat_s[member] = now_s
 
     def draining(self, member: int) -> None:
+        """See `Policy`."""
         self.there = [one for one in self.there if one != member]
 
     def left(self, member: int) -> None:
+        """See `Policy`."""
         self.there = [one for one in self.there if one != member]
         self._last_beat_s.pop(member, None)
 
@@ -170,6 +190,7 @@ class RandomPolicy(_Listed):
         self._random = random
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         return Sent(self._random.choice(self.there), prompt.num_tokens) if self.there else None
 
 
@@ -181,6 +202,7 @@ class RoundRobinPolicy(_Listed):
         self._turn = count()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         return Sent(self.there[next(self._turn) % len(self.there)], prompt.num_tokens) if self.there else None
 
 
@@ -190,6 +212,7 @@ class SessionPolicy(_Listed):
     wants_names = True
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         if not self.there:
             return None
         # Rendezvous hashing: when a member leaves, only its own conversations move.
@@ -206,6 +229,7 @@ class LeastLoadedPolicy(_Listed):
         self.loads = MemberLoads()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         if not self.there:
             return None
         chosen = min(self.there, key=lambda member: (self.loads.in_flight_tokens[_key(member)], member))
@@ -213,24 +237,30 @@ class LeastLoadedPolicy(_Listed):
         return Sent(chosen, prompt.num_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         super().joined(member, now_s)
         self.loads.join(_key(member))
 
     def left(self, member: int) -> None:
+        """See `Policy`."""
         super().left(member)
         self.loads.leave(_key(member))
 
     def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
         super().check(names)
         check_loads(self.loads)
 
     def computed(self, name: str) -> None:
+        """See `Policy`."""
         self.loads.release(name)
 
     def ended(self, name: str) -> None:
+        """See `Policy`."""
         self.loads.release(name)
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
+        """See `Policy`."""
         self.loads.report(_key(member), num_tokens, as_of_s)
 
 
@@ -245,6 +275,7 @@ class StickyPolicy(LeastLoadedPolicy):
         self._index = BlockIndex()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
+        """See `Policy`."""
         self._index.sweep(now_s)
         names = prompt.names.get(self._block_size, ())
         depths = self._index.depths(names)
@@ -260,26 +291,32 @@ class StickyPolicy(LeastLoadedPolicy):
         return sent
 
     def joined(self, member: int, now_s: float) -> None:
+        """See `Policy`."""
         super().joined(member, now_s)
         self._index.join(_key(member))
 
     def left(self, member: int) -> None:
+        """See `Policy`."""
         super().left(member)
         self._index.leave(_key(member))
 
     def stored(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
         if _key(member) in self._index.members:
             self._index.stored(_key(member), names)
 
     def removed(self, member: int, names: Sequence[int]) -> None:
+        """See `Policy`."""
         if _key(member) in self._index.members:
             self._index.removed(_key(member), names)
 
     def cleared(self, member: int) -> None:
+        """See `Policy`."""
         if _key(member) in self._index.members:
             self._index.cleared(_key(member))
 
     def check(self, names: Collection[str]) -> None:
+        """See `Policy`."""
         super().check(names)
         check_index(self._index)
 

@@ -23,12 +23,10 @@ class Rows(Protocol):
     """The bytes of a tensor, [out, bytes of a row]: an array, or a file that is read when it is asked."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        ...
+    def shape(self) -> tuple[int, ...]: ...
 
     def __getitem__(self, rows: slice, /) -> Any:
         """Some outputs, as an array of bytes."""
-        ...
 
 
 class RowPiece(NamedTuple):
