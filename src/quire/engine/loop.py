@@ -41,18 +41,23 @@ class LoopHost(Protocol):
 
     def next_command(self, *, waits: bool) -> Command | None:
         """The next one, or None if there is none; `waits` says that there is nothing to do meanwhile."""
+        ...
 
     def began(self, request_ids: list[str]) -> None:
         """These are about to be looked at or computed."""
+        ...
 
     def send(self, events: Sequence[RequestEvent]) -> None:
         """What commands or a step brought, perhaps nothing."""
+        ...
 
     def show(self, snapshot: EngineSnapshot) -> None:
         """The engine at this moment, for those who watch."""
+        ...
 
     def answer(self, question_id: str, facts: BlockFacts | None) -> None:
         """What is known of a block; None: there is no such block."""
+        ...
 
 
 def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
@@ -135,6 +140,7 @@ class ThreadWatch:
         self._put(StartSnapshots(period_s))
 
     def unwatch(self) -> None:
+        """Stop the snapshots."""
         self.show = _noop
         self._put(StopSnapshots())
 
@@ -208,6 +214,7 @@ class EngineThread:
         self._commands.put(Cancel(request_id, index))
 
     def clear_cache(self) -> None:
+        """Forget every cached block that is not in use."""
         self._commands.put(ClearCache())
 
     def close(self) -> None:
@@ -228,6 +235,7 @@ class EngineThread:
     # -- on its own thread ---------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
+        """The next one, or None if there is none and there is something else to do."""
         watch = self._engine.watch
         try:
             return self._commands.get(waits, None if watch is None else watch.due_in(monotonic()))

@@ -44,15 +44,19 @@ class WatchPort(Protocol):
     @property
     def workers(self) -> Sequence[WorkerRecord]:
         """Of its workers, if it has any: the oldest first."""
+        ...
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often, until `unwatch`; on whatever thread. The second time replaces the first."""
+        ...
 
     def unwatch(self) -> None:
         """Stop the snapshots."""
+        ...
 
     def request_block(self, block_id: int, on_block: OnBlock) -> None:
         """Request the facts of one block; `on_block` is called once, on any thread."""
+        ...
 
 
 class EnginePort(Protocol):
@@ -63,16 +67,22 @@ class EnginePort(Protocol):
     by others."""
 
     @property
-    def watching(self) -> WatchPort: ...
+    def watching(self) -> WatchPort:
+        """Through which it is looked at."""
+        ...
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""
+        ...
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
+        ...
 
     def clear_cache(self) -> None:
         """Forget every cached block that is not in use."""
+        ...
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Ask why a prompt is not in the cache: `Explained` or `Refused` is the one event of this id."""
+        ...

@@ -31,6 +31,7 @@ class RunBeside(Protocol):
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
         """The result of the work."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,34 +40,43 @@ class ResponseWriter(Protocol):
     @property
     def content_type(self) -> bytes:
         """Of a whole answer."""
+        ...
 
     @property
     def stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
         """Of a stream, its content type among them."""
+        ...
 
     @property
     def answer_id(self) -> str:
         """The id of the response; empty where it has none."""
+        ...
 
     @property
     def keep_alive(self) -> bytes:
         """Bytes without content, sent while an open stream waits for its next piece, so that no proxy cuts it."""
+        ...
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         """The beginning of a stream. Sent with the first piece: before that nothing is open, so that an error has a
         status of its own."""
+        ...
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """What these pieces add to a stream; may be empty. Called once for all that came together."""
+        ...
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         """The last bytes of a complete stream, with usage where it was requested."""
+        ...
 
     def error(self, error: ApiError) -> bytes:
         """The last bytes of a stream that broke after it was open."""
+        ...
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """All answers at once, with usage."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +141,18 @@ class Dialect(Protocol):
     """Turns bodies into requests."""
 
     @property
-    def names(self) -> FieldNames: ...
+    def names(self) -> FieldNames:
+        """Those that its bodies may have."""
+        ...
 
     def parse(self, body: dict[str, Any]) -> Any:
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
+        ...
 
     def address(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Address:
         """The model, tenant and priority of these fields. Cheap: a full queue refuses the request right after."""
+        ...
 
     def generation(self, fields: Any, to: Target) -> GenerationRequest:
         """The prompts in tokens, and their parameters. Runs beside the event loop, however small it is."""
+        ...

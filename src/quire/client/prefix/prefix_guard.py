@@ -54,6 +54,7 @@ class SeenPrompt:
     record: ReuseRecord
     token_ids: Sequence[int]
     text_of: Callable[[Sequence[int]], str]
+    """The text of some of its tokens."""
     parts: PromptParts | None = None
     """Where in it the messages and tools of its client lie; None: it is made of no such."""
 
@@ -79,6 +80,7 @@ class PrefixWarning:
 
     @property
     def sentence(self) -> str:
+        """As logs and clients get it."""
         line = self.description if self.line is None else f"{self.description}, {self.line!r},"
         return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
 
@@ -99,6 +101,7 @@ class _Pattern:
         """It was warned of, so its tokens are counted as lost."""
 
     def add(self, found: Instability, now_s: float) -> None:
+        """It has cost another request something."""
         self.line = shown_line(found.line)
         if len(self.values) < MAX_VALUES:
             self.values.add(found.value)
@@ -151,10 +154,12 @@ class PrefixGuard:
 
     @property
     def num_bytes(self) -> int:
+        """What the kept prompts take."""
         return self._prompts.num_bytes
 
     @property
     def num_patterns(self) -> int:
+        """Of all tenants, warned of or not."""
         return self._num_patterns
 
     def take(self, seen: SeenPrompt) -> None:
@@ -264,6 +269,7 @@ def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instabilit
 
 
 def _gone_on_from(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
+    """The prompt that this one extends."""
     return next((one for one, start in nearest if start >= min(one.num_prompt_tokens, len(one.tokens) // WIDTH)), None)
 
 

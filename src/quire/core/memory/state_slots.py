@@ -73,10 +73,12 @@ class StateSlots:
 
     @property
     def num_cached(self) -> int:
+        """Slots that blocks carry."""
         return len(self._cached) + len(self._pinned)
 
     @property
     def num_pinned(self) -> int:
+        """Of those, of pinned blocks."""
         return len(self._pinned)
 
     @property
@@ -91,6 +93,7 @@ class StateSlots:
 
     @property
     def pending_copies(self) -> Sequence[SlotCopy]:
+        """Those that the next step makes."""
         return self._copies
 
     def cached(self) -> dict[int, int]:

@@ -62,18 +62,25 @@ class SupervisedPort(Protocol):
     state: State
 
     @property
-    def load(self) -> WorkerLoad: ...
+    def load(self) -> WorkerLoad:
+        """At this moment."""
+        ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        ...
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone."""
+        ...
 
     def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
         """Query why a prompt is not in the cache."""
+        ...
 
     def clear_cache(self) -> None:
         """Drop every unused cached block."""
+        ...
 
 
 @dataclass(slots=True)
@@ -126,6 +133,7 @@ class MemberService:
 
     @property
     def num_gateways(self) -> int:
+        """Connected gateways."""
         return len(self._gateways)
 
     @property

@@ -19,6 +19,8 @@ RATE_OVER_S = 10.0
 
 
 class _MemberLoad:
+    """One member's part."""
+
     __slots__ = ("as_of_s", "num_since_tokens", "since")
 
     def __init__(self) -> None:
@@ -55,6 +57,7 @@ class MemberLoads:
 
     @property
     def num_reservations(self) -> int:
+        """Own reservations that no report counts."""
         return len(self._member_of)
 
     def join(self, member: str) -> None:

@@ -59,6 +59,7 @@ class ChatTokenizer:
 
     @property
     def control_ids(self) -> frozenset[int]:
+        """The ids of control tokens."""
         return frozenset(self._control)
 
     def encode(self, rendered: Rendered) -> list[int]:
