@@ -93,20 +93,12 @@ class Refused(_Event, frozen=True):
     @classmethod
     def of(cls, request_id: str, error: QuireError, epoch: int = 0) -> "Refused":
         """This error as an event."""
-        names = _DETAILS.get(type(error))
-        details = (str(error),) if names is None else tuple(getattr(error, name) for name in names)
-        return cls(request_id, type(error).__name__, details, epoch=epoch)
+        return cls(request_id, *error_parts(error), epoch=epoch)
 
     @property
     def error(self) -> QuireError:
         """The same error, wherever it is read. Raises MessageError for one that could not have been sent."""
-        kind: Any = _REFUSALS.get(self.kind)
-        if kind is None:
-            raise MessageError(f"expected a rejection by one of {', '.join(_REFUSALS)}, got {self.kind!r}")
-        try:
-            return kind(*self.details)  # type: ignore[no-any-return]
-        except TypeError as error:
-            raise MessageError(f"{self.kind} has {len(self.details)} details, which do not fit it: {error}") from error
+        return error_from(self.kind, self.details)
 
 
 _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
@@ -125,6 +117,23 @@ _REFUSALS: dict[str, type[QuireError]] = {
         RequestTooLargeError,
     )
 }
+
+
+def error_parts(error: QuireError) -> tuple[str, tuple[str | int | None, ...]]:
+    """An error as it is sent: its kind and its details."""
+    names = _DETAILS.get(type(error))
+    return type(error).__name__, (str(error),) if names is None else tuple(getattr(error, name) for name in names)
+
+
+def error_from(kind: str, details: tuple[str | int | None, ...]) -> QuireError:
+    """The error that was sent. Raises MessageError for one that could not have been."""
+    refusal: Any = _REFUSALS.get(kind)
+    if refusal is None:
+        raise MessageError(f"expected a rejection by one of {', '.join(_REFUSALS)}, got {kind!r}")
+    try:
+        return refusal(*details)  # type: ignore[no-any-return]
+    except TypeError as error:
+        raise MessageError(f"{kind} has {len(details)} details, which do not fit it: {error}") from error
 
 
 class Admitted(_Event, frozen=True):
@@ -195,12 +204,6 @@ class Replayed(_Event, frozen=True):
     """False: sent once more, because the new worker may choose other tokens than the one before would have."""
 
 
-class Explained(_Event, frozen=True):
-    """The result of a query of the cache, which has an id like a request."""
-
-    found: Divergence
-
-
 RequestEvent = (
     Queued
     | Refused
@@ -212,6 +215,5 @@ RequestEvent = (
     | Replayed
     | SequenceFinished
     | Finished
-    | Explained
 )
 Event = KVEvent | RequestEvent

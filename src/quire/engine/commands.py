@@ -5,17 +5,12 @@ of sending, and becomes instants again on the clock of the receiver. What it spe
 step, counts for neither.
 """
 
-import msgspec
-
 from quire.core.digests import Namespace
 from quire.core.request import Continuation, PriorityClass, ResolvedSampling
+from quire.engine.calls import EngineCall, Message
 
 
-class _Command(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    """An array that begins with its own name."""
-
-
-class _Assignment(_Command, frozen=True):
+class _Assignment(Message, frozen=True):
     """A request, as `core.request.Request` describes it, with durations where that has instants."""
 
     request_id: str
@@ -44,7 +39,7 @@ class Restore(_Assignment, frozen=True):
     """A request that an engine before this one had let in, with the tokens it had."""
 
 
-class Cancel(_Command, frozen=True):
+class Cancel(Message, frozen=True):
     """End a request, or one of its answers alone, if it lives."""
 
     request_id: str
@@ -52,37 +47,22 @@ class Cancel(_Command, frozen=True):
     """Which answer; None: all of them."""
 
 
-class Explain(_Command, frozen=True):
-    """Say how much of a prompt is cached, and why the next token is not. It is not run."""
-
-    question_id: str
-    namespace: Namespace
-    prompt: tuple[int, ...]
-
-
-class ClearCache(_Command, frozen=True):
+class ClearCache(Message, frozen=True):
     """Forget every cached block that is not in use."""
 
 
-class StartSnapshots(_Command, frozen=True):
+class StartSnapshots(Message, frozen=True):
     """Show a snapshot so often, until StopSnapshots."""
 
     period_s: float
 
 
-class StopSnapshots(_Command, frozen=True):
+class StopSnapshots(Message, frozen=True):
     """Stop the snapshots."""
 
 
-class GetBlock(_Command, frozen=True):
-    """Say what is known of one block."""
-
-    question_id: str
-    block_id: int
-
-
-class Close(_Command, frozen=True):
+class Close(Message, frozen=True):
     """The last one: end after the step in flight."""
 
 
-Command = Submit | Restore | Cancel | Explain | ClearCache | StartSnapshots | StopSnapshots | GetBlock | Close
+Command = Submit | Restore | Cancel | EngineCall | ClearCache | StartSnapshots | StopSnapshots | Close

@@ -11,29 +11,19 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
-from uuid import uuid4
 
-from quire.core.digests import Namespace
-from quire.core.events import Explained, Refused, RequestEvent
+from quire.core.events import Refused, RequestEvent
 from quire.core.inspect.block_facts import facts_of_block
-from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.engine.commands import (
-    Cancel,
-    ClearCache,
-    Close,
-    Command,
-    Explain,
-    GetBlock,
-    Restore,
-    StartSnapshots,
-    StopSnapshots,
-    Submit,
-)
+from quire.engine.calls import BlockInfo, EngineCall, CallReply, Explain, Explained, OnReply, CallOp, PendingCalls, CallResult
+from quire.engine.commands import Cancel, ClearCache, Close, Command, Restore, StartSnapshots, StopSnapshots, Submit
 from quire.engine.engine import Clock, Engine
-from quire.engine.port import Listener, OnBlock, OnFailure, WorkerRecord
-from quire.errors import EngineDeadError, QuireError
+from quire.engine.port import Listener, OnFailure, WorkerRecord
+from quire.errors import EngineDeadError
+
+STOPPED = "the engine has stopped; start it again"
 
 
 class LoopHost(Protocol):
@@ -55,8 +45,8 @@ class LoopHost(Protocol):
         """The engine at this moment, for those who watch."""
         ...
 
-    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
-        """What is known of a block; None: there is no such block."""
+    def reply(self, reply: CallReply) -> None:
+        """The reply to a call."""
         ...
 
 
@@ -86,19 +76,23 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, events: list[Request
                 events += engine.enter(received(command, clock()), is_restored=True)
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
-            case Explain(question_id, namespace, prompt):
-                events.append(Explained(question_id, engine.explain(namespace, prompt, clock())))
+            case EngineCall(call_id, op):
+                host.reply(CallReply(call_id, _result(engine, op, clock())))
             case ClearCache():
                 engine.clear()
             case StartSnapshots(period_s):
                 engine.begin_watch(period_s, host.show)
             case StopSnapshots():
                 engine.end_watch()
-            case GetBlock(question_id, block_id):
-                host.answer(question_id, facts_of_block(engine.memory, engine.scheduler.running, block_id, clock()))
             case Close():
                 return False
     return True
+
+
+def _result(engine: Engine, op: CallOp, now_s: float) -> CallResult:
+    if isinstance(op, Explain):
+        return Explained(engine.explain(op.namespace, op.prompt, now_s))
+    return BlockInfo(facts_of_block(engine.memory, engine.scheduler.running, op.block_id, now_s))
 
 
 def received(command: Submit | Restore, now_s: float) -> Request:
@@ -128,11 +122,9 @@ class ThreadWatch:
 
     workers: Sequence[WorkerRecord] = ()
 
-    def __init__(self, put: Callable[[Command], bool]) -> None:
-        """`put` says whether the command will be seen."""
+    def __init__(self, put: Callable[[Command], object]) -> None:
         self._put = put
         self.show: Callable[[EngineSnapshot], None] = _noop
-        self._questions: dict[str, OnBlock] = {}
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
         """Show a snapshot so often."""
@@ -143,17 +135,6 @@ class ThreadWatch:
         """Stop the snapshots."""
         self.show = _noop
         self._put(StopSnapshots())
-
-    def request_block(self, block_id: int, on_block: OnBlock) -> None:
-        """Request the facts of one block."""
-        question_id = uuid4().hex
-        self._questions[question_id] = on_block
-        if not self._put(GetBlock(question_id, block_id)):
-            self.answer(question_id, EngineDeadError("the engine has stopped; start it again"))
-
-    def answer(self, question_id: str, facts: BlockFacts | QuireError | None) -> None:
-        """Pass on the facts of a block, or the error."""
-        self._questions.pop(question_id)(facts)
 
 
 def _noop(_snapshot: EngineSnapshot) -> None:
@@ -173,6 +154,7 @@ class EngineThread:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self.watching = ThreadWatch(self._try_put)
+        self._calls = PendingCalls()
         self.verdicts: Sequence[AdmissionHint] = ()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
@@ -203,11 +185,13 @@ class EngineThread:
             request.has_stop_texts,
             request.work_tokens,
         )
-        self._put(command, request.request_id)
+        if not self._try_put(command):
+            self._listener([Refused.of(request.request_id, EngineDeadError(STOPPED))])
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Ask why a prompt is not in the cache; answered between two steps."""
-        self._put(Explain(question_id, namespace, prompt), question_id)
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        """Query the engine between two steps."""
+        if not self._try_put(self._calls.open(op, on_reply)):
+            self._calls.fail_all(EngineDeadError(STOPPED))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
@@ -221,10 +205,6 @@ class EngineThread:
         """Stop after the step in flight, and wait for it."""
         self._commands.put(Close())
         self._thread.join()
-
-    def _put(self, command: Command, request_id: str) -> None:
-        if not self._try_put(command):
-            self._listener([Refused.of(request_id, EngineDeadError("the engine has stopped; start it again"))])
 
     def _try_put(self, command: Command) -> bool:
         with self._lock:
@@ -249,9 +229,9 @@ class EngineThread:
         """For those who watch."""
         self.watching.show(snapshot)
 
-    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
-        """What is known of a block."""
-        self.watching.answer(question_id, facts)
+    def reply(self, reply: CallReply) -> None:
+        """For the caller that waits for it."""
+        self._calls.resolve(reply)
 
     def send(self, events: Sequence[RequestEvent]) -> None:
         """Pass on what there is."""
@@ -274,10 +254,6 @@ class EngineThread:
             self._is_over = True
         error = EngineDeadError("the engine stopped before it received this request; send it again")
         while (command := self.next_command(waits=False)) is not None:
-            match command:
-                case Submit(request_id):
-                    self._listener([Refused.of(request_id, error)])
-                case Explain(question_id):
-                    self._listener([Refused.of(question_id, error)])
-                case GetBlock(question_id):
-                    self.watching.answer(question_id, error)
+            if isinstance(command, Submit):
+                self._listener([Refused.of(command.request_id, error)])
+        self._calls.fail_all(error)

@@ -1,27 +1,23 @@
 """What stands between a client and an engine, wherever it steps: a thread, a worker, or another machine.
 
-    submit · cancel · explain ─► engine ─► events, all through one listener
+    submit · cancel ─► engine ─► events, all through one listener
+               call ─► engine ─► one reply for each
 
-Whatever becomes of a request is an event of its id, a refusal too. Nothing else is told.
+Whatever becomes of a request is an event of its id, a refusal too.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.core.digests import Namespace
 from quire.core.events import RequestEvent
-from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.errors import QuireError
+from quire.engine.calls import OnReply, CallOp
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]
-
-
-OnBlock = Callable[[BlockFacts | QuireError | None], None]
-"""Receives the facts of a block, None if there is no such block, or an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +50,6 @@ class WatchPort(Protocol):
         """Stop the snapshots."""
         ...
 
-    def request_block(self, block_id: int, on_block: OnBlock) -> None:
-        """Request the facts of one block; `on_block` is called once, on any thread."""
-        ...
-
 
 class EnginePort(Protocol):
     """Where requests go."""
@@ -83,6 +75,6 @@ class EnginePort(Protocol):
         """Forget every cached block that is not in use."""
         ...
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Ask why a prompt is not in the cache: `Explained` or `Refused` is the one event of this id."""
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        """Query the engine."""
         ...

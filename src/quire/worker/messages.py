@@ -1,7 +1,7 @@
 """What crosses between a worker and its parent: msgspec structs as msgpack. Nothing that can carry code.
 
     parent ──► Open, then the engine's commands ──► worker
-    parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · BlockInfo ◄── worker
+    parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · CallReply ◄── worker
 
 Commands are the engine's own types, requests and events the core's. Bytes that are no message raise `MessageError`, and
 nothing else.
@@ -13,10 +13,11 @@ import msgspec
 
 from quire.config import ModelSettings
 from quire.core.events import RequestEvent
-from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.scheduling.shares import AdmissionHint
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.work_budget import WorkSpent
+from quire.engine.calls import CallReply, Message
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
 from quire.engine.trace_recorder import TraceSettings
@@ -24,14 +25,10 @@ from quire.errors import MessageError, QuireError
 from quire.worker.kv_event_settings import KVEventSettings
 
 
-class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    """An array that begins with its own name."""
-
-
 # -- to the worker -----------------------------------------------------------------------------------------------------
 
 
-class Open(_Message, frozen=True):
+class Open(Message, frozen=True):
     """The first message: what to load."""
 
     model: str
@@ -50,7 +47,7 @@ ToWorker = Open | Command
 # -- to the parent -----------------------------------------------------------------------------------------------------
 
 
-class LoadProgress(_Message, frozen=True):
+class LoadProgress(Message, frozen=True):
     """How far loading is."""
 
     label: str
@@ -58,13 +55,13 @@ class LoadProgress(_Message, frozen=True):
     total_bytes: int
 
 
-class Ready(_Message, frozen=True):
+class Ready(Message, frozen=True):
     """The model is loaded; steps begin."""
 
     info: ModelInfo
 
 
-class Failed(_Message, frozen=True):
+class Failed(Message, frozen=True):
     """The last message of a worker that could not continue."""
 
     kind: str
@@ -96,7 +93,7 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     """On grammars, of the tenants that cost most."""
 
 
-class Stepped(_Message, frozen=True):
+class Stepped(Message, frozen=True):
     """All events of commands or of one step: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
@@ -104,21 +101,13 @@ class Stepped(_Message, frozen=True):
     """None: about the same as the one before."""
 
 
-class SnapshotMade(_Message, frozen=True):
+class SnapshotMade(Message, frozen=True):
     """For observers."""
 
     snapshot: EngineSnapshot
 
 
-class BlockInfo(_Message, frozen=True):
-    """The response to `GetBlock`."""
-
-    question_id: str
-    facts: BlockFacts | None
-    """None: there is no such block."""
-
-
-ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | BlockInfo
+ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | CallReply
 
 encode_message = msgspec.msgpack.Encoder().encode
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

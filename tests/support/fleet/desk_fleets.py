@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
-from quire.core.digests import Namespace
-from quire.core.events import Explained, Refused, RequestEvent, SequenceFinished, Token
+from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, Request, ResolvedSampling
+from quire.engine.calls import CallOp, Explain, Explained, OnReply
 from quire.engine.engine import Engine, ModelIdentity
 from quire.errors import MessageError, QuireError
 from quire.fleet.gateway.port import FleetPort
@@ -65,6 +65,8 @@ class EngineSeat:
         self.refusal: QuireError | None = None
         """What whoever asks is told."""
         self.num_clears = 0
+        self.holds_replies = False
+        self._held: list[Callable[[], None]] = []
 
     def submit(self, request: Request) -> None:
         if self.refusal is not None:
@@ -76,8 +78,17 @@ class EngineSeat:
     def cancel(self, request_id: str, index: int | None = None) -> None:
         self.engine.cancel(request_id, index)
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        self.tell([Explained(question_id, self.engine.explain(namespace, prompt, self._now_s()))])
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        assert isinstance(op, Explain)
+        explained = Explained(self.engine.explain(op.namespace, op.prompt, self._now_s()))
+        self._held.append(lambda: on_reply(explained))
+        if not self.holds_replies:
+            self.release_replies()
+
+    def release_replies(self) -> None:
+        held, self._held = self._held, []
+        for reply in held:
+            reply()
 
     def clear_cache(self) -> None:
         self.num_clears += 1
@@ -310,7 +321,8 @@ class SimulatedFleet:
         """Nothing is left behind anywhere."""
         for gateway in self.gateways:
             port = gateway.port
-            assert (port._in_flight, port._held, port._questions, port.router._routed) == ({}, {}, {}, {})
+            assert (port._in_flight, port._held, port.router._routed) == ({}, {}, {})
+            assert not any(len(known.calls) for known in port.members.values())
             assert port.router.loads.num_reservations == 0
             assert all(port.router.membership.num_open(one) == 0 for one in port.members)
         for member in self.members.values():

@@ -7,7 +7,6 @@ from quire.core.digests import Namespace
 from quire.core.divergence import Divergence, MissReason
 from quire.core.events import (
     Admitted,
-    Explained,
     Finished,
     FirstToken,
     Preempted,
@@ -31,8 +30,9 @@ from quire.core.inspect.snapshots import (
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import TokenLogprobs
-from quire.engine import commands
+from quire.engine import calls, commands
 from quire.engine.engine import ModelIdentity, ModelInfo
+from quire.errors import EngineDeadError
 from quire.worker import messages
 from quire.worker.messages import Stepped, WorkerLoad
 
@@ -85,8 +85,6 @@ EVENTS: list[RequestEvent] = [
     Queued("a", epoch=1 << 40),
     Refused("a", "QueueFullError", (5, 4), epoch=1),
     FirstToken("a", 32, epoch=1),
-    Explained("q", Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace)),
-    Explained("q", Divergence(32, MissReason.EVICTED, evicted_s_ago=1.5)),
     Admitted("a", 1.0, 0.5, 32, epoch=1),
     Admitted("a", 1.0, 0.5, 32, Divergence(32, MissReason.DIVERGED, 33, (5, 6)), epoch=1),
     PromptLogprobs("a", 1, (LOGPROBS,), epoch=1),
@@ -102,11 +100,11 @@ TO_WORKER = [
     assigned(commands.Submit, REQUEST),
     assigned(commands.Restore, replace(REQUEST, deadline_s=None)),
     commands.Cancel("a"),
-    commands.Explain("q", REQUEST.namespace, (1, 2, 3)),
+    calls.EngineCall(1, calls.Explain(REQUEST.namespace, (1, 2, 3))),
+    calls.EngineCall(2, calls.GetBlock(7)),
     commands.ClearCache(),
     commands.StartSnapshots(0.4),
     commands.StopSnapshots(),
-    commands.GetBlock("q", 7),
     commands.Close(),
 ]
 TO_PARENT = [
@@ -122,6 +120,13 @@ TO_PARENT = [
             (RunningFigures("a", "someone", "low", "prompt", 2, 3, 3, 0, 0),),
         )
     ),
-    messages.BlockInfo("q", BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",))),
-    messages.BlockInfo("q", None),
+    calls.CallReply(
+        1, calls.Explained(Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace))
+    ),
+    calls.CallReply(1, calls.Explained(Divergence(32, MissReason.EVICTED, evicted_s_ago=1.5))),
+    calls.CallReply(
+        2, calls.BlockInfo(BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",)))
+    ),
+    calls.CallReply(2, calls.BlockInfo(None)),
+    calls.CallReply.of(3, EngineDeadError("gone")),
 ]

@@ -6,7 +6,8 @@ from random import Random
 import msgspec
 
 from quire.engine import commands
-from quire.engine.commands import Cancel, ClearCache, Explain
+from quire.engine.calls import EngineCall, Explain
+from quire.engine.commands import Cancel, ClearCache
 from quire.fleet.protocol.messages import PROTOCOL, Assign, GatewayBeat, GoodbyeAck, Hello, RequestTextAssets
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.workers.messages import REQUEST, assigned
@@ -19,7 +20,7 @@ TO_MEMBER: list[msgspec.Struct] = [
     Assign(assigned(commands.Submit, REQUEST), 3),
     Assign(assigned(commands.Restore, REQUEST), 0),
     Cancel("a", 1),
-    Explain("q", REQUEST.namespace, (1, 2, 3)),
+    EngineCall(1, Explain(REQUEST.namespace, (1, 2, 3))),
     ClearCache(),
 ]
 """One of each kind."""

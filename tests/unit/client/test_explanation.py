@@ -77,18 +77,20 @@ def test_explains_are_bounded_while_a_step_holds_them_up() -> None:
         async with AsyncEngine(opened) as engine:
             running = asyncio.create_task(engine.generate(TEXT, SHORT))
             await asyncio.to_thread(runner.is_waiting.wait, PATIENCE_S)
-            waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_EXPLAINS)]
-            while len(engine._queries) < client.MAX_EXPLAINS:
+            waiting = [asyncio.create_task(engine.explain(TEXT)) for _ in range(client.MAX_CALLS)]
+            while len(engine._calls) < client.MAX_CALLS:
                 await asyncio.sleep(0)
             gone = waiting.pop()
             gone.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await gone
-            with pytest.raises(CapacityError, match="at most 16 prompts to explain at once, 16 are waiting"):
+            with pytest.raises(CapacityError, match="at most 16 Explain queries of a model at once, 16 are waiting"):
                 await engine.explain(TEXT)
+            block = asyncio.create_task(engine.block(1))
             runner.let_go()
             assert {(await one).reason for one in waiting} <= {"computing", "too_short"}
             await running
+            assert (await block) is not None, "queries of another kind are counted apart"
             assert (await engine.explain(TEXT)).reason == "too_short"
 
     run(work)
@@ -117,7 +119,7 @@ def test_a_worker_answers_and_one_that_dies_leaves_nobody_waiting() -> None:
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
             asked = asyncio.create_task(model.explain(TEXT))
-            while not model.supervisor._questions.open:
+            while not len(model.supervisor._calls):
                 await asyncio.sleep(0)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(EngineDeadError, match="retry"):

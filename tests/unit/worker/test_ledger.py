@@ -2,9 +2,7 @@
 
 import pytest
 
-from quire.core.divergence import Divergence, MissReason
 from quire.core.events import (
-    Explained,
     Finished,
     FirstToken,
     PromptLogprobs,
@@ -33,10 +31,6 @@ LIES: dict[str, tuple[RequestEvent, str]] = {
     ),
     "the end of all before the end of one": (Finished("a", 3, 0, 0, epoch=1), "finished before all of its sequences"),
     "a prompt's log-probabilities out of order": (PromptLogprobs("a", 2, (LOGPROBS,), epoch=1), "out of order"),
-    "an answer to another question": (
-        Explained("a", Divergence(0, MissReason.DIVERGED), epoch=1),
-        "unexpected event Explained",
-    ),
     "what came before its own life": (Replayed("a", epoch=1), "unexpected event Replayed"),
 }
 

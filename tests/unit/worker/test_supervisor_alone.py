@@ -7,15 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from quire.config import ModelSettings
-from quire.core.divergence import Divergence, MissReason
-from quire.core.events import Explained, Queued, Refused, RequestEvent
+from quire.core.events import RequestEvent
 from quire.core.request import Continuation, Request
 from quire.core.scheduling.waiting_queue import QueueConfig
+from quire.engine.calls import GetBlock
 from quire.engine.engine import ModelIdentity, ModelInfo
-from quire.errors import EngineDeadError, MessageError
+from quire.errors import EngineDeadError
 from quire.worker.child.shared_status import Flight
 from quire.worker.messages import LoadProgress, Open, Ready
-from quire.worker.parent.cache_questions import CacheQuestions
 from quire.worker.parent.session import WorkerSession
 from quire.worker.parent.supervisor import State, Supervisor
 from quire.worker.parent.worker_plan import WorkerPlan
@@ -53,13 +52,12 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
 
 def test_who_asks_about_the_cache_where_there_is_no_worker_is_told_so() -> None:
     async def main() -> None:
-        told: list[RequestEvent] = []
-        supervisor = Supervisor(WorkerPlan(OPEN), told.extend, lambda _error: None)
-        supervisor.explain("q1", ModelIdentity("model", "layout").namespace(4, "group"), (1, 2))
-        (refusal,) = told
-        assert isinstance(refusal, Refused)
-        assert isinstance(refusal.error, EngineDeadError)
-        assert "retry when one is" in str(refusal.error)
+        replies: list[object] = []
+        supervisor = made()
+        supervisor.call(GetBlock(1), replies.append)
+        (error,) = replies
+        assert isinstance(error, EngineDeadError)
+        assert "retry when one is" in str(error)
         await supervisor.close()
 
     asyncio.run(main())
@@ -129,13 +127,3 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
 
     asyncio.run(main())
 
-
-def test_an_answer_to_a_question_that_was_not_asked_is_an_error() -> None:
-    questions, answer = CacheQuestions(), Explained("q1", Divergence(0, MissReason.DIVERGED))
-    questions.add("q1")
-    told: list[RequestEvent] = []
-    assert questions.take([Queued("r1"), answer], told) == [Queued("r1")]
-    assert told == [answer]
-    assert not questions.open
-    with pytest.raises(MessageError, match="is not pending"):
-        questions.take([answer], told)

@@ -14,7 +14,6 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.models.park_moves import Stage
 from quire.client.engines.client import EngineClient, EngineStats, FleetStats
-from quire.client.engines.engine_view import WorkerRecord
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
@@ -78,7 +77,7 @@ class ModelEntry:
 
     def workers(self) -> Sequence[WorkerRecord]:
         """Of its workers, if it has any."""
-        return () if self.engine_client is None else self.engine_client.view.workers
+        return () if self.engine_client is None else self.engine_client.workers
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""

@@ -63,7 +63,7 @@ async def block_answer(server: ServerWithWatchers, request: Request) -> Response
     model, number = _model(server, request), request.path_params["block"]
     if not re.fullmatch("[0-9]{1,10}", number):
         raise invalid(f"expected a block number, got {number[:40]!r}", "block")
-    facts = await model.open().view.block(int(number))
+    facts = await model.open().block(int(number))
     if facts is None:
         raise ApiError(404, "not_found", f"the pool of {model.name} has no block {number}")
     return Response(msgspec.json.encode(_with_client_ids(server, model, facts)), media_type="application/json")

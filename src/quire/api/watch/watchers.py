@@ -122,9 +122,9 @@ class ModelWatch:
             return
         before, self._client, self._shown = self._client, client, None
         if before is not None:
-            before.view.unwatch()
+            before.unwatch()
         if client is not None:
-            client.view.watch(self._show, WATCH_PERIOD_S)
+            client.watch(self._show, WATCH_PERIOD_S)
 
     def _show(self, snapshot: EngineSnapshot) -> None:
         self._shown = snapshot, monotonic()

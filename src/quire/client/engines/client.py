@@ -11,10 +11,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Unpack
-from uuid import uuid4
+from typing import Any, TypeVar, Unpack
 
-from quire.client.engines.engine_view import EngineView
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
@@ -25,19 +23,21 @@ from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
 from quire.client.request.text_model import Messages, TextModel
 from quire.client.request.text_pool import TextPool
-from quire.core.divergence import Divergence
-from quire.core.events import Explained, Refused, RequestEvent
+from quire.core.events import RequestEvent
+from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
 from quire.core.work_budget import WorkSpent
-from quire.engine.port import EnginePort
+from quire.engine.calls import BlockInfo, Explain, Explained, GetBlock, CallOp, CallResult
+from quire.engine.port import EnginePort, WorkerRecord
 from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
 from quire.text.chat.rendering.template import TemplateArguments
 from quire.text.text_work import TextBudget
 
 Prompt = str | Sequence[int]
-MAX_EXPLAINS = 16
-"""Explain queries of one model under way at once: each delays its steps for a moment."""
+Outcome = TypeVar("Outcome", bound=CallResult)
+MAX_CALLS = 16
+"""Calls of one kind to one model under way at once: each delays its steps for a moment."""
 
 
 class ChatArguments(ConversationArguments, RequestOptions, total=False):
@@ -120,12 +120,11 @@ class EngineClient:
         self._live: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
-        self._view: EngineView | None = None
         self._verdicts: Sequence[AdmissionHint] = ()
         self._refused_lately: dict[tuple[str, str], AdmissionHint] = {}
         """The same by tenant and class, less what was let through since."""
-        self._queries: dict[str, asyncio.Future[Divergence | QuireError]] = {}
-        """Explain queries without a result yet, whether or not their callers still wait."""
+        self._calls: dict[asyncio.Future[CallResult | QuireError], type[CallOp]] = {}
+        """Calls without a reply, whether or not their callers still wait."""
 
     @property
     def text(self) -> TextModel:
@@ -167,11 +166,21 @@ class EngineClient:
         raise InvariantError(f"{type(self).__name__} was never set aside")
 
     @property
-    def view(self) -> EngineView:
-        """Through which it is watched."""
-        if self._view is None:
-            self._view = EngineView(self._started()[0].watching, self._on_loop)
-        return self._view
+    def workers(self) -> Sequence[WorkerRecord]:
+        """Of its workers, if it has any: the oldest first."""
+        return self._started()[0].watching.workers
+
+    def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
+        """Show a snapshot so often, until `unwatch`; one or two may come after that."""
+        self._started()[0].watching.watch(lambda snapshot: self._on_loop(show, snapshot), period_s)
+
+    def unwatch(self) -> None:
+        """Stop the snapshots."""
+        self._started()[0].watching.unwatch()
+
+    async def block(self, block_id: int) -> BlockFacts | None:
+        """Facts of a block; None: there is no such block. Raises CapacityError, or the engine's error."""
+        return (await self._call(GetBlock(block_id), BlockInfo)).facts
 
     @property
     def num_open(self) -> int:
@@ -260,21 +269,28 @@ class EngineClient:
 
     async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
         """The same of a prompt's tokens, within a cache group."""
-        port, text = self._started()
-        if self._failure is not None:
-            raise self._failure
-        if len(self._queries) >= MAX_EXPLAINS:
+        namespace = self.text.info.namespace(cache_group)
+        explained = await self._call(Explain(namespace, tuple(ids)), Explained)
+        return explanation(self.text.tokenizer, namespace, ids, explained.found)
+
+    async def _call(self, op: CallOp, kind: type[Outcome]) -> Outcome:
+        self._check_alive()
+        num_waiting = list(self._calls.values()).count(type(op))
+        if num_waiting >= MAX_CALLS:
             raise CapacityError(
-                f"expected at most {MAX_EXPLAINS} prompts to explain at once, {len(self._queries)} are waiting; "
-                "try again later"
+                f"expected at most {MAX_CALLS} {type(op).__name__} queries of a model at once, {num_waiting} are "
+                "waiting; try again later"
             )
-        namespace, query_id = text.info.namespace(cache_group), uuid4().hex
-        answer = self._queries[query_id] = asyncio.get_running_loop().create_future()
-        port.explain(query_id, namespace, tuple(ids))
-        found = await asyncio.shield(answer)
-        if isinstance(found, QuireError):
-            raise found
-        return explanation(text.tokenizer, namespace, ids, found)
+        reply: asyncio.Future[CallResult | QuireError] = asyncio.get_running_loop().create_future()
+        self._calls[reply] = type(op)
+        reply.add_done_callback(self._calls.pop)
+        self._started()[0].call(op, lambda result: self._on_loop(reply.set_result, result))
+        result = await asyncio.shield(reply)
+        if isinstance(result, QuireError):
+            raise result
+        if not isinstance(result, kind):
+            raise InvariantError(f"expected {kind.__name__} as the result of a call, got {type(result).__name__}")
+        return result
 
     async def chat_ids(
         self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
@@ -336,15 +352,6 @@ class EngineClient:
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
         hand_out(events, self._live, self._cancel_answer)
-        if self._queries:
-            self._take_answers(events)
-
-    def _take_answers(self, events: Sequence[RequestEvent]) -> None:
-        for event in events:
-            query = self._queries.get(event.request_id)
-            if query is not None and isinstance(event, Explained | Refused):
-                del self._queries[event.request_id]
-                query.set_result(event.found if isinstance(event, Explained) else event.error)
 
     def _forget(self, request_id: str) -> None:
         """Its caller does not wait for it any more."""
@@ -361,6 +368,3 @@ class EngineClient:
     def _end_all(self, error: QuireError) -> None:
         for handle in self._live.values():
             handle.end(error)
-        queries, self._queries = self._queries, {}
-        for query in queries.values():
-            query.set_result(error)

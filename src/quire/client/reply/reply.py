@@ -19,7 +19,6 @@ from quire.client.reply.outputs import Answer, Completion, Piece, Timings, calle
 from quire.client.request.params import SamplingParams
 from quire.core.events import (
     Admitted,
-    Explained,
     Finished,
     FirstToken,
     Preempted,
@@ -35,7 +34,7 @@ from quire.core.request import Continuation, FinishReason, Request
 from quire.core.step import TokenLogprobs
 from quire.core.work_budget import WorkAccount, WorkKind
 from quire.engine.engine import Clock
-from quire.errors import DisplacedError, InvariantError, QuireError, WorkBudgetError
+from quire.errors import DisplacedError, QuireError, WorkBudgetError
 from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import short_id
 from quire.text.detokenizer import Detokenizer
@@ -252,8 +251,6 @@ class Reply:
                 self.num_inexact_moves += not event.is_exact
             case PromptLogprobs():
                 self._prompt_logprobs += event.logprobs
-            case Explained():
-                raise InvariantError(f"expected request {event.request_id} to run, got an explanation of its cache")
             case Finished():
                 self._times["end"] = self._clock()
                 self.num_cached_tokens = event.num_cached_tokens

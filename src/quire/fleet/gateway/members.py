@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from quire.core.digests import Namespace
+from quire.engine.calls import PendingCalls
 from quire.engine.engine import Clock, ModelInfo
 from quire.errors import MessageError
 from quire.fleet.gateway.request import FleetRequest
@@ -37,6 +38,7 @@ class KnownMember:
     """Assignments that it had received at its latest report."""
     num_gateways: int = 1
     """Gateways connected to it."""
+    calls: PendingCalls = field(default_factory=PendingCalls)
     unacknowledged_s: deque[float] = field(default_factory=deque)
     """When the assignments after those were sent."""
 

@@ -19,16 +19,17 @@ from time import monotonic
 from msgspec.structs import replace as struct_replace
 
 from quire.core.digests import Namespace
-from quire.core.events import Admitted, Explained, Finished, FirstToken, Refused, Replayed, RequestEvent, Token
+from quire.core.events import Admitted, Finished, FirstToken, Refused, Replayed, RequestEvent, Token
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
+from quire.engine.calls import EngineCall, CallReply, GetBlock, OnReply, CallOp
+from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock, ModelInfo
+from quire.engine.loop import ThreadWatch
 from quire.engine.port import Listener
 from quire.errors import DrainingError, EngineDeadError, QueueFullError, TenantShareError
 from quire.fleet.gateway.members import FleetMembers, KnownMember
 from quire.fleet.gateway.request import FleetRequest
-from quire.fleet.gateway.watch import FleetWatch
 from quire.fleet.protocol.link import LinkToMember
 from quire.fleet.protocol.messages import (
     Assign,
@@ -84,10 +85,8 @@ class FleetPort:
         self._in_flight: dict[str, FleetRequest] = {}
         self._held: dict[str, FleetRequest] = {}
         """Requests that no member has, because none can take them now."""
-        self._questions: dict[str, str] = {}
-        """Query -> the member that got it."""
         self.verdicts: Sequence[AdmissionHint] = ()
-        self.watching = FleetWatch()
+        self.watching = ThreadWatch(lambda _command: None)  # no pool to show: each member's own server shows one
         self._num_moved = self._num_moved_inexact = self._num_quarantined = 0
         self.is_draining = False
         self._is_closed = False
@@ -154,16 +153,18 @@ class FleetPort:
         for member in self.members:
             self._send(member, ClearCache())
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Query the member that would get this prompt why it is not in its cache."""
-        members = self._members
-        best = self.router.best(members.routed(question_id, namespace, prompt, {}), members.openai_members)
-        if best is None:
-            error = EngineDeadError("no quire member is ready; retry when one is")
-            self._emit([Refused.of(question_id, error)])
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        """Query the member that would get this prompt."""
+        if isinstance(op, GetBlock):
+            on_reply(EngineDeadError("a gateway has no KV blocks; query a member's own server"))
             return
-        self._questions[question_id] = best.member
-        self._send(best.member, Explain(question_id, self._as_named_by(best.member, namespace), prompt))
+        members = self._members
+        best = self.router.best(members.routed("", op.namespace, op.prompt, {}), members.openai_members)
+        if best is None:
+            on_reply(EngineDeadError("no quire member is ready; retry when one is"))
+            return
+        own = struct_replace(op, namespace=self._as_named_by(best.member, op.namespace))
+        self._send(best.member, self.members[best.member].calls.open(own, on_reply))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -179,6 +180,9 @@ class FleetPort:
             case MemberBeat(state, report):
                 self._members.report(link.address, report)
                 self._followed(self._members.beat(link.address, state))
+            case CallReply():
+                if link.address in self.members:
+                    self.members[link.address].calls.resolve(message)
             case Goodbye():
                 link.send(GoodbyeAck())
             case TextAssets():
@@ -212,17 +216,13 @@ class FleetPort:
                 if why is not None:
                     log.warning("dropping member %s: %s", one.member, why)
                     known.link.end(why)
+                known.calls.fail_all(EngineDeadError(f"lost the member that had the request: {one.member}"))
                 self._move_all(one.member)
             if one.after is MemberState.READY:
                 self._place_held()
             self.on_change()
 
     def _move_all(self, member: str) -> None:
-        dead = EngineDeadError(f"lost the member that had the request: {member}")
-        gone = [question for question, queried in self._questions.items() if queried == member]
-        for question in gone:
-            del self._questions[question]
-        self._emit([Refused.of(question, dead) for question in gone])
         for flight in [one for one in self._in_flight.values() if one.member == member]:
             self._emit(self._taken_back(flight, was_running=flight.is_running))
             if not flight.has_ended:
@@ -274,10 +274,6 @@ class FleetPort:
             self._emit(output)
 
     def _take(self, link: LinkToMember, event: RequestEvent, output: list[RequestEvent]) -> None:
-        if isinstance(event, Explained | Refused) and self._questions.get(event.request_id) == link.address:
-            del self._questions[event.request_id]
-            output.append(event)
-            return
         flight = self._in_flight.get(event.request_id)
         if flight is None or flight.member != link.address:
             return  # of an assignment that is over
@@ -340,7 +336,7 @@ class FleetPort:
 
     # -- output --------------------------------------------------------------------------------------------------------
 
-    def _send(self, member: str | None, command: Assign | Cancel | ClearCache | Explain) -> None:
+    def _send(self, member: str | None, command: Assign | Cancel | ClearCache | EngineCall) -> None:
         known = None if member is None else self.members.get(member)
         if known is not None:
             known.link.send(command)
@@ -353,6 +349,8 @@ class FleetPort:
         """Refuse the requests that are not admitted: there will be no member any more."""
         self._is_closed = True
         error = EngineDeadError(why)
+        for known in self.members.values():
+            known.calls.fail_all(error)
         for request_id, flight in list(self._in_flight.items()):
             del self._in_flight[request_id]
             self._held.pop(request_id, None)

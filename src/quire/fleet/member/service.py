@@ -18,9 +18,10 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from quire.core.digests import Namespace
-from quire.core.events import Admitted, Explained, Finished, FirstToken, Refused, Replayed, RequestEvent
+from quire.core.events import Admitted, Finished, FirstToken, Refused, Replayed, RequestEvent
 from quire.core.request import Request
-from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
+from quire.engine.calls import EngineCall, CallReply, Explain, OnReply, CallOp, CallResult
+from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock
 from quire.engine.loop import received
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
@@ -74,8 +75,8 @@ class SupervisedPort(Protocol):
         """End a request, or one of its answers alone."""
         ...
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Query why a prompt is not in the cache."""
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        """Query its engine."""
         ...
 
     def clear_cache(self) -> None:
@@ -85,7 +86,7 @@ class SupervisedPort(Protocol):
 
 @dataclass(slots=True)
 class _Taken:
-    """One assignment of a gateway's, or a query."""
+    """One assignment of a gateway's."""
 
     gateway: bytes
     request_id: str
@@ -102,7 +103,7 @@ class _Gateway:
     name: str
     last_received_s: float
     names: dict[str, str] = field(default_factory=dict)
-    """Its requests and queries that are open here -> the name of the latest assignment of each."""
+    """Its requests that are open here -> the name of the latest assignment of each."""
     num_received: int = 0
     """Assignments."""
     reported_s: float = float("-inf")
@@ -138,7 +139,7 @@ class MemberService:
 
     @property
     def num_open(self) -> int:
-        """Assignments and queries that have not had their last event."""
+        """Assignments that have not had their last event."""
         return len(self._taken)
 
     @property
@@ -164,8 +165,8 @@ class MemberService:
             case Cancel(request_id, index):
                 if request_id in gateway.names:
                     self._supervisor.cancel(gateway.names[request_id], index)
-            case Explain():
-                self._explain(identity, gateway, message)
+            case EngineCall():
+                self._call(identity, gateway, message)
             case ClearCache():
                 self._supervisor.clear_cache()
             case RequestTextAssets():
@@ -233,8 +234,10 @@ class MemberService:
         except QuireError as error:
             self._send(identity, MemberStepped((Refused.of(command.request_id, error, command.epoch),)))
             return
-        taken = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
-        name = self._take(gateway, taken)
+        # Short, whatever the gateway's id is: a worker writes the names of all that run onto one page.
+        self._num_names += 1
+        name = gateway.names[command.request_id] = f"assignment-{self._num_names}"
+        taken = self._taken[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
         self._expect(taken, min(max(num_uncached_tokens, 0), len(command.prompt)))
         self._supervisor.submit(replace(received(command, self._clock()), request_id=name, namespace=own))
 
@@ -253,24 +256,23 @@ class MemberService:
             raise DrainingError("this member is shutting down and takes no new requests; use another one")
         return own
 
-    def _explain(self, identity: bytes, gateway: _Gateway, question: Explain) -> None:
-        if question.question_id in gateway.names or len(question.question_id) > MAX_ID_CHARS:
-            raise MessageError("expected a unique query id of at most 256 characters")
-        space, info = question.namespace, self._card.info
-        try:
-            check_tokens("a prompt", question.prompt, info.vocabulary_size)
-        except RequestError as error:
-            self._send(identity, MemberStepped((Refused.of(question.question_id, error),)))
-            return
-        name = self._take(gateway, _Taken(identity, question.question_id, 0))
-        self._supervisor.explain(name, info.namespace(space.cache_group, space.adapter), question.prompt)
+    def _call(self, identity: bytes, gateway: _Gateway, call: EngineCall) -> None:
+        """A query in this member's own namespace."""
 
-    def _take(self, gateway: _Gateway, taken: _Taken) -> str:
-        # Short, whatever the gateway's id is: a worker writes the names of all that run onto one page.
-        self._num_names += 1
-        name = gateway.names[taken.request_id] = f"assignment-{self._num_names}"
-        self._taken[name] = taken
-        return name
+        def on_reply(result: CallResult | QuireError) -> None:
+            if self._gateways.get(identity) is gateway:  # the same session
+                self._send(identity, CallReply.of(call.call_id, result))
+
+        op, info = call.op, self._card.info
+        if not isinstance(op, Explain):
+            raise MessageError(f"expected an Explain call from a gateway, got {type(op).__name__}")
+        try:
+            check_tokens("a prompt", op.prompt, info.vocabulary_size)
+        except RequestError as error:
+            self._send(identity, CallReply.of(call.call_id, error))
+            return
+        own = info.namespace(op.namespace.cache_group, op.namespace.adapter)
+        self._supervisor.call(replace(op, namespace=own), on_reply)
 
     # -- from the supervisor -------------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ class MemberService:
                 self._expect(taken, taken.num_prompt_tokens)
             elif isinstance(event, FirstToken):
                 self._expect(taken, 0)
-            elif isinstance(event, Finished | Refused | Explained):
+            elif isinstance(event, Finished | Refused):
                 self._end(event.request_id, taken)
         now_s = self._clock()
         for identity, its_events in by_gateway.items():

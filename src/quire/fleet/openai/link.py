@@ -20,7 +20,8 @@ from typing import TypeVar
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.core.work_budget import WorkAccount, WorkKind
-from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
+from quire.engine.calls import EngineCall, CallReply
+from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.openai.address import OpenAIAddress, read_key
 from quire.fleet.openai.assignment import OpenAIAssignment
@@ -130,9 +131,9 @@ class OpenAIMemberLink(ReconnectingLink):
                 self._assign(command, num_uncached_tokens)
             case Cancel(request_id, index):
                 self._cancel(request_id, index)
-            case Explain(question_id):
+            case EngineCall(call_id):
                 error = RequestError("an OpenAI member cannot explain why a prompt is not cached")
-                asyncio.get_running_loop().call_soon(self._emit, [Refused.of(question_id, error)])
+                asyncio.get_running_loop().call_soon(self._deliver, CallReply.of(call_id, error))
             case ClearCache():
                 task = asyncio.create_task(self._clear_cache())
                 self._others.add(task)

@@ -1,7 +1,7 @@
 """What crosses between a gateway and a member: msgspec structs as msgpack. Nothing that can carry code.
 
     gateway ──► Hello, then assignments, other commands and a heartbeat each second ──► member
-    gateway ◄── Welcome · TextAssets · MemberStepped · MemberBeat · Goodbye ◄── member
+    gateway ◄── Welcome · TextAssets · MemberStepped · MemberBeat · CallReply · Goodbye ◄── member
 
 Token ids travel, never text and never tensors; durations, never instants. Bytes that are no message raise
 `MessageError`, and nothing else.
@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.events import RequestEvent
-from quire.engine.commands import Cancel, ClearCache, Explain, Restore, Submit
+from quire.engine.calls import EngineCall, CallReply, Message
+from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError, QuireError
 from quire.worker.messages import WorkerLoad
@@ -30,14 +31,10 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A count."""
 
 
-class _Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    """An array that begins with its own name."""
-
-
 # -- to the member -----------------------------------------------------------------------------------------------------
 
 
-class Hello(_Message, frozen=True):
+class Hello(Message, frozen=True):
     """The first message of a gateway. A second one starts a new session."""
 
     protocol: int
@@ -45,26 +42,26 @@ class Hello(_Message, frozen=True):
     """Its name in logs."""
 
 
-class GatewayBeat(_Message, frozen=True):
+class GatewayBeat(Message, frozen=True):
     """The gateway is alive, and still needs its requests."""
 
 
-class RequestTextAssets(_Message, frozen=True):
+class RequestTextAssets(Message, frozen=True):
     """Send the text assets: a gateway has none of its own."""
 
 
-class Assign(_Message, frozen=True):
+class Assign(Message, frozen=True):
     """A request, and how many tokens of its prompt the gateway expects to be computed."""
 
     command: Submit | Restore
     num_uncached_tokens: int
 
 
-class GoodbyeAck(_Message, frozen=True):
+class GoodbyeAck(Message, frozen=True):
     """The response to Goodbye: everything before it was received."""
 
 
-ToMember = Hello | GatewayBeat | RequestTextAssets | GoodbyeAck | Assign | Cancel | Explain | ClearCache
+ToMember = Hello | GatewayBeat | RequestTextAssets | GoodbyeAck | Assign | Cancel | EngineCall | ClearCache
 
 # -- to the gateway ----------------------------------------------------------------------------------------------------
 
@@ -85,14 +82,14 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     """Whether the number of blocks is the server's own and not an estimate."""
 
 
-class Welcome(_Message, frozen=True):
+class Welcome(Message, frozen=True):
     """The response to Hello."""
 
     protocol: int
     card: MemberCard
 
 
-class TextAssets(_Message, frozen=True):
+class TextAssets(Message, frozen=True):
     """What converts text to the model's tokens and back."""
 
     tokenizer_json: bytes
@@ -117,7 +114,7 @@ class MemberReport(msgspec.Struct, array_like=True, frozen=True):
     """Gateways connected to it, this one among them."""
 
 
-class MemberStepped(_Message, frozen=True):
+class MemberStepped(Message, frozen=True):
     """All events of one step for one gateway's requests: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
@@ -125,7 +122,7 @@ class MemberStepped(_Message, frozen=True):
     """None: about the same as the one before."""
 
 
-class MemberBeat(_Message, frozen=True):
+class MemberBeat(Message, frozen=True):
     """A heartbeat, sent each second and whenever the member's state changes."""
 
     state: str
@@ -133,11 +130,11 @@ class MemberBeat(_Message, frozen=True):
     report: MemberReport
 
 
-class Goodbye(_Message, frozen=True):
+class Goodbye(Message, frozen=True):
     """The last message of a member that has drained: it exits when this is acknowledged."""
 
 
-ToGateway = Welcome | TextAssets | MemberStepped | MemberBeat | Goodbye
+ToGateway = Welcome | TextAssets | MemberStepped | MemberBeat | CallReply | Goodbye
 
 encode_fleet_message = msgspec.msgpack.Encoder().encode
 _to_member = msgspec.msgpack.Decoder(ToMember)

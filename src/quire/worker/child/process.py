@@ -27,8 +27,9 @@ import zmq
 from quire.backends.protocol import CountsLayers
 from quire.checkpoints import Progress, resolve
 from quire.core.events import KVEvent, RequestEvent, Token
-from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
+from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.work_budget import WorkSpent
+from quire.engine.calls import CallReply
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
@@ -40,7 +41,7 @@ from quire.worker.child.faults import faults_from, with_faults
 from quire.worker.child.kv_events import KVEventPublisher
 from quire.worker.child.low_priority import at_low_priority
 from quire.worker.child.shared_status import SharedStatus
-from quire.worker.messages import BlockInfo, Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
+from quire.worker.messages import Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
 
 LOAD_S = 0.1
 """The maximum age of the load that the parent has while nothing but tokens come."""
@@ -173,9 +174,9 @@ class Worker:
         if not self._channel.is_behind:
             self._channel.send(SnapshotMade(snapshot))
 
-    def answer(self, question_id: str, facts: BlockFacts | None) -> None:
-        """What is known of a block."""
-        self._channel.send(BlockInfo(question_id, facts))
+    def reply(self, reply: CallReply) -> None:
+        """To the parent."""
+        self._channel.send(reply)
 
     def _idle_s(self) -> float:
         watch = self._engine.watch

@@ -24,7 +24,6 @@ from msgspec.structs import replace
 
 from quire.core.events import (
     Admitted,
-    Explained,
     Finished,
     FirstToken,
     Preempted,
@@ -168,8 +167,8 @@ class Ledger:
                 return self._take_prompt_logprobs(entry, event)
             case Preempted():
                 return [event]
-            case _:
-                raise _unexpected(event)
+            case Replayed():  # made by the ledger alone
+                raise MessageError(f"{event.request_id}: unexpected event Replayed from a worker")
 
     def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
         """It was not admitted. If its client has output already, the refusal is its end."""
@@ -338,8 +337,3 @@ class Ledger:
 def _pardoned(entry: LedgerEntry) -> int:
     """A suspect that has not run since stays one; all others start anew."""
     return entry.num_strikes if entry.is_suspect and entry.epoch is None else 0
-
-
-def _unexpected(event: Replayed | Explained) -> MessageError:
-    """Of a request, only the ledger makes such events. A kind that is not handled above is a type error here."""
-    return MessageError(f"{event.request_id}: unexpected event {type(event).__name__} from a worker")

@@ -18,11 +18,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from quire.core.digests import Namespace
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.scheduling.shares import MIN_RESERVED, AdmissionHint
-from quire.engine.commands import ClearCache, Close, Explain
+from quire.engine.calls import CallReply, OnReply, CallOp, PendingCalls
+from quire.engine.commands import ClearCache, Close
 from quire.engine.port import Listener, OnFailure
 from quire.errors import (
     CheckpointError,
@@ -33,18 +33,7 @@ from quire.errors import (
     QuireError,
 )
 from quire.worker.child.shared_status import Flight
-from quire.worker.messages import (
-    BlockInfo,
-    Failed,
-    LoadProgress,
-    Ready,
-    SnapshotMade,
-    Stepped,
-    ToParent,
-    ToWorker,
-    WorkerLoad,
-)
-from quire.worker.parent.cache_questions import CacheQuestions
+from quire.worker.messages import Failed, LoadProgress, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
 from quire.worker.parent.handle import WorkerProcess
 from quire.worker.parent.ledger import Ledger
 from quire.worker.parent.session import SessionEnd, WorkerSession
@@ -57,6 +46,7 @@ log = logging.getLogger("quire.worker")
 
 TICK_S = 0.1
 """How often beats and deadlines of held requests are checked."""
+NOT_READY = "no worker is ready; retry when one is"
 LATE_S = 2.0
 """A check this late after the one before: the whole container was suspended, and the worker with it."""
 
@@ -86,7 +76,7 @@ class Supervisor:
         self._listener = listener
         self._failed = failed
         self._ledger = Ledger()
-        self._questions = CacheQuestions()
+        self._calls = PendingCalls()
         self.watching = WorkerWatch(self._send)
         self._session: WorkerSession | None = None
         self._ready: asyncio.Future[Ready] | None = None
@@ -186,7 +176,7 @@ class Supervisor:
     def flight(self) -> Flight:
         """The worker's status. Raises EngineDeadError if there is none."""
         if self._session is None:
-            raise EngineDeadError("no worker is ready; retry when one is")
+            raise EngineDeadError(NOT_READY)
         return self._session.process.flight()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -233,14 +223,12 @@ class Supervisor:
         self._emit(events)
         self._send_due()
 
-    def explain(self, question_id: str, namespace: Namespace, prompt: tuple[int, ...]) -> None:
-        """Query why a prompt is not in the cache. If the worker dies first, the query is refused."""
+    def call(self, op: CallOp, on_reply: OnReply) -> None:
+        """Query the worker. If it exits first, the call fails."""
         if self._session is None or not self._session.is_ready:
-            error = EngineDeadError("no worker is ready; retry when one is")
-            self._listener([Refused.of(question_id, error)])
+            on_reply(EngineDeadError(NOT_READY))
             return
-        self._questions.add(question_id)
-        self._send([Explain(question_id, namespace, prompt)])
+        self._send([self._calls.open(op, on_reply)])
 
     def clear_cache(self) -> None:
         """Drop every unused cached block."""
@@ -288,7 +276,7 @@ class Supervisor:
             self.watching.began()
             ending = await self._live_once()
             self.watching.ended(ending.reason)
-            self._emit(self._questions.drop())
+            self._calls.fail_all(EngineDeadError("the worker exited during a cache query; retry"))
             if not self._may_live.is_set():
                 self._emit(self._ledger.set_aside())
                 continue
@@ -318,7 +306,7 @@ class Supervisor:
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         self._emit(self._ledger.abandon(error))
-        self._emit(self._questions.drop())
+        self._calls.fail_all(error)
         self._look_idle()
         self._context.destroy(linger=0)
         if not self._closing.is_set():
@@ -364,9 +352,11 @@ class Supervisor:
                 self._plan.progress(label, done_bytes, total_bytes)
             case Ready():
                 self._begin(session, message)
-            case SnapshotMade() | BlockInfo():
-                self.watching.take(message)
-            case _:
+            case SnapshotMade(snapshot):
+                self.watching.show(snapshot)
+            case CallReply():
+                self._calls.resolve(message)
+            case Failed():
                 self._fail(session, message)
 
     @staticmethod
@@ -378,10 +368,7 @@ class Supervisor:
     def _take(self, message: Stepped) -> None:
         new_events: list[RequestEvent] = []
         try:
-            events: Sequence[RequestEvent] = message.events
-            if self._questions.open:
-                events = self._questions.take(events, new_events)
-            self._ledger.take(events, new_events)
+            self._ledger.take(message.events, new_events)
         finally:
             self._emit(new_events)
 

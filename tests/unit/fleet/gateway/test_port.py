@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from quire.backends.oracle import answer_alone
 from quire.core.events import (
     Admitted,
-    Explained,
     Finished,
     Queued,
     Refused,
@@ -18,6 +17,7 @@ from quire.core.events import (
     Token,
 )
 from quire.core.request import FinishReason
+from quire.engine.calls import BlockInfo, CallReply, Explain, Explained, GetBlock
 from quire.engine.commands import Cancel, Restore
 from quire.errors import (
     DrainingError,
@@ -842,25 +842,37 @@ def test_a_question_is_answered_by_the_member_that_would_get_the_prompt() -> Non
     fleet.port.submit(asked(0, max_tokens=3))
     holder = fleet.gateway.of("r0")
     fleet.run()
-    fleet.port.explain("q", SPACE, asked(0).prompt)
-    assert fleet.port._questions == {"q": holder}
+    replies: list[object] = []
+    fleet.port.call(Explain(SPACE, asked(0).prompt), replies.append)
+    assert [address for address, known in fleet.port.members.items() if len(known.calls)] == [holder]
     fleet.talk()
-    (event,) = fleet.gateway.told["q"]
-    assert isinstance(event, Explained)
-    assert event.found.num_cached_tokens == 4
+    (reply,) = replies
+    assert isinstance(reply, Explained)
+    assert reply.found.num_cached_tokens == 4
     fleet.check_empty()
 
 
 def test_a_question_whose_member_dies_or_is_not_there_is_told_so() -> None:
     fleet = SimulatedFleet()
-    fleet.port.explain("first", SPACE, (1, 2))
-    fleet.join("a")
-    fleet.port.explain("second", SPACE, (1, 2))
+    replies: list[object] = []
+    fleet.port.call(Explain(SPACE, (1, 2)), replies.append)
+    fleet.join("a", "b")
+    fleet.port.call(Explain(SPACE, (1, 2)), replies.append)
     fleet.kill("a")
-    for name in ("first", "second"):
-        (event,) = fleet.gateway.told[name]
-        assert isinstance(event, Refused)
-        assert isinstance(event.error, EngineDeadError)
+    fleet.kill("b")
+    fleet.port.call(GetBlock(1), replies.append)
+    assert [type(reply) for reply in replies] == [EngineDeadError] * 3
+
+
+def test_a_reply_that_no_call_waits_for_ends_the_link_and_a_closed_gateway_ends_its_calls() -> None:
+    fleet = SimulatedFleet()
+    fleet.join("a")
+    replies: list[object] = []
+    fleet.port.call(Explain(SPACE, (1, 2)), replies.append)
+    with pytest.raises(MessageError, match="unexpected reply to call 7"):
+        fleet.port.receive(fleet.gateway.links["a"], CallReply.of(7, BlockInfo(None)))
+    fleet.port.abandon("closed")
+    assert [type(reply) for reply in replies] == [EngineDeadError]
     fleet.check_empty()
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from quire.core.events import Admitted, Explained, Finished, FirstToken, Queued, Refused, Token
+from quire.core.events import Admitted, Finished, FirstToken, Queued, Refused, Token
 from quire.core.request import Continuation, ResolvedSampling
-from quire.engine.commands import Cancel, Explain, Restore, Submit
+from quire.engine.calls import CallError, CallReply, EngineCall, Explain, Explained, GetBlock
+from quire.engine.commands import Cancel, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError
 from quire.fleet.gateway.request import FleetRequest
 from quire.fleet.member.service import MAX_SILENT_S, MemberService
@@ -83,7 +84,7 @@ def test_hello_is_answered_by_who_and_how_it_is() -> None:
 
 def test_whoever_has_not_said_hello_is_not_heard() -> None:
     desk = Desk()
-    for message in (GatewayBeat(), RequestTextAssets(), Assign(command(), 6), Cancel("r0"), Explain("q", SPACE, (1,))):
+    for message in (GatewayBeat(), RequestTextAssets(), Assign(command(), 6), Cancel("r0"), EngineCall(1, Explain(SPACE, (1,)))):
         with pytest.raises(MessageError, match="expected Hello"):
             desk.desk.receive(b"g", message)
     assert desk.desk.num_open == 0
@@ -259,15 +260,24 @@ def test_a_desk_that_drains_says_so_and_refuses_what_is_new() -> None:
 def test_a_question_about_tokens_that_are_none_is_refused_and_others_are_answered() -> None:
     desk = Desk()
     desk.greet(b"g")
-    for name, prompt in (("bad", (1, -1)), ("good", (1, 2))):
-        desk.desk.receive(b"g", Explain(name, SPACE, prompt))
-    assert [(type(event), event.request_id) for event in desk.events(b"g")] == [
-        (Refused, "bad"),
-        (Explained, "good"),
+    for call_id, prompt in enumerate(((1, -1), (1, 2))):
+        desk.desk.receive(b"g", EngineCall(call_id, Explain(SPACE, prompt)))
+    assert [(one.call_id, type(one.result)) for one in desk.said[b"g"] if isinstance(one, CallReply)] == [
+        (0, CallError),
+        (1, Explained),
     ]
-    assert desk.desk.num_open == 0
-    with pytest.raises(MessageError, match="at most 256 characters"):
-        desk.desk.receive(b"g", Explain("x" * 1000, SPACE, (1,)))
+    with pytest.raises(MessageError, match="expected an Explain call"):
+        desk.desk.receive(b"g", EngineCall(2, GetBlock(1)))
+
+
+def test_a_reply_is_not_for_the_next_session_of_its_gateway() -> None:
+    desk = Desk()
+    desk.greet(b"g")
+    desk.seat.holds_replies = True
+    desk.desk.receive(b"g", EngineCall(1, Explain(SPACE, (1, 2))))
+    desk.greet(b"g")
+    desk.seat.release_replies()
+    assert desk.said[b"g"] == []
 
 
 def test_reports_count_what_is_still_to_be_computed_and_what_was_heard() -> None:
