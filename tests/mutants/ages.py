@@ -16,7 +16,7 @@ TESTS = (
     "tests/unit/client/test_engines.py",
 )
 
-LOOP = "engine/loop.py"
+COMMANDS = "engine/commands.py"
 ENGINE = "engine/engine.py"
 REPLY = "client/reply/reply.py"
 LEDGER = "worker/parent/ledger.py"
@@ -29,12 +29,10 @@ SUPERVISOR = "worker/parent/supervisor.py"
 
 MUTANTS = [
     # -- ages --
-    Mutant("an age is taken for an instant", LOOP, "        now_s - command.age_s,\n", "        command.age_s,\n"),
-    Mutant(
-        "the time left is taken for an instant", LOOP, "else now_s + command.time_left_s", "else command.time_left_s"
-    ),
-    Mutant("who is asked again is new", ENTRY, "            now_s - request.arrival_s,\n", "            0.0,\n"),
-    Mutant("a deadline is sent as it is", ENTRY, "else request.deadline_s - now_s", "else request.deadline_s"),
+    Mutant("an age is taken for an instant", COMMANDS, 'now_s - fields.pop("age_s")', 'fields.pop("age_s")'),
+    Mutant("the time left is taken for an instant", COMMANDS, "else now_s + left_s", "else left_s"),
+    Mutant("who is asked again is new", COMMANDS, 'now_s - fields.pop("arrival_s")', '0.0 * fields.pop("arrival_s")'),
+    Mutant("a deadline is sent as it is", COMMANDS, "else deadline_s - now_s", "else deadline_s"),
     Mutant("an admission is told as if it were now", ROWS, "age_s=step_s", "age_s=0.0"),
     Mutant("a reply forgets how long ago an admission was", REPLY, "self._clock() - event.age_s", "self._clock()"),
     Mutant("an eviction says when it was", TREE, "max(0.0, now_s - evicted_at_s)", "evicted_at_s"),
@@ -104,7 +102,7 @@ MUTANTS = [
         "self.is_queued else",
     ),
     Mutant("tokens from elsewhere were told here", ENTRY, "> len(one.produced) for", "> 0 for"),
-    Mutant("who has begun has no place", ENTRY, "bool(self.ends) or any(self.tokens.values()),", "bool(self.ends),"),
+    Mutant("who has begun has no place", ENTRY, "bool(self.ends) or any(self.tokens.values())\n", "bool(self.ends)\n"),
     Mutant(
         "text begins at the seam",
         REPLY,

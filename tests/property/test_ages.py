@@ -18,7 +18,6 @@ from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import StepPlan
 from quire.engine.commands import Cancel, Submit
 from quire.engine.engine import Engine
-from quire.engine.loop import received
 from quire.worker.messages import ToParent, ToWorker, decode_to_worker, encode_message
 from quire.worker.parent.ledger import Ledger
 from tests.support.workers.lives import CONFIG, IDENTITY, VOCABULARY, DyingRunner, Lives
@@ -71,7 +70,7 @@ def test_a_request_is_as_old_and_has_as_long_on_any_clock(
     arrived = decode_to_worker(encode_message(command))
     assert arrived == command
     assert not isinstance(command, Cancel)
-    request = received(command, received_s)
+    request = command.received(received_s)
     assert received_s - request.arrival_s == sent_s - arrival_s
     left_s = None if request.deadline_s is None else request.deadline_s - received_s
     assert left_s == (None if deadline_s is None else deadline_s - sent_s)
@@ -133,7 +132,7 @@ def keys_in_a_new_worker(ledger: Ledger, now_s: float, ahead_s: float) -> list[f
         assert not isinstance(command, Cancel)
         enter = engine.submit if isinstance(command, Submit) else engine.restore
         told: list[RequestEvent] = []
-        ledger.take([enter(received(command, now_s + ahead_s))], told)
+        ledger.take([enter(command.received(now_s + ahead_s))], told)
     return [live.leader.key[0] - ahead_s for live in engine.scheduler.live.values()]
 
 

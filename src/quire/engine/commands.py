@@ -5,8 +5,12 @@ of sending, and becomes instants again on the clock of the receiver. What it spe
 step, counts for neither.
 """
 
+from typing import Self
+
+from msgspec.structs import asdict
+
 from quire.core.digests import Namespace
-from quire.core.request import Continuation, PriorityClass, ResolvedSampling
+from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
 from quire.engine.calls import EngineCall, Message
 
 
@@ -29,6 +33,19 @@ class _Assignment(Message, frozen=True):
     grammar: str | None = None
     has_stop_texts: bool = False
     work_tokens: int = 0
+
+    @classmethod
+    def sent(cls, request: Request, now_s: float) -> Self:
+        """A request as it is sent at this moment."""
+        fields = asdict(request)
+        age_s, deadline_s = now_s - fields.pop("arrival_s"), fields.pop("deadline_s")
+        return cls(age_s=age_s, time_left_s=None if deadline_s is None else deadline_s - now_s, **fields)
+
+    def received(self, now_s: float) -> Request:
+        """The request on the clock of the receiver."""
+        fields = asdict(self)
+        arrival_s, left_s = now_s - fields.pop("age_s"), fields.pop("time_left_s")
+        return Request(arrival_s=arrival_s, deadline_s=None if left_s is None else now_s + left_s, **fields)
 
 
 class Submit(_Assignment, frozen=True):

@@ -22,7 +22,7 @@ from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.guides import GrammarMatchers
-from quire.engine.trace_recorder import TracedEngine, TraceRecorder, TraceSettings, open_recorder
+from quire.engine.trace_recorder import NoTrace, TracedEngine, TraceRecorder, TraceSettings, open_recorder
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
@@ -91,8 +91,8 @@ class Engine:
         self.memory = KVMemory(memory_config, BlockHasher(key), emit)
         # Who knows what a guess costs lets sequences guess.
         self.scheduler = make_scheduler(config, self.memory, guesses=config.step_cost is not None)
-        self.recorder: TraceRecorder | None = None
-        """Records the commands and steps of this engine in a trace; None: no trace."""
+        self.recorder: TraceRecorder = NoTrace()
+        """Records the commands and steps of this engine."""
         self.info = ModelInfo(
             identity,
             capacity.block_size,
@@ -132,7 +132,7 @@ class Engine:
     def submit(self, request: Request) -> Queued | Refused:
         """Queue a request, or say why not and change nothing. A grammar is compiled meanwhile: a loop that others wait
         for calls `enter`."""
-        return self._entered(request, self.scheduler.submit)
+        return self._entered(request, is_restored=False)
 
     def check(self, request: Request) -> None:
         """Raise RequestError if this request could never be served, however empty the engine."""
@@ -140,7 +140,7 @@ class Engine:
 
     def restore(self, request: Request) -> Queued | Refused:
         """Queue a request that an engine before this one had let in, with the tokens it had."""
-        return self._entered(request, self.scheduler.restore)
+        return self._entered(request, is_restored=True)
 
     def enter(self, request: Request, *, is_restored: bool) -> list[RequestEvent]:
         """The same without waiting. Nothing, if its grammar is being compiled: then a later step has the answer."""
@@ -150,51 +150,43 @@ class Engine:
                 return []
         except RequestError as error:
             return [Refused.of(request.request_id, error, request.epoch)]
-        return [self.restore(request) if is_restored else self.submit(request)]
+        return [self._entered(request, is_restored=is_restored)]
 
-    def _entered(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
+    def _entered(self, request: Request, *, is_restored: bool) -> Queued | Refused:
         try:
             if request.grammar is not None:
                 self._opened_guides().compile(request)
         except RequestError as error:
             return Refused.of(request.request_id, error, request.epoch)
-        return self._queued(request, enter)
+        return self._queued(request, is_restored=is_restored)
 
-    def _queued(self, request: Request, enter: Callable[[Request], None]) -> Queued | Refused:
-        if self.recorder is not None:
-            self.recorder.entering(request, is_restored=enter == self.scheduler.restore)
+    def _queued(self, request: Request, *, is_restored: bool) -> Queued | Refused:
+        self.recorder.entering(request, is_restored=is_restored)
         try:
-            enter(request)
+            (self.scheduler.restore if is_restored else self.scheduler.submit)(request)
         except (RequestError, CapacityError) as error:
-            answer = Refused.of(request.request_id, error, request.epoch)
-            if self.recorder is not None:
-                self.recorder.refused(answer)
-            return answer
+            refused = Refused.of(request.request_id, error, request.epoch)
+            self.recorder.refused(refused)
+            return refused
         return Queued(request.request_id, epoch=request.epoch)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are none of
-        our business.
-        """
+        """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are
+        ignored."""
         if (late := self._compiling.pop(request_id, None)) is not None:  # it enters as it is, and ends as any other
-            self._entered_late.append(
-                self._queued(late[0], self.scheduler.restore if late[1] else self.scheduler.submit)
-            )
-        if self.recorder is not None:
-            self.recorder.cancelling(request_id, index)
+            self._entered_late.append(self._queued(late[0], is_restored=late[1]))
+        self.recorder.cancelling(request_id, index)
         self.scheduler.cancel(request_id, index)
 
     def clear(self) -> None:
         """Forget every cached block that is not in use."""
-        if self.recorder is not None:
-            self.recorder.clearing()
+        self.recorder.clearing()
         self.memory.clear()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], now_s: float) -> Divergence:
         """How much of this prompt is cached, and why the next token is not. Between steps; nothing changes by it, but
         the memory is told the time."""
-        if self.recorder is not None:
-            self.recorder.asking(now_s)
+        self.recorder.asking(now_s)
         self.memory.advance(now_s)
         return self.scheduler.explain(namespace, prompt)
 
@@ -236,27 +228,24 @@ class Engine:
         if self.guides is not None:
             self.guides.begin(now_s)
         plan = self.scheduler.plan(now_s, held_by_nothing if self.guides is None else self.guides.holds)
-        if self.recorder is not None and (plan.items or self.has_work):  # an idle loop has nothing to tell
+        if plan.items or self.has_work:  # an idle loop has nothing to record
             self.recorder.planned(plan, now_s)
         return plan
 
     def _apply(self, result: StepResult, now_s: float) -> list[RequestEvent]:
-        if self.recorder is not None:
-            self.recorder.returned(result, now_s)
+        self.recorder.returned(result, now_s)
         return self.scheduler.apply(result, now_s)
 
     def _give_up_states(self) -> None:
         """It is unknown which copies of states a broken step has made: what runs begins again from a kept one."""
-        if self.recorder is not None:
-            self.recorder.giving_up()
+        self.recorder.giving_up()
         while self.memory.states is not None and self.scheduler.running:
             self.scheduler.preempt_latest()
 
     def _record_events(self, events: list[RequestEvent]) -> list[RequestEvent]:
         if self.guides is not None:
             self.guides.forget(events)
-        if self.recorder is not None:
-            self.recorder.record_events(events)
+        self.recorder.record_events(events)
         return events
 
     def _result_of(self, plan: StepPlan) -> StepResult:
@@ -296,8 +285,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the runner's memory back, and end the trace if there is one."""
-        if self.recorder is not None:
-            self.recorder.close()
+        self.recorder.close()
         if self.guides is not None:
             self.guides.close()
         self.runner.close()

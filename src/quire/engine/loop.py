@@ -68,12 +68,9 @@ def _obey_all(engine: Engine, host: LoopHost, clock: Clock, events: list[Request
     """Carry out all commands that are there, and add what came of them; false after the last one there will be."""
     while (command := host.next_command(waits=not engine.has_work and not events)) is not None:
         match command:
-            case Submit():
+            case Submit() | Restore():
                 host.began([command.request_id])
-                events += engine.enter(received(command, clock()), is_restored=False)
-            case Restore():
-                host.began([command.request_id])
-                events += engine.enter(received(command, clock()), is_restored=True)
+                events += engine.enter(command.received(clock()), is_restored=isinstance(command, Restore))
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
             case EngineCall(call_id, op):
@@ -93,28 +90,6 @@ def _result(engine: Engine, op: CallOp, now_s: float) -> CallResult:
     if isinstance(op, Explain):
         return Explained(engine.explain(op.namespace, op.prompt, now_s))
     return BlockInfo(facts_of_block(engine.memory, engine.scheduler.running, op.block_id, now_s))
-
-
-def received(command: Submit | Restore, now_s: float) -> Request:
-    """The request on the clock of who receives it."""
-    return Request(
-        command.request_id,
-        command.prompt,
-        command.namespace,
-        now_s - command.age_s,
-        command.params,
-        command.seed,
-        command.tenant,
-        command.priority,
-        command.continuations,
-        None if command.time_left_s is None else now_s + command.time_left_s,
-        command.is_explained,
-        command.has_reservation,
-        command.epoch,
-        command.grammar,
-        command.has_stop_texts,
-        command.work_tokens,
-    )
 
 
 class ThreadWatch:
@@ -166,26 +141,7 @@ class EngineThread:
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""
-        now_s = monotonic()
-        command = Submit(
-            request.request_id,
-            request.epoch,
-            now_s - request.arrival_s,
-            None if request.deadline_s is None else request.deadline_s - now_s,
-            request.prompt,
-            request.namespace,
-            request.params,
-            request.seed,
-            request.tenant,
-            request.priority,
-            request.continuations,
-            request.is_explained,
-            request.has_reservation,
-            request.grammar,
-            request.has_stop_texts,
-            request.work_tokens,
-        )
-        if not self._try_put(command):
+        if not self._try_put(Submit.sent(request, monotonic())):
             self._listener([Refused.of(request.request_id, EngineDeadError(STOPPED))])
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:

@@ -209,6 +209,19 @@ class TraceRecorder:
             self._put(EventsRecord(events=found))
 
 
+class NoTrace(TraceRecorder):
+    """Records nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def _guarded(self, write: Callable[Arguments, None], *args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        pass
+
+    def close(self) -> None:
+        """There is no file."""
+
+
 def open_recorder(settings: TraceSettings, engine: TracedEngine) -> TraceRecorder:
     """Begin a life in the file. Raises ConfigError if that is not there, or not ours."""
     names = own_names if settings.has_own_tokens else PermutedNames(engine.vocabulary_size, settings.key)

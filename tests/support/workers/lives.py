@@ -25,7 +25,6 @@ from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.engine.engine import Engine, ModelIdentity
-from quire.engine.loop import received
 from quire.errors import MessageError
 from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
 from quire.worker.parent.ledger import Ledger
@@ -190,9 +189,9 @@ class Lives:
     def _obey(self, data: bytes) -> None:
         match decode_to_worker(data):
             case Submit() as command:
-                self._say([self._engine.submit(received(command, self.now_s + self.ahead_s))])
+                self._say([self._engine.submit(command.received(self.now_s + self.ahead_s))])
             case Restore() as command:
-                self._say([self._engine.restore(received(command, self.now_s + self.ahead_s))])
+                self._say([self._engine.restore(command.received(self.now_s + self.ahead_s))])
             case Cancel(request_id, index):
                 self._engine.cancel(request_id, index)
 

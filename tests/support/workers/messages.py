@@ -41,21 +41,7 @@ def assigned(
     kind: type[commands.Submit] | type[commands.Restore], request: Request
 ) -> commands.Submit | commands.Restore:
     """As a client sends it at second 20 of its clock."""
-    return kind(
-        request_id=request.request_id,
-        epoch=7,
-        age_s=20.0 - request.arrival_s,
-        time_left_s=None if request.deadline_s is None else request.deadline_s - 20.0,
-        prompt=request.prompt,
-        namespace=request.namespace,
-        params=request.params,
-        seed=request.seed,
-        tenant=request.tenant,
-        priority=request.priority,
-        continuations=request.continuations,
-        is_explained=request.is_explained,
-        has_reservation=request.has_reservation,
-    )
+    return kind.sent(replace(request, epoch=7), 20.0)
 
 
 LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))

@@ -23,7 +23,6 @@ from quire.core.request import Request
 from quire.engine.calls import EngineCall, CallReply, Explain, OnReply, CallOp, CallResult
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock
-from quire.engine.loop import received
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.protocol.messages import (
     PROTOCOL,
@@ -239,7 +238,7 @@ class MemberService:
         name = gateway.names[command.request_id] = f"assignment-{self._num_names}"
         taken = self._taken[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
         self._expect(taken, min(max(num_uncached_tokens, 0), len(command.prompt)))
-        self._supervisor.submit(replace(received(command, self._clock()), request_id=name, namespace=own))
+        self._supervisor.submit(replace(command.received(self._clock()), request_id=name, namespace=own))
 
     def _checked(self, command: Submit | Restore) -> Namespace:
         """This member's name of the request's namespace. Raises the refusal for the gateway."""

@@ -127,8 +127,7 @@ class Worker:
 
     def close(self) -> None:
         """Write what is left of a trace."""
-        if self._engine.recorder is not None:
-            self._engine.recorder.close()
+        self._engine.recorder.close()
 
     def name_suspects(self) -> None:
         """A step that was under way has named its requests; for any other error all live requests are named."""

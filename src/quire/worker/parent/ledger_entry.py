@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from quire.core.events import Admitted
 from quire.core.request import Continuation, FinishReason, Request
 from quire.engine.commands import Restore, Submit
@@ -61,22 +63,6 @@ class LedgerEntry:
         """The command for the worker: what is still to do, and how old the request is."""
         request = self.request
         kind = Restore if self.is_queued or request.has_begun else Submit
-        return kind(
-            request.request_id,
-            epoch,
-            now_s - request.arrival_s,
-            None if request.deadline_s is None else request.deadline_s - now_s,
-            request.prompt,
-            request.namespace,
-            request.params,
-            request.seed,
-            request.tenant,
-            request.priority,
-            self.left,
-            request.is_explained,
-            # A request with output has a place, whatever waits by now.
-            request.has_reservation or bool(self.ends) or any(self.tokens.values()),
-            request.grammar,
-            request.has_stop_texts,
-            request.work_tokens,
-        )
+        # A request with output has a place, whatever waits by now.
+        has_place = request.has_reservation or bool(self.ends) or any(self.tokens.values())
+        return kind.sent(replace(request, epoch=epoch, continuations=self.left, has_reservation=has_place), now_s)
