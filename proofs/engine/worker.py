@@ -30,13 +30,14 @@ from quire.client.request.requests import RequestOptions
 from quire.config import ModelSettings
 from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
-from quire.worker.child.faults import KINDS, Fault, falls
+from quire.worker.child.faults import Fault, falls
 from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
 from quire.worker.parent.ledger import POISON, Ledger
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import Limits
 from tests.support.servers.served import served
 from tests.support.servers.talkers import talker
+from tests.support.workers.broken_runner import KINDS
 from tests.support.workers.messages import REQUEST, TO_PARENT, TO_WORKER
 from tests.support.workers.parents import ENDS, end_a_parent, is_alive, left_of, workers_of
 

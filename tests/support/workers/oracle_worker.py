@@ -25,6 +25,7 @@ from quire.worker.kv_event_settings import KVEventSettings
 from quire.worker.messages import Open
 from quire.worker.parent.worker_plan import Limits, WorkerPlan
 from tests.support.machine.timed import PacedRunner, TimedRunner
+from tests.support.workers.broken_runner import ORACLE_FAULTS, broken
 from tests.support.workers.recording import DIARY, RecordingRunner
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
     if diary and isinstance(runner, RecordingRunner):
         runner.scheduler = engine.scheduler
         runner.keep(Path(diary))
-    return engine
+    return broken(engine)
 
 
 def _read_vocabulary() -> "LLTokenizer":
@@ -104,7 +105,7 @@ def oracle_plan(
         Open(str(vocabulary_size), settings, queue or QueueConfig(), bytes(32), kv_events, trace=trace),
         limits or Limits(),
         command,
-        {"QUIRE_FAULTS": faults, "QUIRE_TESTING": "1", STEP_S: str(step_s), "PYTHONPATH": path},
+        {ORACLE_FAULTS: faults, STEP_S: str(step_s), "PYTHONPATH": path},
     )
 
 

@@ -70,15 +70,7 @@ class Channel:
 
     def send(self, message: ToParent) -> None:
         """Send a message, now or as soon as the parent reads."""
-        self.put(messages.encode_message(message))
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether the reader has left something unread."""
-        return bool(self._backlog)
-
-    def put(self, data: bytes) -> None:
-        """Send bytes."""
+        data = messages.encode_message(message)
         self._backlog.append(data)
         self._num_backlog_bytes += len(data)
         self.flush()
@@ -86,6 +78,11 @@ class Channel:
             raise InvariantError(
                 f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read"
             )
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the reader has left something unread."""
+        return bool(self._backlog)
 
     def flush(self) -> None:
         """Send what the reader has room for."""
@@ -284,7 +281,7 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         opened = at_low_priority(load) if command.runs_at_low_priority else load()
         if isinstance(opened.runner, CountsLayers):
             status.step_layers = opened.runner.count_layers(status.layers)
-        engine = with_faults(opened, faults_from(os.environ), channel.put)
+        engine = with_faults(opened, faults_from(os.environ))
         if command.trace is not None:
             engine.record(command.trace)
         if publisher is not None:
