@@ -1,5 +1,5 @@
 """Routing policies of a simulated gateway. One is quire's own, with the router of a real fleet; the others exist only
-for comparison.
+for comparison. Their methods are described in `Policy`.
 
     cost          k x uncached tokens + uncached tokens in flight (`fleet.choice`)
     random        any member
@@ -14,12 +14,11 @@ from itertools import count
 from random import Random
 
 from quire.errors import InvariantError
-from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.invariants import check_index, check_loads, check_router
 from quire.fleet.routing.member_load import MemberLoads
 from quire.fleet.routing.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
 from quire.fleet.routing.router import RoutedPrompt, Router
-from quire.sim.fleet.policy_protocol import MakePolicy, Sent
+from quire.sim.fleet.policy_protocol import MakePolicy, Policy, Sent, key_of
 
 SESSION_BLOCKS = 2
 """Blocks that distinguish conversations: the first may be a shared system prompt."""
@@ -28,157 +27,96 @@ STICKY_TOKENS = 131_072
 """Tokens in flight from which a member counts as overloaded."""
 
 
-class CostPolicy:
+class CostPolicy(Policy):
     """quire's own router."""
 
     wants_names = True
 
     def __init__(self, block_size: int, random: Random) -> None:
-        self._block_size = block_size
+        super().__init__()
+        self._block_size, self._salt = block_size, str(random.getrandbits(32))
         # The simulation reports deaths itself: there are no heartbeats.
-        membership, self._salt = Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S), str(random.getrandbits(32))
+        self._route(Membership(suspect_after_s=NEVER_S, gone_after_s=NEVER_S))
+
+    def _route(self, membership: Membership) -> None:
         self.router = Router(membership, salt=self._salt)
-        self._is_there: set[int] = set()
+        self.index = self.router.index
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
         self.router.index.sweep(now_s)
         chosen = self.router.choose(prompt, now_s)
         return None if chosen is None else Sent(int(chosen.member), prompt.num_tokens - chosen.num_cached_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
         self.left(member)  # a suspected member that was not dropped yet may rejoin
-        self.router.join(_key(member), self._block_size, now_s)
-        self.router.ready(_key(member), now_s)
-        self._is_there.add(member)
+        self.router.join(key_of(member), self._block_size, now_s)
+        self.router.ready(key_of(member), now_s)
 
     def draining(self, member: int) -> None:
-        """See `Policy`."""
-        for transition in self.router.drain(_key(member)):
-            if transition.after.name == "GONE":
-                self._is_there.discard(member)
+        self.router.drain(key_of(member))
 
     def left(self, member: int) -> None:
-        """See `Policy`."""
-        if member in self._is_there:
-            self._is_there.discard(member)
-            self.router.leave(_key(member))
+        if self.router.membership.state_of(key_of(member)) is not MemberState.GONE:
+            self.router.leave(key_of(member))
 
     def computed(self, name: str) -> None:
-        """See `Policy`."""
         self.router.computed(name)
 
     def ended(self, name: str) -> None:
-        """See `Policy`."""
-        for transition in self.router.ended(name):
-            if transition.after.name == "GONE":
-                self._is_there.discard(int(transition.member))
-
-    def stored(self, member: int, names: Sequence[int]) -> None:
-        """See `Policy`."""
-        if member in self._is_there:
-            self.router.index.stored(_key(member), names)
-
-    def removed(self, member: int, names: Sequence[int]) -> None:
-        """See `Policy`."""
-        if member in self._is_there:
-            self.router.index.removed(_key(member), names)
-
-    def cleared(self, member: int) -> None:
-        """See `Policy`."""
-        if member in self._is_there:
-            self.router.index.cleared(_key(member))
+        self.router.ended(name)
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
-        """See `Policy`."""
         self.router.num_gateways = num_gateways
-        self.router.loads.report(_key(member), num_tokens, as_of_s)
+        self.router.loads.report(key_of(member), num_tokens, as_of_s)
 
     def watch(self, suspect_after_s: float) -> None:
-        """See `Policy`. Called before any member has joined."""
-        membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
-        self.router = Router(membership, salt=self._salt)
+        self._route(Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S))
 
     def beat(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
-        self.router.beat(_key(member), now_s)
+        self.router.beat(key_of(member), now_s)
 
     def silent(self, now_s: float) -> Sequence[int]:
-        """See `Policy`."""
-        found = []
-        for transition in self.router.advance(now_s):
-            if transition.before is not MemberState.SUSPECT:
-                found.append(int(transition.member))
-            if transition.after is MemberState.GONE:
-                self._is_there.discard(int(transition.member))
-        return found
+        transitions = self.router.advance(now_s)
+        return [int(one.member) for one in transitions if one.before is not MemberState.SUSPECT]
 
     def check(self, names: Collection[str]) -> None:
-        """See `Policy`."""
         check_router(self.router, names)
 
 
-class _Listed:
+class _Listed(Policy):
     """Chooses from a sorted list of members; ignores events."""
 
-    wants_names = False
-
     def __init__(self) -> None:
+        super().__init__()
         self.there: list[int] = []
         self._suspect_after_s = NEVER_S
         self._last_beat_s: dict[int, float] = {}
 
     def watch(self, suspect_after_s: float) -> None:
-        """See `Policy`."""
         self._suspect_after_s = suspect_after_s
 
     def beat(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
         self._last_beat_s[member] = now_s
 
     def silent(self, now_s: float) -> Sequence[int]:
-        """See `Policy`."""
         found = [one for one, beat_s in self._last_beat_s.items() if now_s - beat_s >= self._suspect_after_s]
         for member in found:
             self.left(member)
         return found
 
     def check(self, names: Collection[str]) -> None:
-        """See `Policy`."""
         if self.there != sorted(set(self.there)) or not self._last_beat_s.keys() >= set(self.there):
             raise InvariantError(f"check: {self.there} receive work, {sorted(self._last_beat_s)} are alive")
 
-    def computed(self, name: str) -> None:
-        """Ignored."""
-
-    def ended(self, name: str) -> None:
-        """Ignored."""
-
-    def stored(self, member: int, names: Sequence[int]) -> None:
-        """Ignored."""
-
-    def removed(self, member: int, names: Sequence[int]) -> None:
-        """Ignored."""
-
-    def cleared(self, member: int) -> None:
-        """Ignored."""
-
-    def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
-        """Ignored."""
-
     def joined(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
         self.there = sorted({*self.there, member})
         self._last_beat_s[member] = now_s
 
     def draining(self, member: int) -> None:
-        """See `Policy`."""
         self.there = [one for one in self.there if one != member]
 
     def left(self, member: int) -> None:
-        """See `Policy`."""
-        self.there = [one for one in self.there if one != member]
+        self.draining(member)
         self._last_beat_s.pop(member, None)
 
 
@@ -190,7 +128,6 @@ class RandomPolicy(_Listed):
         self._random = random
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
         return Sent(self._random.choice(self.there), prompt.num_tokens) if self.there else None
 
 
@@ -202,7 +139,6 @@ class RoundRobinPolicy(_Listed):
         self._turn = count()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
         return Sent(self.there[next(self._turn) % len(self.there)], prompt.num_tokens) if self.there else None
 
 
@@ -212,7 +148,6 @@ class SessionPolicy(_Listed):
     wants_names = True
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
         if not self.there:
             return None
         # Rendezvous hashing: when a member leaves, only its own conversations move.
@@ -229,39 +164,31 @@ class LeastLoadedPolicy(_Listed):
         self.loads = MemberLoads()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
         if not self.there:
             return None
-        chosen = min(self.there, key=lambda member: (self.loads.in_flight_tokens[_key(member)], member))
-        self.loads.reserve(prompt.request_id, _key(chosen), prompt.num_tokens, now_s)
+        chosen = min(self.there, key=lambda member: (self.loads.in_flight_tokens[key_of(member)], member))
+        self.loads.reserve(prompt.request_id, key_of(chosen), prompt.num_tokens, now_s)
         return Sent(chosen, prompt.num_tokens)
 
     def joined(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
         super().joined(member, now_s)
-        self.loads.join(_key(member))
+        self.loads.join(key_of(member))
 
     def left(self, member: int) -> None:
-        """See `Policy`."""
         super().left(member)
-        self.loads.leave(_key(member))
+        self.loads.leave(key_of(member))
 
     def check(self, names: Collection[str]) -> None:
-        """See `Policy`."""
         super().check(names)
         check_loads(self.loads)
 
     def computed(self, name: str) -> None:
-        """See `Policy`."""
         self.loads.release(name)
 
-    def ended(self, name: str) -> None:
-        """See `Policy`."""
-        self.loads.release(name)
+    ended = computed
 
     def reported(self, member: int, num_tokens: int, as_of_s: float, num_gateways: int) -> None:
-        """See `Policy`."""
-        self.loads.report(_key(member), num_tokens, as_of_s)
+        self.loads.report(key_of(member), num_tokens, as_of_s)
 
 
 class StickyPolicy(LeastLoadedPolicy):
@@ -272,53 +199,33 @@ class StickyPolicy(LeastLoadedPolicy):
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self._block_size = block_size
-        self._index = BlockIndex()
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> Sent | None:
-        """See `Policy`."""
-        self._index.sweep(now_s)
+        self.index.sweep(now_s)
         names = prompt.names.get(self._block_size, ())
-        depths = self._index.depths(names)
-        held = [one for one in self.there if self.loads.in_flight_tokens[_key(one)] < STICKY_TOKENS]
-        best = max(held, key=lambda one: (depths.get(_key(one), 0), -one), default=None)
-        if best is None or not depths.get(_key(best), 0):
+        depths = self.index.depths(names)
+        held = [one for one in self.there if self.loads.in_flight_tokens[key_of(one)] < STICKY_TOKENS]
+        best = max(held, key=lambda one: (depths.get(key_of(one), 0), -one), default=None)
+        if best is None or not depths.get(key_of(best), 0):
             sent = super().choose(prompt, now_s)
         else:
-            self.loads.reserve(prompt.request_id, _key(best), prompt.num_tokens, now_s)
-            sent = Sent(best, prompt.num_tokens - depths[_key(best)] * self._block_size)
+            self.loads.reserve(prompt.request_id, key_of(best), prompt.num_tokens, now_s)
+            sent = Sent(best, prompt.num_tokens - depths[key_of(best)] * self._block_size)
         if sent is not None:
-            self._index.optimistic(_key(sent.member), names, now_s)
+            self.index.optimistic(key_of(sent.member), names, now_s)
         return sent
 
     def joined(self, member: int, now_s: float) -> None:
-        """See `Policy`."""
         super().joined(member, now_s)
-        self._index.join(_key(member))
+        self.index.join(key_of(member))
 
     def left(self, member: int) -> None:
-        """See `Policy`."""
         super().left(member)
-        self._index.leave(_key(member))
-
-    def stored(self, member: int, names: Sequence[int]) -> None:
-        """See `Policy`."""
-        if _key(member) in self._index.members:
-            self._index.stored(_key(member), names)
-
-    def removed(self, member: int, names: Sequence[int]) -> None:
-        """See `Policy`."""
-        if _key(member) in self._index.members:
-            self._index.removed(_key(member), names)
-
-    def cleared(self, member: int) -> None:
-        """See `Policy`."""
-        if _key(member) in self._index.members:
-            self._index.cleared(_key(member))
+        self.index.leave(key_of(member))
 
     def check(self, names: Collection[str]) -> None:
-        """See `Policy`."""
         super().check(names)
-        check_index(self._index)
+        check_index(self.index)
 
 
 def make_policy(name: str, block_size: int) -> MakePolicy:
@@ -334,7 +241,3 @@ POLICIES: Mapping[str, Callable[[int], MakePolicy]] = {
     "session": lambda _size: lambda _random: SessionPolicy(),
     "sticky": lambda block_size: lambda _random: StickyPolicy(block_size),
 }
-
-
-def _key(member: int) -> str:
-    return f"{member:05}"
