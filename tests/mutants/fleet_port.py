@@ -30,8 +30,8 @@ MUTANTS = [
     Mutant(
         "a question outlives whom it was asked",
         PORT,
-        "                known.calls.fail_all(EngineDeadError(f\"lost the member that had the request: {one.member}\"))\n",
-        "",
+        "                known.calls.fail_all(EngineDeadError(",
+        "                str(EngineDeadError(",
     ),
     Mutant("a move is not counted", PORT, "                flight.is_moving = True\n", ""),
     Mutant("every placing is a move", PORT, "self._num_moved += flight.is_moving", "self._num_moved += 1"),

@@ -1,7 +1,8 @@
 """Queries of a running engine: what is sent, what comes back, and who waits for it. The same in a thread's queue and on
 the wire to a worker or a member.
 
-    caller ─► PendingCalls.open ─► EngineCall(id, op) ─► engine ─► CallReply(id, result) ─► PendingCalls.resolve ─► caller
+    caller ─► PendingCalls.open ────► EngineCall(id, op) ────► engine
+    caller ◄─ PendingCalls.resolve ◄─ CallReply(id, result) ◄─ engine
 
 A call ends with its engine and is not repeated: the next engine has another cache, and the call may have crashed this
 one.

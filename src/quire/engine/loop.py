@@ -17,7 +17,17 @@ from quire.core.inspect.block_facts import facts_of_block
 from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.engine.calls import BlockInfo, EngineCall, CallReply, Explain, Explained, OnReply, CallOp, PendingCalls, CallResult
+from quire.engine.calls import (
+    BlockInfo,
+    CallOp,
+    CallReply,
+    CallResult,
+    EngineCall,
+    Explain,
+    Explained,
+    OnReply,
+    PendingCalls,
+)
 from quire.engine.commands import Cancel, ClearCache, Close, Command, Restore, StartSnapshots, StopSnapshots, Submit
 from quire.engine.engine import Clock, Engine
 from quire.engine.port import Listener, OnFailure, WorkerRecord

@@ -14,7 +14,7 @@ from quire.core.events import RequestEvent
 from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.engine.calls import OnReply, CallOp
+from quire.engine.calls import CallOp, OnReply
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]

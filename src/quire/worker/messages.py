@@ -24,7 +24,6 @@ from quire.engine.trace_recorder import TraceSettings
 from quire.errors import MessageError, QuireError
 from quire.worker.kv_event_settings import KVEventSettings
 
-
 # -- to the worker -----------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,6 @@ An oracle's worker reads them from ORACLE_FAULTS, a JSON list of `quire.worker.c
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn

@@ -106,9 +106,7 @@ TO_PARENT = [
             (RunningFigures("a", "someone", "low", "prompt", 2, 3, 3, 0, 0),),
         )
     ),
-    calls.CallReply(
-        1, calls.Explained(Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace))
-    ),
+    calls.CallReply(1, calls.Explained(Divergence(32, MissReason.OTHER_NAMESPACE, other_namespace=REQUEST.namespace))),
     calls.CallReply(1, calls.Explained(Divergence(32, MissReason.EVICTED, evicted_s_ago=1.5))),
     calls.CallReply(
         2, calls.BlockInfo(BlockFacts(7, "used", 1, 0, None, "group", "someone", None, 3, (6, 7), (), ("a",)))

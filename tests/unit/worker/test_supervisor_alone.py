@@ -126,4 +126,3 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
         await supervisor.close()
 
     asyncio.run(main())
-

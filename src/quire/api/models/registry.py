@@ -14,6 +14,7 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.models.park_moves import Stage
 from quire.client.engines.client import EngineClient, EngineStats, FleetStats
+from quire.engine.port import WorkerRecord
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 

@@ -28,7 +28,7 @@ from quire.core.inspect.snapshots import BlockFacts, EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
 from quire.core.work_budget import WorkSpent
-from quire.engine.calls import BlockInfo, Explain, Explained, GetBlock, CallOp, CallResult
+from quire.engine.calls import BlockInfo, CallOp, CallResult, Explain, Explained, GetBlock
 from quire.engine.port import EnginePort, WorkerRecord
 from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
 from quire.text.chat.rendering.template import TemplateArguments

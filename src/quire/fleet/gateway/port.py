@@ -22,7 +22,7 @@ from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, FirstToken, Refused, Replayed, RequestEvent, Token
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
-from quire.engine.calls import EngineCall, CallReply, GetBlock, OnReply, CallOp
+from quire.engine.calls import CallOp, CallReply, EngineCall, GetBlock, OnReply
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock, ModelInfo
 from quire.engine.loop import ThreadWatch

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, FirstToken, Refused, Replayed, RequestEvent
 from quire.core.request import Request
-from quire.engine.calls import EngineCall, CallReply, Explain, OnReply, CallOp, CallResult
+from quire.engine.calls import CallOp, CallReply, CallResult, EngineCall, Explain, OnReply
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock
 from quire.errors import DrainingError, MessageError, QuireError, RequestError

@@ -20,7 +20,7 @@ from typing import TypeVar
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.core.work_budget import WorkAccount, WorkKind
-from quire.engine.calls import EngineCall, CallReply
+from quire.engine.calls import CallReply, EngineCall
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.openai.address import OpenAIAddress, read_key

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.events import RequestEvent
-from quire.engine.calls import EngineCall, CallReply, Message
+from quire.engine.calls import CallReply, EngineCall, Message
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError, QuireError

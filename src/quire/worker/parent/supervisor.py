@@ -21,7 +21,7 @@ import zmq.asyncio
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.core.scheduling.shares import MIN_RESERVED, AdmissionHint
-from quire.engine.calls import CallReply, OnReply, CallOp, PendingCalls
+from quire.engine.calls import CallOp, CallReply, OnReply, PendingCalls
 from quire.engine.commands import ClearCache, Close
 from quire.engine.port import Listener, OnFailure
 from quire.errors import (

@@ -84,7 +84,13 @@ def test_hello_is_answered_by_who_and_how_it_is() -> None:
 
 def test_whoever_has_not_said_hello_is_not_heard() -> None:
     desk = Desk()
-    for message in (GatewayBeat(), RequestTextAssets(), Assign(command(), 6), Cancel("r0"), EngineCall(1, Explain(SPACE, (1,)))):
+    for message in (
+        GatewayBeat(),
+        RequestTextAssets(),
+        Assign(command(), 6),
+        Cancel("r0"),
+        EngineCall(1, Explain(SPACE, (1,))),
+    ):
         with pytest.raises(MessageError, match="expected Hello"):
             desk.desk.receive(b"g", message)
     assert desk.desk.num_open == 0
