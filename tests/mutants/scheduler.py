@@ -133,7 +133,7 @@ MUTANTS = [
         "            self.promises.reserve(tenant, now_s, room.retry_after_s)\n",
         "",
     ),
-    Mutant("a promise is kept twice", PROMISES, "            del self[tenant]\n", "            pass\n"),
+    Mutant("a promise is kept twice", PROMISES, "            del self._by_tenant[tenant]\n", "            pass\n"),
     Mutant("a promise is good too early", PROMISES, "or now_s < promise.first_due_s:", ":"),
     Mutant("a promise is put off by a refusal", PROMISES, "min(before.first_due_s, due_s)", "due_s"),
     Mutant(

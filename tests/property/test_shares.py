@@ -74,7 +74,7 @@ class SharesMachine(RuleBasedStateMachine):
             self.check_refused(room, tenant, kind)
             self.promises.reserve(tenant, self.now_s, room.retry_after_s)
             self.told_s[tenant] = (self.now_s, self.now_s + room.retry_after_s)
-            assert (tenant, kind) in {(one.tenant, one.kind) for one in self.shares.verdicts()}
+            assert (tenant, kind) in {(one.tenant, one.kind) for one in self.shares.update_hints()}
         else:
             self.let_in(room, tenant, kind)
 
@@ -146,7 +146,7 @@ class SharesMachine(RuleBasedStateMachine):
     def what_is_said_of_those_turned_away_is_the_rule(self) -> None:
         if not hasattr(self, "held"):
             return
-        for one in self.shares.verdicts():
+        for one in self.shares.update_hints():
             room = self.shares.judge(one.tenant, one.kind)
             assert one.tenant in self.sharing()
             assert (one.num_room == 0) == isinstance(room, Denied)

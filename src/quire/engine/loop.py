@@ -203,7 +203,7 @@ class EngineThread:
         """Pass on what there is."""
         if events:
             shares = self._engine.scheduler.queue.shares
-            self.verdicts = shares.verdicts() if shares.refused else ()
+            self.verdicts = shares.update_hints() if shares.refused else ()
             self._listener(events)
 
     def _run(self) -> None:

@@ -122,7 +122,7 @@ class GenerationResponse(BodyResponse):
         models.check_waiting(at.model, self._caller.tenant)
         client = at.model.engine_client
         if client is not None and not record.has_reservation:
-            client.check_room(self._caller.tenant, at.priority.value)
+            client.reserve_room(self._caller.tenant, at.priority.value)
         record.model, record.priority = at.model.name, at.priority.value
         return fields, at
 

@@ -14,7 +14,6 @@ from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.models.park_moves import Stage
 from quire.client.engines.client import EngineClient, EngineStats, FleetStats
-from quire.engine.port import WorkerRecord
 from quire.errors import ConfigError, EngineDeadError, RequestTooLargeError
 from quire.observe.metrics import UNMETERED, TokenMeters
 
@@ -75,10 +74,6 @@ class ModelEntry:
     def fleet_stats(self) -> FleetStats | None:
         """Of the members that compute it, if it is not computed here."""
         return None if self.engine_client is None else self.engine_client.fleet_stats()
-
-    def workers(self) -> Sequence[WorkerRecord]:
-        """Of its workers, if it has any."""
-        return () if self.engine_client is None else self.engine_client.workers
 
     def card(self) -> dict[str, Any]:
         """As `/v1/models` lists it."""

@@ -82,7 +82,7 @@ def watch_event(
         "requests": _timelines(server.activity, open_requests),
         "misses": server.reuse_log.misses(now_s, model.name),
         "totals": totals,
-        "workers": model.workers(),
+        "workers": () if model.engine_client is None else model.engine_client.workers,
         "fleet": _fleet(model, totals),
     }
 

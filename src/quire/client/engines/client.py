@@ -235,7 +235,7 @@ class EngineClient:
         params = params or SamplingParams()
         return self.submit(make_request(self.text, ids, params, **options), params)
 
-    def check_room(self, tenant: str, priority: str) -> None:
+    def reserve_room(self, tenant: str, priority: str) -> None:
         """Raise the error with which the engine's queue would refuse a request of this tenant and class, by its last
         hints and what was let through since. Only for tenants it refused lately: on all others it decides itself.
         """

@@ -53,22 +53,29 @@ class NonDecreasingClock:
         return now_s + self._behind_s
 
 
-class Deadlines(list[tuple[float, str]]):
+class Deadlines:
     """When requests must have ended: a heap of times and requests, earliest first.
 
     The entry of a request that has ended stays until its time, or until most entries are such.
     """
 
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, str]] = []
+
+    def add(self, deadline_s: float, request_id: str) -> None:
+        """A request must have ended then."""
+        heappush(self._heap, (deadline_s, request_id))
+
     def take_due(self, now_s: float) -> Iterator[tuple[float, str]]:
         """Take out what is due, earliest first."""
-        while self and self[0][0] <= now_s:
-            yield heappop(self)
+        while self._heap and self._heap[0][0] <= now_s:
+            yield heappop(self._heap)
 
     def forget_ended(self, live: Collection[str]) -> None:
         """Drop the entries of requests that are not among these, once they are most."""
-        if len(self) > 2 * len(live) + 64:
-            self[:] = [entry for entry in self if entry[1] in live]
-            heapify(self)
+        if len(self._heap) > 2 * len(live) + 64:
+            self._heap = [entry for entry in self._heap if entry[1] in live]
+            heapify(self._heap)
 
 
 Holds = Callable[[Sequence], bool]
@@ -154,7 +161,7 @@ class Scheduler:
             wait = self.queue.add_promised if has_reservation else self.queue.add
             wait(leader)
             if request.deadline_s is not None:
-                heappush(self._deadlines, (request.deadline_s, request.request_id))
+                self._deadlines.add(request.deadline_s, request.request_id)
         for sequence, reason in zip(sequences, reasons, strict=True):
             if reason is not None:
                 self._finish(sequence, reason)

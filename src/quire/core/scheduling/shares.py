@@ -118,7 +118,7 @@ class RetryReservation:
         return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
 
 
-class RetryReservations(OrderedDict[str, RetryReservation]):
+class RetryReservations:
     """When tenants were sent to retry: two times for each at most, the latest last.
 
     A time that is sent is a promise: a tenant that waits for it is let in. Each is good for one request: the first that
@@ -127,27 +127,30 @@ class RetryReservations(OrderedDict[str, RetryReservation]):
     stops sending is let in as often as one that waits: once in the time it is sent.
     """
 
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[str, RetryReservation] = OrderedDict()
+
     def redeem(self, tenant: str, now_s: float) -> bool:
         """Whether the tenant comes at a time it was sent, which is then used up."""
-        promise = self.get(tenant)
+        promise = self._by_tenant.get(tenant)
         if promise is None or now_s < promise.first_due_s:
             return False
         if promise.last_due_s is None:
-            del self[tenant]
+            del self._by_tenant[tenant]
         else:
-            self[tenant] = RetryReservation(promise.last_due_s)
+            self._by_tenant[tenant] = RetryReservation(promise.last_due_s)
         return now_s <= promise.until_s
 
     def reserve(self, tenant: str, now_s: float, retry_after_s: float) -> None:
         """The tenant is refused and sent when to retry."""
-        due_s, before = now_s + retry_after_s, self.get(tenant)
+        due_s, before = now_s + retry_after_s, self._by_tenant.get(tenant)
         if before is None or before.until_s < now_s:
-            self[tenant] = RetryReservation(due_s)
+            self._by_tenant[tenant] = RetryReservation(due_s)
         else:
-            self[tenant] = RetryReservation(min(before.first_due_s, due_s), due_s)
-        self.move_to_end(tenant)
-        while next(iter(self.values())).until_s < now_s:
-            self.popitem(last=False)
+            self._by_tenant[tenant] = RetryReservation(min(before.first_due_s, due_s), due_s)
+        self._by_tenant.move_to_end(tenant)
+        while next(iter(self._by_tenant.values())).until_s < now_s:
+            self._by_tenant.popitem(last=False)
 
 
 LEAST_SHARE = 8
@@ -282,13 +285,13 @@ class Shares:
         limit = max(LEAST_SHARE, share) if is_free else share
         return Denied(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
-    def verdicts(self) -> tuple[AdmissionHint, ...]:
-        """What tenants that were refused lately would get now. One that is gone since is forgotten."""
+    def update_hints(self) -> tuple[AdmissionHint, ...]:
+        """Judge again the tenants that were refused lately: what they would get now. One that is gone is forgotten."""
         for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
             del self.refused[tenant, kind]
-        return tuple(self._verdict(tenant, kind) for tenant, kind in self.refused)
+        return tuple(self._update_hint(tenant, kind) for tenant, kind in self.refused)
 
-    def _verdict(self, tenant: str, kind: str) -> AdmissionHint:
+    def _update_hint(self, tenant: str, kind: str) -> AdmissionHint:
         room = self.judge(tenant, kind)
         if isinstance(room, Denied):
             self.refused[tenant, kind] = room

@@ -231,7 +231,7 @@ class WaitingQueue:
         They have a time to retry, and a tenant that waits for it is let in.
         """
         tenant, kind = request.tenant, request.priority.value
-        has_reservation = (tenant in self.promises and self.promises.redeem(tenant, now_s)) or request.has_reservation
+        has_reservation = self.promises.redeem(tenant, now_s) or request.has_reservation
         room = self.shares.request_place(tenant, kind, now_s, has_reservation=has_reservation)
         if isinstance(room, Denied):
             self.promises.reserve(tenant, now_s, room.retry_after_s)

@@ -205,7 +205,7 @@ class Worker:
             totals.num_computed_tokens,
             totals.num_preemptions,
             step_tokens,
-            shares.verdicts() if shares.refused else (),
+            shares.update_hints() if shares.refused else (),
             totals.num_draft_tokens,
             totals.num_accepted_tokens,
             totals.num_forced_tokens,

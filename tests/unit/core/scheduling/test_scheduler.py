@@ -426,7 +426,7 @@ class TestStops:
         for _ in range(200):
             server.ask([1], 1, timeout_s=1000.0)
             server.run()
-        assert len(server.scheduler._deadlines) <= 66
+        assert len(server.scheduler._deadlines._heap) <= 66
         server.now_s += 2000.0
         assert server.plan().items == ()
 

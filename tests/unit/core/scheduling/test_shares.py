@@ -182,21 +182,21 @@ def test_looking_whether_there_is_room_changes_nothing() -> None:
 def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
     places = Places(Bounds.of_queue(100))
     places.fill("b", 1, NORMAL)
-    assert places.shares.verdicts() == ()
+    assert places.shares.update_hints() == ()
     names = places.fill("a", 41, NORMAL)
-    (told,) = places.shares.verdicts()
+    (told,) = places.shares.update_hints()
     assert (told.tenant, told.kind, told.num_room) == ("a", NORMAL, 0)
     assert str(told.refusal.error).startswith("tenant 'a' has 40 of at most 40 requests waiting")
     for name in names[:3]:
         places.shares.give_back(name)
-    (told,) = places.shares.verdicts()
+    (told,) = places.shares.update_hints()
     assert told.num_room == 3, "so many come in before it is told the same again"
     more = places.fill("a", 5, NORMAL)
     assert len(more) == 3
     for name in [*names[3:], *more]:
         places.shares.give_back(name)
     places.shares.advance(ACTIVE_WITHIN_S)
-    assert places.shares.verdicts() == (), "it has nothing here and has not asked for a minute"
+    assert places.shares.update_hints() == (), "it has nothing here and has not asked for a minute"
 
 
 def test_as_many_verdicts_are_kept_as_a_message_should_hold() -> None:
@@ -204,7 +204,7 @@ def test_as_many_verdicts_are_kept_as_a_message_should_hold() -> None:
     places.fill("a", 1)
     for at in range(MAX_VERDICTS + 5):
         places.ask(f"t{at}")
-    assert [one.tenant for one in places.shares.verdicts()] == [f"t{at}" for at in range(5, MAX_VERDICTS + 5)]
+    assert [one.tenant for one in places.shares.update_hints()] == [f"t{at}" for at in range(5, MAX_VERDICTS + 5)]
 
 
 class TestRetry:
