@@ -105,7 +105,9 @@ class PendingCalls:
         if pending is None or not isinstance(reply.result, (pending[0], CallError)):
             raise MessageError(f"unexpected reply to call {reply.call_id}: {type(reply.result).__name__}")
         result = reply.result
-        outcome = error_from(result.kind, result.details) if isinstance(result, CallError) else result
+        outcome: CallResult | QuireError = (
+            error_from(result.kind, result.details) if isinstance(result, CallError) else result
+        )
         del self._pending[reply.call_id]
         pending[1](outcome)
 
