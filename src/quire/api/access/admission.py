@@ -176,7 +176,7 @@ class Admission:
     def _take_place(self, record: RequestRecord, tenant: str) -> None:
         """Raises QueueFullError or TenantShareError."""
         now_s, shares = monotonic(), self._shares
-        record.has_reservation = tenant in self._reservations and self._reservations.redeem(tenant, now_s)
+        record.has_reservation = self._reservations.redeem(tenant, now_s)
         room = shares.request_place(tenant, OPEN, now_s, has_reservation=record.has_reservation)
         while isinstance(room, Granted) and room.gives_up is not None and self._has_begun(room.gives_up):
             # A request that has begun is not cancelled: it keeps its place, and another is chosen.
