@@ -176,7 +176,7 @@ def test_at_a_gateway_the_members_are_told_and_what_runs_as_far_as_it_is_known()
     client = SimpleNamespace(
         stats=lambda: stats,
         fleet_stats=lambda: fleet,
-        view=SimpleNamespace(workers=()),
+        workers=(),
         is_alive=True,
         is_ready=True,
         is_busy=False,
