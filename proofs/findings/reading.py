@@ -401,7 +401,7 @@ def _one_word(size: int) -> Work:
 def _stable_prefix(size: int) -> Work:
     """Lines that nearly are dates, times and ids."""
     line = "1-" * 60 + "a" * 60 + ":1" * 60
-    listed = StablePrefix(["dates", "times", "ids", "*a*1*a*b"])
+    listed = StablePrefix(["dates", "times", "ids", "a*b*"])
     messages = [{"role": "system", "content": "\n".join([line[at:] for at in range(100)] * 5)}] * (size // 100_000 + 2)
     return lambda: [listed.cleaned([one]) for one in messages]
 

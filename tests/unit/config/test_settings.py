@@ -71,8 +71,8 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "store_size": (("4GiB", 4 * GIB), (900_000_000, 900_000_000), ("1.5 GiB", 3 * GIB // 2)),
     "stable_prefix": (
         ("dates, times", "dates\ntimes"),
-        ("ids\na?, b", "ids\na?, b"),
-        ("Run *", "Run *"),
+        ("ids\na{1,2}, b", "ids\na{1,2}, b"),
+        ("Run [a-z]+", "Run [a-z]+"),
     ),
     "drop_images": (("true", True), ("false", False), ("TRUE", True)),
     "no_page": (("true", True), ("false", False)),

@@ -23,6 +23,7 @@ from quire.fleet.protocol import link as protocol_link
 from quire.fleet.protocol.link import BROKE, LinkListener
 from quire.fleet.protocol.messages import (
     PART_EVENTS,
+    PROTOCOL,
     Hello,
     MemberReport,
     MemberStepped,
@@ -243,7 +244,7 @@ def test_a_member_that_lies_is_tried_later_and_later() -> None:
                     identity, data = await liar.recv_multipart()
                     if isinstance(decode_to_member(data), Hello):
                         hellos.append(asyncio.get_running_loop().time())
-                        await liar.send_multipart([identity, encode_fleet_message(Welcome(1, card))])
+                        await liar.send_multipart([identity, encode_fleet_message(Welcome(PROTOCOL, card))])
                         await liar.send_multipart([identity, b"\xc1 is no message"])
 
             lying = asyncio.create_task(lie())
