@@ -7,15 +7,20 @@ assistants say, never tools. What stays keeps its order and its characters. What
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
 from typing import Any
 
 from quire.errors import ConfigError
 from quire.text.chat.changing_text import ChangingKind, fold
-from quire.text.chat.line_patterns import MAX_MATCHED_CHARS, line_pattern
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 BUILT_IN = ("dates", "times", "ids", "billing-header")
 MAX_PATTERNS = 16
+MAX_PATTERN_CHARS = 200
+MAX_MATCHED_CHARS = 256
+"""A longer line is matched by none."""
+OF_REGULAR_EXPRESSIONS = re.compile(r"[\\\[\](){}^$|+]|\.[*?]")
+"""Settings for 0.2.0 before its release had regular expressions: as globs these would silently match other lines."""
 MAX_LINES = 512
 """Of a system text, from its beginning: what comes later stays as it is."""
 MAX_LABEL_WORDS = 8
@@ -30,7 +35,7 @@ class RemovedLine:
 
     text: str
     by: str
-    """The name or the pattern that asked for it."""
+    """The name or the glob that lists it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +50,17 @@ class StablePrefix:
     """What an operator lists."""
 
     def __init__(self, listed: Sequence[str] = ()) -> None:
-        """Names of `BUILT_IN`, or regular expressions that match a whole line. Raises ConfigError."""
+        """Names of `BUILT_IN`, or globs that match a whole line. Raises ConfigError."""
         if len(listed) > MAX_PATTERNS:
             raise ConfigError(
                 f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(listed)}; leave some out",
                 ("stable_prefix",),
             )
         self._names = frozenset(listed) & frozenset(BUILT_IN)
-        self._patterns = [(source, line_pattern(source)) for source in listed if source not in self._names]
+        self._globs = [(source, _glob(source)) for source in listed if source not in self._names]
 
     def __bool__(self) -> bool:
-        return bool(self._names or self._patterns)
+        return bool(self._names or self._globs)
 
     def cleaned(self, messages: Sequence[Any]) -> CleanedMessages:
         """The conversation without what is listed. What is no message is left for others to refuse."""
@@ -98,7 +103,7 @@ class StablePrefix:
             return None
         if "billing-header" in self._names and bare.lower().startswith(BILLING_HEADER):
             return "billing-header"
-        found = next((source for source, pattern in self._patterns if pattern.fullmatch(bare)), None)
+        found = next((source for source, glob in self._globs if glob.match(bare)), None)
         return found or (self._name(bare) if self._names else None)
 
     def _name(self, line: str) -> str | None:
@@ -108,6 +113,18 @@ class StablePrefix:
         if name is None or len(WORD.findall(NAMES.sub(" ", folded.pattern))) > MAX_LABEL_WORDS:
             return None
         return name
+
+
+def _glob(source: str) -> re.Pattern[str]:
+    """`*` is any text, `?` any character. The library's translation never goes back: its work is bounded by line times
+    glob. Raises ConfigError."""
+    if not 0 < len(source) <= MAX_PATTERN_CHARS or OF_REGULAR_EXPRESSIONS.search(source):
+        raise ConfigError(
+            f"stable_prefix: expected a name or a glob of up to {MAX_PATTERN_CHARS} characters, got {source[:80]!r}; "
+            "regular expressions are not supported: write * for any text and ? for any character, such as 'Date: *'",
+            ("stable_prefix",),
+        )
+    return re.compile(translate(source))
 
 
 NOTHING_LISTED = StablePrefix()
