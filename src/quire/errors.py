@@ -34,16 +34,28 @@ RETRY_AFTER_S = 2
 class QuireError(Exception):
     """The root: `except QuireError` catches all that quire raises on purpose."""
 
+    code = "internal_error"
+    """The rule that was broken, for programs; the message is for people."""
+
+    def __init__(self, message: str = "", *, code: str | None = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
 
 class InvariantError(QuireError):
     """A promise of the design does not hold. Not handled: the worker is replaced."""
+
+    code = "invariant_broken"
 
 
 class ConfigError(QuireError, ValueError):
     """A setting breaks a rule. The message says the rule, the value given, and what to do."""
 
-    def __init__(self, message: str, settings: tuple[str, ...] = ()) -> None:
-        super().__init__(message)
+    code = "invalid_config"
+
+    def __init__(self, message: str, settings: tuple[str, ...] = (), *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.settings = settings
         """The settings that the rule is about, by their names where it was checked; none where it is about others."""
 
@@ -51,13 +63,19 @@ class ConfigError(QuireError, ValueError):
 class CheckpointError(QuireError):
     """A model cannot be read: missing, damaged, or of a kind quire does not run. The message says what to do."""
 
+    code = "invalid_checkpoint"
+
 
 class RequestError(QuireError):
     """A request that cannot be served, however empty the server. Nothing has been queued."""
 
+    code = "invalid_request"
+
 
 class DuplicateRequestError(RequestError):
     """The id belongs to a request that is still alive."""
+
+    code = "duplicate_request_id"
 
     def __init__(self, request_id: str) -> None:
         super().__init__(f"request id {request_id!r} is already used by a live request; choose another")
@@ -67,8 +85,10 @@ class DuplicateRequestError(RequestError):
 class InvalidParameterError(RequestError):
     """A sampling parameter breaks its rule. The message says the rule, the limits and the value."""
 
-    def __init__(self, message: str, parameter: str | None = None) -> None:
-        super().__init__(message)
+    code = "invalid_parameter"
+
+    def __init__(self, message: str, parameter: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.message = message
         self.parameter = parameter
         """Its name; None where what is wrong has no name of its own, as a prompt that may be a conversation."""
@@ -77,13 +97,19 @@ class InvalidParameterError(RequestError):
 class InvalidTextError(RequestError):
     """A text, message or stop string that no model could read: half a character, an empty stop, a picture."""
 
+    code = "invalid_text"
+
 
 class RequestTooLargeError(RequestError):
     """The request could not finish even alone on this server."""
 
+    code = "request_too_large"
+
 
 class TemplateError(RequestError):
     """The model's chat template refused the messages, did too much work on them, or is missing."""
+
+    code = "template_failed"
 
 
 class WorkBudgetError(RequestError):
@@ -108,21 +134,31 @@ class WorkBudgetError(RequestError):
 class EngineDeadError(QuireError):
     """The engine ended while requests were running. What was running is lost with it."""
 
+    code = "engine_dead"
+
 
 class MessageError(QuireError):
     """What came from the other process is no message, or says what cannot be. That process is replaced."""
+
+    code = "malformed_message"
 
 
 class ReplayError(QuireError):
     """A file is no trace that could be replayed. The message says where, and what was expected."""
 
+    code = "invalid_trace"
+
 
 class CapacityError(QuireError):
     """Something bounded is full."""
 
+    code = "at_capacity"
+
 
 class DisplacedError(CapacityError):
     """A request that waited gave its place to a tenant that was below its share. It never ran."""
+
+    code = "displaced"
 
     def __init__(self, tenant: str, retry_after_s: int) -> None:
         super().__init__(
@@ -136,9 +172,13 @@ class DisplacedError(CapacityError):
 class DrainingError(CapacityError):
     """The server takes nothing new, because it is about to end; what still runs at its bound is ended."""
 
+    code = "draining"
+
 
 class OutOfBlocksError(CapacityError):
     """The pool has fewer free blocks than were requested. Nothing has been changed."""
+
+    code = "out_of_blocks"
 
     def __init__(self, num_needed: int, num_free: int) -> None:
         super().__init__(f"need {num_needed} free blocks, {num_free} are free; preempt or finish a sequence first")
@@ -149,9 +189,13 @@ class OutOfBlocksError(CapacityError):
 class PinBudgetError(CapacityError):
     """A pin would hold more than pins may: too many blocks, or one pin too many. Nothing has been pinned."""
 
+    code = "pin_budget_exceeded"
+
 
 class QueueFullError(CapacityError):
     """The server's queue is full for requests of this class."""
+
+    code = "queue_full"
 
     def __init__(self, num_waiting: int, limit: int, retry_after_s: int = RETRY_AFTER_S) -> None:
         super().__init__(f"the queue is full: {num_waiting} of at most {limit} requests are waiting; try again later")
@@ -163,6 +207,8 @@ class QueueFullError(CapacityError):
 class StreamStuckError(CapacityError):
     """A consumer left too much unread; its request was ended."""
 
+    code = "stream_stuck"
+
     def __init__(self, request_id: str, limit: int) -> None:
         super().__init__(
             f"expected at most {limit:,} unread bytes in a stream, {request_id} has more; read faster, or request less"
@@ -173,6 +219,8 @@ class StreamStuckError(CapacityError):
 
 class TenantShareError(CapacityError):
     """The tenant has as many requests waiting, or open, as its share allows."""
+
+    code = "tenant_share_exceeded"
 
     def __init__(
         self,

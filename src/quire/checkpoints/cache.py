@@ -40,10 +40,9 @@ def free_bytes(folder: Path) -> int:
 def check_free_space(folder: Path, needed_bytes: int) -> None:
     """Refuse before the disk is full, not after."""
     if free_bytes(folder) < needed_bytes + SPARE_BYTES:
-        raise CheckpointError(
-            f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder.parent} for the "
-            f"converted model, {free_bytes(folder) / 1e9:,.2f} GB free; free some, or set QUIRE_CACHE to a larger disk"
-        )
+        needed = f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder.parent}"
+        free = f"for the converted model, {free_bytes(folder) / 1e9:,.2f} GB free"
+        raise CheckpointError(f"{needed} {free}; free some, or set QUIRE_CACHE to a larger disk", code="disk_full")
 
 
 @contextmanager

@@ -114,10 +114,9 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"expected a config.json in {directory}, found none; give the directory of a model")
     config = read_json_object(directory / "config.json")
     if not isinstance(config.get("model_type"), str):
-        raise CheckpointError(
-            "expected config.json to name a model_type that needs no code of its own; quire never runs code from a "
-            "model's directory; choose a model that transformers supports"
-        )
+        rule = "expected config.json to name a model_type that needs no code of its own"
+        way_out = "quire never runs code from a model's directory; choose a model that transformers supports"
+        raise CheckpointError(f"{rule}; {way_out}", code="invalid_model_type")
     return text_config({key: value for key, value in config.items() if key not in RUNS_CODE})
 
 
@@ -131,10 +130,8 @@ def _token_ids(source: dict[str, Any], key: str) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            raise CheckpointError(
-                f"expected {key} to be a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, got "
-                f"{str(value)[:60]!r}; download the model again"
-            )
+            rule = f"a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, got {str(value)[:60]!r}"
+            raise CheckpointError(f"expected {key} to be {rule}; download the model again", code=f"invalid_{key}")
     return set(ids)
 
 
@@ -145,9 +142,8 @@ def _token_texts(described: dict[str, Any], key: str) -> list[str]:
     if text is None:
         return []
     if not isinstance(text, str):
-        raise CheckpointError(
-            f"tokenizer_config.json: expected {key} to be a string, got {type(text).__name__}; download the model again"
-        )
+        rule = f"tokenizer_config.json: expected {key} to be a string, got {type(text).__name__}"
+        raise CheckpointError(f"{rule}; download the model again", code=f"invalid_{key}")
     return [text]
 
 
@@ -158,26 +154,23 @@ def _chat_template(directory: Path, described: dict[str, Any]) -> str | None:
         try:
             template = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"expected {path.name} to be valid UTF-8; download the model again") from error
+            why = f"expected {path.name} to be valid UTF-8; download the model again"
+            raise CheckpointError(why, code="invalid_template") from error
     if isinstance(template, list):
         template = _default_template(template)
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
-        raise CheckpointError(
-            f"expected the chat template to be a string of at most {MAX_TEMPLATE_CHARACTERS:,} characters; download "
-            "the model again"
-        )
+        rule = f"expected the chat template to be a string of at most {MAX_TEMPLATE_CHARACTERS:,} characters"
+        raise CheckpointError(f"{rule}; download the model again", code="invalid_template")
     return template
 
 
 def _default_template(templates: list[Any]) -> Any:
     """Of several named templates the one called default, else the first."""
     if not templates or not all(isinstance(item, dict) and "name" in item and "template" in item for item in templates):
-        raise CheckpointError(
-            "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}; download the "
-            "model again"
-        )
+        rule = "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}"
+        raise CheckpointError(f"{rule}; download the model again", code="invalid_template")
     return next((item["template"] for item in templates if item["name"] == "default"), templates[0]["template"])
 
 
@@ -190,10 +183,8 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
         if value is None:
             continue
         if type(value) not in (int, float) or not low <= value <= high:
-            raise CheckpointError(
-                f"generation_config.json: expected {key} from {low:g} to {high:g}, got {str(value)[:40]!r}; correct "
-                "it, or download the model again"
-            )
+            rule = f"generation_config.json: expected {key} from {low:g} to {high:g}, got {str(value)[:40]!r}"
+            raise CheckpointError(f"{rule}; correct it, or download the model again", code=f"invalid_{key}")
         defaults[key] = value
     return defaults
 

@@ -38,13 +38,12 @@ def local_path(
     if path.is_dir() or path.suffix.lower() == ".gguf":
         return path
     if path.exists():
-        raise CheckpointError(f"expected a directory or a .gguf file, {name!r} is neither; give the model's directory")
+        sentence = f"expected a directory or a .gguf file, {name!r} is neither; give the model's directory"
+        raise CheckpointError(sentence, code="not_a_model")
     wanted = HubName.parsed(name)
     if wanted is None:
-        raise CheckpointError(
-            "expected a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M', got "
-            f"{name[:200]!r}; check the path"
-        )
+        rule = "expected a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M'"
+        raise CheckpointError(f"{rule}, got {name[:200]!r}; check the path", code="invalid_model_name")
     limit = memory_for_models_bytes() if memory_bytes is None else memory_bytes
     return found_here(wanted, limit) or pull(wanted, limit, progress, on_judged)
 
@@ -59,6 +58,5 @@ def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpo
     try:
         return read_described(directory, name, lambda _config: weights)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{error}. {directory} was converted from {path.name}: delete it to convert again"
-        ) from error
+        sentence = f"{error}. {directory} was converted from {path.name}: delete it to convert again"
+        raise CheckpointError(sentence, code="conversion_damaged") from error

@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.checkpoints.families.config_fields import refused
 from quire.checkpoints.stored_tensors import StoredTensor
 from quire.errors import CheckpointError
 
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
+ORIGINAL = "choose the model's original weights, or a GGUF file"
 MAX_GROUP = 1 << 20
 MXFP4_GROUP = 32
 MLX_BITS = (2, 3, 4, 5, 6, 8)
@@ -65,11 +67,11 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
     method = section.get("quant_method") if isinstance(section, dict) else None
     match method:
         case "gptq":
-            _refuse(bool(section.get("desc_act")), "groups of neighbouring inputs (desc_act false)")
+            _refuse(bool(section.get("desc_act")), "groups of neighbouring inputs (desc_act false)", "scattered_groups")
             is_first = section.get("checkpoint_format", "gptq") == "gptq"
             return Quantisation("gptq", _bits(section, "bits", (4, 8)), _group(section), zeros_are_less_one=is_first)
         case "awq":
-            _refuse(str(section.get("version", "gemm")).lower() != "gemm", "AWQ of version gemm")
+            _refuse(str(section.get("version", "gemm")).lower() != "gemm", "AWQ of version gemm", "awq_not_gemm")
             return Quantisation("awq", _bits(section, "bits", (4,)), _group(section))
         case "compressed-tensors":
             return _compressed(section)
@@ -77,10 +79,8 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
             return Quantisation("fp8", 8, _square(section.get("weight_block_size")))
         case "mxfp4":
             return Quantisation("mxfp4", 4, MXFP4_GROUP)
-    raise CheckpointError(
-        f"config.json: expected quant_method to be one of {', '.join(METHODS)}, got {str(method)[:40]!r}; choose the "
-        "model's original weights, or a GGUF file"
-    )
+    rule = f"quant_method to be one of {', '.join(METHODS)}, got {str(method)[:40]!r}"
+    raise refused("unsupported_quantisation", rule, ORIGINAL)
 
 
 def with_joined_parts(
@@ -132,9 +132,8 @@ def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quanti
         named = {part: found.pop(f"{base}.{part}") for part in parts}
         codes = named["weight"]
         if "scales" not in named or len(named["scales"].shape) != len(codes.shape):
-            raise CheckpointError(
-                f"expected scales for the quantised weight {base[:100]!r}, found none; download the model again"
-            )
+            missing = f"expected scales for the quantised weight {base[:100]!r}, found none; download the model again"
+            raise CheckpointError(missing, code="scales_missing")
         num_code_bits, num_inputs = codes.shape[-1] * 32, named["scales"].shape[-1] * (quantisation.group_size or 0)
         if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # this layer has groups of its own
             num_inputs = num_code_bits // quantisation.num_bits
@@ -168,21 +167,20 @@ def _one(base: str, parts: dict[str, StoredTensor], quantisation: Quantisation) 
 
 def _compressed(config: Mapping[str, Any]) -> Quantisation:
     groups = config.get("config_groups")
-    _refuse(not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights")
+    _refuse(not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights", "several_config_groups")
     (group,) = groups.values() if isinstance(groups, dict) else ({},)
     weights = group.get("weights") if isinstance(group, dict) else None
     form = (group.get("format") if isinstance(group, dict) else None) or config.get("format")
     if not isinstance(weights, dict) or form not in ("pack-quantized", "float-quantized"):
-        raise CheckpointError(
-            "config.json: expected compressed-tensors of format pack-quantized or float-quantized, got "
-            f"{str(form)[:40]!r}; choose the model's original weights, or a GGUF file"
-        )
+        rule = f"compressed-tensors of format pack-quantized or float-quantized, got {str(form)[:40]!r}"
+        raise refused("unsupported_packing", rule, ORIGINAL)
     if form == "float-quantized":
-        _refuse(weights.get("type") != "float" or weights.get("num_bits") != 8, "floats of 8 bits")
+        _refuse(weights.get("type") != "float" or weights.get("num_bits") != 8, "floats of 8 bits", "not_8_bit_floats")
         is_block = weights.get("strategy") == "block"
         return Quantisation("fp8", 8, _square(weights.get("block_structure")) if is_block else None)
-    _refuse(weights.get("type", "int") != "int", "whole numbers")
-    _refuse(weights.get("actorder") not in (None, False, "weight", "static"), "groups of neighbouring inputs")
+    _refuse(weights.get("type", "int") != "int", "whole numbers", "not_whole_numbers")
+    is_scattered = weights.get("actorder") not in (None, False, "weight", "static")
+    _refuse(is_scattered, "groups of neighbouring inputs", "scattered_groups")
     is_channel = weights.get("strategy") == "channel"
     size, num_bits = None if is_channel else _group(weights), _bits(weights, "num_bits", (4, 8))
     return Quantisation("pack-quantized", num_bits, size, weights.get("symmetric") is not False)
@@ -191,10 +189,8 @@ def _compressed(config: Mapping[str, Any]) -> Quantisation:
 def _bits(config: Mapping[str, Any], key: str, allowed: tuple[int, ...]) -> int:
     bits = config.get(key)
     if type(bits) is not int or bits not in allowed:
-        raise CheckpointError(
-            f"config.json: expected quantised weights of {' or '.join(map(str, allowed))} bits, got "
-            f"{str(bits)[:40]!r}; choose the model in another format"
-        )
+        rule = f"quantised weights of {' or '.join(map(str, allowed))} bits, got {str(bits)[:40]!r}"
+        raise refused("unsupported_num_bits", rule, "choose the model in another format")
     return bits
 
 
@@ -203,10 +199,8 @@ def _group(config: Mapping[str, Any]) -> int | None:
     if size is None or (type(size) is int and size == -1):
         return None
     if type(size) is not int or not 1 <= size <= MAX_GROUP:
-        raise CheckpointError(
-            f"config.json: expected group_size to be -1 or a whole number from 1 to {MAX_GROUP:,}, got "
-            f"{str(size)[:40]!r}; download the model again"
-        )
+        rule = f"group_size to be -1 or a whole number from 1 to {MAX_GROUP:,}, got {str(size)[:40]!r}"
+        raise refused("invalid_group_size", rule)
     return size
 
 
@@ -214,13 +208,11 @@ def _square(block_size: Any) -> int | None:
     """The side of blocks that share a scale."""
     if block_size is None:
         return None
-    _refuse(not isinstance(block_size, list) or len(block_size) != 2 or block_size[0] != block_size[1], "square blocks")
+    is_square = isinstance(block_size, list) and len(block_size) == 2 and block_size[0] == block_size[1]
+    _refuse(not is_square, "square blocks", "blocks_not_square")
     return _group({"group_size": block_size[0]})
 
 
-def _refuse(is_other: bool, wanted: str) -> None:
+def _refuse(is_other: bool, wanted: str, code: str) -> None:
     if is_other:
-        raise CheckpointError(
-            f"config.json: expected quantised weights with {wanted}, got others; choose the model's original weights, "
-            "or a GGUF file"
-        )
+        raise refused(code, f"quantised weights with {wanted}, got others", ORIGINAL)

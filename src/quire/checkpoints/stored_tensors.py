@@ -116,5 +116,6 @@ def _read(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "NDAr
     except OSError as error:
         raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
     if len(left):
-        raise CheckpointError(f"the model file ended {len(left):,} bytes early; wait until its download has finished")
+        early = f"the model file ended {len(left):,} bytes early; wait until its download has finished"
+        raise CheckpointError(early, code="file_cut_off")
     return rows

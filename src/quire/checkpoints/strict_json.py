@@ -18,13 +18,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
     try:
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
-            raise CheckpointError(
-                f"expected {path.name} to have at most {MAX_JSON_BYTES:,} bytes, got {num_bytes:,}; download the model "
-                "again"
-            )
+            sizes = f"at most {MAX_JSON_BYTES:,} bytes, got {num_bytes:,}"
+            raise CheckpointError(f"expected {path.name} to have {sizes}; download the model again")
         raw = path.read_bytes()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; check that the file is there") from error
+        why = f"{path} cannot be read: {error.strerror}; check that the file is there"
+        raise CheckpointError(why, code="file_not_readable") from error
     return parse_json_object(raw, path.name)
 
 
@@ -35,11 +34,11 @@ def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
             raw.decode(), object_pairs_hook=_without_doubles, parse_constant=_refuse, parse_float=_finite
         )
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{label} is not valid JSON: {_short(error)}; download the model again") from error
+        why = f"{label} is not valid JSON: {_short(error)}; download the model again"
+        raise CheckpointError(why, code="not_json") from error
     if not isinstance(value, dict):
-        raise CheckpointError(
-            f"expected {label} to hold a JSON object, got {type(value).__name__}; download the model again"
-        )
+        rule = f"expected {label} to hold a JSON object, got {type(value).__name__}; download the model again"
+        raise CheckpointError(rule, code="not_json_object")
     return value
 
 

@@ -49,8 +49,6 @@ def text_tensors(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor])
         if name.startswith(old)
     }
     if not found:
-        raise CheckpointError(
-            f"expected the text part's tensors to begin with {' or '.join(PREFIXES)}, found none; download the model "
-            "again"
-        )
+        missing = f"expected the text part's tensors to begin with {' or '.join(PREFIXES)}, found none"
+        raise CheckpointError(f"{missing}; download the model again", code="text_part_missing")
     return found

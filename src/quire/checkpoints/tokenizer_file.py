@@ -17,16 +17,13 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        raise CheckpointError(
-            f"expected a tokenizer.json in {path.parent.name}, found none; convert the model's tokenizer with "
-            "transformers' save_pretrained"
-        )
+        missing = f"expected a tokenizer.json in {path.parent.name}, found none"
+        way_out = "convert the model's tokenizer with transformers' save_pretrained"
+        raise CheckpointError(f"{missing}; {way_out}", code="tokenizer_missing")
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
-            raise CheckpointError(
-                f"expected {path.name} to have at most {MAX_JSON_BYTES:,} bytes, got {path.stat().st_size:,}; download "
-                "the model again"
-            )
+            sizes = f"at most {MAX_JSON_BYTES:,} bytes, got {path.stat().st_size:,}"
+            raise CheckpointError(f"expected {path.name} to have {sizes}; download the model again")
         tokenizer = Tokenizer.from_file(str(path))
         # A file may ask for padding to any length; a server wants the text's own tokens.
         tokenizer.no_padding()
@@ -35,5 +32,6 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     except (KeyboardInterrupt, SystemExit, CheckpointError):
         raise
     except BaseException as error:  # a panic in Rust arrives as a BaseException
-        raise CheckpointError(f"{path.name} cannot be used: {str(error)[:200]}; download the model again") from error
+        why = f"{path.name} cannot be used: {str(error)[:200]}; download the model again"
+        raise CheckpointError(why, code="invalid_tokenizer") from error
     return tokenizer

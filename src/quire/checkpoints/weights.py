@@ -49,7 +49,7 @@ def weight_paths(directory: Path) -> tuple[Path, ...]:
         return tuple(directory / name for name in sorted(set(_index(directory).values())))
     if (directory / SINGLE_NAME).is_file():
         return (directory / SINGLE_NAME,)
-    raise CheckpointError(_why_no_weights(directory))
+    raise _no_weights(directory)
 
 
 def open_weights(directory: Path) -> tuple[WeightFile, ...]:
@@ -59,10 +59,8 @@ def open_weights(directory: Path) -> tuple[WeightFile, ...]:
     for file in files:
         for name in file.tensors:
             if name in owner:
-                raise CheckpointError(
-                    f"expected tensor {name[:100]!r} in one file, found it in {owner[name]} and {file.path.name}; "
-                    "download the model again"
-                )
+                places = f"expected tensor {name[:100]!r} in one file, found it in {owner[name]} and {file.path.name}"
+                raise CheckpointError(f"{places}; download the model again", code="tensor_in_two_files")
             owner[name] = file.path.name
     if (directory / INDEX_NAME).is_file():
         _compare_with_index(_index(directory), owner)
@@ -76,12 +74,14 @@ def read_header(path: Path) -> WeightFile:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
             if num_bytes < 8 or header_bytes > min(MAX_HEADER_BYTES, num_bytes - 8):
-                raise _damaged(path, f"expected a header of {header_bytes:,} bytes, the file has {num_bytes:,}")
+                sizes = f"expected a header of {header_bytes:,} bytes, the file has {num_bytes:,}"
+                raise _damaged(path, "header_cut_off", sizes)
             raw = file.read(header_bytes)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}; download the model again") from error
+        sentence = f"{path} cannot be read: {error.strerror}; download the model again"
+        raise CheckpointError(sentence, code="weights_not_readable") from error
     if not raw.startswith(b"{"):
-        raise _damaged(path, "its header does not begin with an object")
+        raise _damaged(path, "header_not_json", "its header does not begin with an object")
     header = parse_json_object(raw, f"the header of {path.name}")
     note = header.pop("__metadata__", {})
     _check_note(path, note)
@@ -93,22 +93,22 @@ def read_header(path: Path) -> WeightFile:
 
 def _check_note(path: Path, note: Any) -> None:
     if not isinstance(note, dict) or not all(isinstance(value, str) for value in note.values()):
-        raise _damaged(path, "expected __metadata__ to be an object of strings")
+        raise _damaged(path, "invalid_metadata", "expected __metadata__ to be an object of strings")
 
 
 def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[TensorEntry, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(path, f"expected dtype, shape and data_offsets of tensor {name[:100]!r}")
+        raise _damaged(path, "tensor_incomplete", f"expected dtype, shape and data_offsets of tensor {name[:100]!r}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _damaged(path, f"tensor {name[:100]!r} has the unknown dtype {str(dtype)[:40]!r}")
+        raise _damaged(path, "unknown_dtype", f"tensor {name[:100]!r} has the unknown dtype {str(dtype)[:40]!r}")
     if not _are_counts(shape) or len(shape) > MAX_DIMENSIONS or not _are_counts(offsets) or len(offsets) != 2:
-        raise _damaged(path, f"expected tensor {name[:100]!r} to have a shape and two offsets of whole numbers")
+        rule = f"expected tensor {name[:100]!r} to have a shape and two offsets of whole numbers"
+        raise _damaged(path, "invalid_tensor_place", rule)
     begin, end = offsets
     if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
-        raise _damaged(
-            path, f"tensor {name[:100]!r} of shape {str(shape)[:80]} does not fill its {end - begin:,} bytes"
-        )
+        rule = f"tensor {name[:100]!r} of shape {str(shape)[:80]} does not fill its {end - begin:,} bytes"
+        raise _damaged(path, "wrong_tensor_size", rule)
     return TensorEntry(dtype, tuple(shape), data_begins + begin), (begin, end)
 
 
@@ -120,18 +120,18 @@ def _check_spans(path: Path, spans: list[tuple[int, int]], data_bytes: int) -> N
     position = 0
     for begin, end in spans:
         if begin != position:
-            raise _damaged(path, f"tensors overlap or leave a gap at byte {min(begin, position):,} of the data")
+            where = f"at byte {min(begin, position):,} of the data"
+            raise _damaged(path, "tensors_not_adjacent", f"tensors overlap or leave a gap {where}")
         position = end
     if position != data_bytes:
-        raise _damaged(path, f"its tensors take {position:,} bytes, its data has {data_bytes:,}")
+        raise _damaged(path, "wrong_data_size", f"its tensors take {position:,} bytes, its data has {data_bytes:,}")
 
 
 def _index(directory: Path) -> dict[str, str]:
     weight_map = read_json_object(directory / INDEX_NAME).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(
-            f"expected a weight_map of tensor names to files in {INDEX_NAME}; download the model again"
-        )
+        rule = f"expected a weight_map of tensor names to files in {INDEX_NAME}; download the model again"
+        raise CheckpointError(rule, code="weight_map_missing")
     for name in set(map(str, weight_map.values())):
         _check_plain_name(name)
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
@@ -140,30 +140,30 @@ def _index(directory: Path) -> dict[str, str]:
 def _check_plain_name(name: str) -> None:
     """A file beside the index and nowhere else: no folders, no drive letters, no way up."""
     if name != Path(name).name or set(name) & set('/\\:\0"') or not name.endswith(".safetensors") or len(name) > 255:
-        raise CheckpointError(
-            f"expected {INDEX_NAME} to name .safetensors files in its own folder, got {name[:100]!r}; download the "
-            "model again, from a source you trust"
-        )
+        rule = f"expected {INDEX_NAME} to name .safetensors files in its own folder, got {name[:100]!r}"
+        way_out = "download the model again, from a source you trust"
+        raise CheckpointError(f"{rule}; {way_out}", code="unsafe_file_name")
 
 
 def _compare_with_index(index: dict[str, str], owner: dict[str, str]) -> None:
     for tensor in index.keys() | owner.keys():
         if index.get(tensor) != owner.get(tensor):
-            raise CheckpointError(
-                f"expected tensor {tensor[:100]!r} in {index.get(tensor, 'no file')} by {INDEX_NAME}, found it in "
-                f"{owner.get(tensor, 'no file')}; download the model again"
-            )
+            places = f"in {index.get(tensor, 'no file')} by {INDEX_NAME}, found it in {owner.get(tensor, 'no file')}"
+            rule = f"expected tensor {tensor[:100]!r} {places}; download the model again"
+            raise CheckpointError(rule, code="index_disagrees")
 
 
-def _why_no_weights(directory: Path) -> str:
+def _no_weights(directory: Path) -> CheckpointError:
     pickled = sorted(path.name for path in directory.iterdir() if path.suffix in {".bin", ".pt", ".pth", ".ckpt"})
     if pickled:
-        return (
+        return CheckpointError(
             f"expected safetensors, {directory} has {pickled[0]}: a pickle can run any program when it is opened; use "
-            "a version of the model with .safetensors files, or convert it on an isolated machine"
+            "a version of the model with .safetensors files, or convert it on an isolated machine",
+            code="weights_pickled",
         )
-    return f"expected {SINGLE_NAME} or {INDEX_NAME} in {directory}, found neither; check that the download is complete"
+    sentence = f"expected {SINGLE_NAME} or {INDEX_NAME} in {directory}, found neither; finish its download"
+    return CheckpointError(sentence, code="weights_missing")
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{path.name} is not a valid safetensors file: {what}; download the model again")
+def _damaged(path: Path, code: str, what: str) -> CheckpointError:
+    return CheckpointError(f"{path.name} is not a valid safetensors file: {what}; download the model again", code=code)

@@ -70,9 +70,8 @@ class OnDemandModel:
 def parked_models(tables: object, where: str) -> tuple[OnDemandModel, ...]:
     """The models of a settings file, in its order. Raises ConfigError."""
     if not isinstance(tables, dict) or len(tables) > MAX_MODELS:
-        raise ConfigError(
-            f"expected at most {MAX_MODELS:,} tables such as [models.coder], got {str(tables)[:60]!r} from {where}"
-        )
+        rule = f"expected at most {MAX_MODELS:,} tables such as [models.coder], got {str(tables)[:60]!r} from {where}"
+        raise ConfigError(rule, ("models",))
     return tuple(_parked(name, table, f"[models.{name[:60]}] in {where}") for name, table in tables.items())
 
 
@@ -81,10 +80,9 @@ def all_models(*several: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
     found: dict[str, OnDemandModel] = {}
     for one in (one for models in several for one in models):
         if one.name in found:
-            raise ConfigError(
-                f"expected distinct model names, got {one.name!r} for {found[one.name].model} and {one.model}; set "
-                "--served-model-name for one on the command line, or rename its table"
-            )
+            rule = f"expected distinct model names, got {one.name!r} for {found[one.name].model} and {one.model}"
+            way_out = "set --served-model-name for one on the command line, or rename its table"
+            raise ConfigError(f"{rule}; {way_out}", code="duplicate_model_name")
         found[one.name] = one
     return tuple(found.values())
 
@@ -92,12 +90,14 @@ def all_models(*several: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
 def _parked(name: str, table: object, where: str) -> OnDemandModel:
     _read("the model name", text("up to 128 characters without space, comma, = and *", MODEL_NAME), name, where)
     if not isinstance(table, dict):
-        raise ConfigError(f"expected a table with model = ... as {where}, got {str(table)[:60]!r}")
+        raise ConfigError(f"expected a table with model = ... as {where}, got {str(table)[:60]!r}", ("models",))
     strange = next((key for key in table if key not in KEYS), None)
     if strange is not None:
-        raise ConfigError(f"unknown key {strange[:60]!r} in {where}; the keys are {', '.join(KEYS)}")
+        sentence = f"unknown key {strange[:60]!r} in {where}; the keys are {', '.join(KEYS)}"
+        raise ConfigError(sentence, code="unknown_key")
     if "model" not in table:
-        raise ConfigError(f"expected model in {where}: a directory, a .gguf file or a hub id; add it")
+        rule = f"expected model in {where}: a directory, a .gguf file or a hub id; add it"
+        raise ConfigError(rule, code="model_missing")
     values: dict[str, Any] = {key: _read(key, KINDS[key], raw, where) for key, raw in table.items() if key in KINDS}
     return OnDemandModel(
         name,
@@ -115,22 +115,22 @@ def _read(key: str, kind: Kind, raw: object, where: str) -> Value:
     try:
         return kind.parse(raw)
     except (ValueError, OverflowError) as error:
-        raise ConfigError(f"expected {key} to be {kind.rule}, got {str(raw)[:60]!r} from {where}; change it") from error
+        sentence = f"expected {key} to be {kind.rule}, got {str(raw)[:60]!r} from {where}; change it"
+        raise ConfigError(sentence, (key,)) from error
 
 
 def _sampling(raw: object, where: str) -> Mapping[str, float]:
     if not isinstance(raw, dict):
-        raise ConfigError(
-            f"expected sampling to be a table such as {{ temperature = 0.2 }}, got {raw!r:.60} from {where}"
-        )
+        rule = f"expected sampling to be a table such as {{ temperature = 0.2 }}, got {raw!r:.60} from {where}"
+        raise ConfigError(rule, ("sampling",))
     for key, value in raw.items():
         if key not in SAMPLING_LIMITS:
             known = ", ".join(SAMPLING_LIMITS)
-            raise ConfigError(f"unknown sampling default {key[:60]!r} in {where}; the defaults are {known}")
+            sentence = f"unknown sampling default {key[:60]!r} in {where}; the defaults are {known}"
+            raise ConfigError(sentence, code="unknown_sampling_default")
         low, high = SAMPLING_LIMITS[key]
         if type(value) not in (int, float) or not low <= value <= high or (key == "top_k" and type(value) is not int):
             kind = "whole number" if key == "top_k" else "number"
-            raise ConfigError(
-                f"expected {key} to be a {kind} from {low:g} to {high:g}, got {value!r:.60} from {where}; change it"
-            )
+            rule = f"expected {key} to be a {kind} from {low:g} to {high:g}, got {value!r:.60} from {where}"
+            raise ConfigError(f"{rule}; change it", (key,))
     return MappingProxyType(dict(raw))

@@ -54,22 +54,19 @@ class ServingSettings:
                 key = file.read(KEY_BYTES + 1) if stat.S_ISREG(mode) else b""
         except OSError as error:
             message = f"cannot read kv_key_file {path}: {error.strerror}; {_how_to_make(path)}"
-            raise ConfigError(message, ("kv_key_file",)) from error
+            raise ConfigError(message, ("kv_key_file",), code="key_not_readable") from error
         _check_key(path, mode, key)
         return key
 
 
 def _check_key(path: Path, mode: int, key: bytes) -> None:
     if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(
-            f"expected kv_key_file to be readable only by its owner, got mode {stat.S_IMODE(mode):04o} of {path}; "
-            f"run: chmod 600 {path}",
-            ("kv_key_file",),
-        )
+        rule = f"expected kv_key_file to be readable only by its owner, got mode {stat.S_IMODE(mode):04o} of {path}"
+        raise ConfigError(f"{rule}; run: chmod 600 {path}", ("kv_key_file",), code="key_not_private")
     if len(key) != KEY_BYTES:
         size = "more" if len(key) > KEY_BYTES else str(len(key))
         message = f"expected {KEY_BYTES} bytes in kv_key_file, got {size} in {path}; {_how_to_make(path)}"
-        raise ConfigError(message, ("kv_key_file",))
+        raise ConfigError(message, ("kv_key_file",), code="wrong_key_length")
 
 
 def _how_to_make(path: Path) -> str:

@@ -129,7 +129,7 @@ def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
     except ConfigError as error:
         named = tuple(setting.name for setting in ours if setting.field_name in error.settings)
         sources = ", ".join(f"{name} from {values[name].source}" for name in named)
-        raise ConfigError(f"{error} ({sources})", named) from error
+        raise ConfigError(f"{error} ({sources})", named, code=error.code) from error
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -131,9 +131,8 @@ class DecodedBytes:
             is_plain = self._byte(token_id) is None and text.isalnum()
             if is_plain and self._decode([token_id, token_id]).startswith(text):
                 return token_id, text
-        raise CheckpointError(
-            "expected a tokenizer with a plain token of letters or digits, found none; choose another"
-        )
+        missing = "expected a tokenizer with a plain token of letters or digits, found none; choose another"
+        raise CheckpointError(missing, code="plain_token_missing")
 
 
 def _read(content: str) -> bytes:
@@ -161,10 +160,9 @@ def _check_is_a_sum(library: tokenizers.Tokenizer, decoded: DecodedBytes, kinds:
     token_ids = library.encode(SAMPLE, add_special_tokens=False).ids
     summed = join_bytes(decoded, token_ids).decode("utf-8", "replace")
     if summed != library.decode(token_ids, skip_special_tokens=False):
-        raise CheckpointError(
-            "expected a tokenizer whose text is the sum of its tokens, as streaming needs, got decoder "
-            f"{'+'.join(kinds)}; choose a model with a byte-level or SentencePiece tokenizer"
-        )
+        rule = "expected a tokenizer whose text is the sum of its tokens, as streaming needs"
+        way_out = "choose a model with a byte-level or SentencePiece tokenizer"
+        raise CheckpointError(f"{rule}, got decoder {'+'.join(kinds)}; {way_out}", code="unsupported_decoder")
 
 
 def _byte_alphabet() -> dict[str, int]:

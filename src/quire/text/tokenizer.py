@@ -88,9 +88,8 @@ class Tokenizer:
     def not_too_many(self, ids: list[int]) -> list[int]:
         """The ids, or the refusal of a text that has more tokens than one may have."""
         if self.max_tokens is not None and len(ids) > self.max_tokens:
-            raise RequestTooLargeError(
-                f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
-            )
+            rule = f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
+            raise RequestTooLargeError(rule, code="too_many_tokens")
         return ids
 
     def bound(self, library: tokenizers.Tokenizer) -> None:
@@ -116,9 +115,8 @@ class Tokenizer:
         return self.bytes.at_start[token_id] if at_start else self.bytes.in_text[token_id]
 
     def _too_long(self, size: int) -> RequestTooLargeError:
-        return RequestTooLargeError(
-            f"expected a text of at most {self.max_bytes} bytes, got at least {size}; shorten the prompt"
-        )
+        rule = f"expected a text of at most {self.max_bytes} bytes, got at least {size}; shorten the prompt"
+        return RequestTooLargeError(rule, code="text_too_long")
 
     def _bounded_twin(self) -> tokenizers.Tokenizer:
         """Truncation is a setting of the library's object, and others may use that one."""

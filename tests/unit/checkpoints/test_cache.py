@@ -32,7 +32,7 @@ def test_what_fails_on_the_way_leaves_nothing(tmp_path: Path) -> None:
             (fresh / "half").write_text("half")
             raise RuntimeError("killed")
 
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(RuntimeError):
         fail()
     assert list((tmp_path / "converted").iterdir()) == []
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.checkpoints import CheckpointError, load_tokenizer, resolve
+from tests.support.errors import raises_code
 from tests.support.models.tiny_models import TEMPLATE, make_directory
 
 
@@ -24,7 +25,7 @@ def edit(path: Path, **changes: Any) -> None:
 def refusal(folder: Path) -> str:
     with pytest.raises(CheckpointError) as caught:
         resolve(str(folder))
-    return str(caught.value)
+    return caught.value.code
 
 
 def test_a_sharded_directory_is_read_in_the_order_of_its_files(folder: Path) -> None:
@@ -65,7 +66,7 @@ def test_a_model_is_resolved_without_its_tokenizer_being_opened(folder: Path) ->
     (folder / "tokenizer.json").write_text("no tokenizer")
     checkpoint = resolve(str(folder))
     assert checkpoint.tokenizer_file == folder / "tokenizer.json"
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+    with raises_code(CheckpointError, "invalid_tokenizer"):
         load_tokenizer(folder / "tokenizer.json")
 
 
@@ -112,48 +113,44 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path) -> None:
     for path in folder.glob("*.safetensors*"):
         path.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"")
-    sentence = refusal(folder)
-    assert "can run any program" in sentence
-    assert "pytorch_model.bin" in sentence
+    assert refusal(folder) == "weights_pickled"
     (folder / "pytorch_model.bin").unlink()
-    assert "found neither" in refusal(folder)
+    assert refusal(folder) == "weights_missing"
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "sentence"),
+    ("name", "changes", "code"),
     [
-        ("config.json", {"model_type": None}, "to name a model_type"),
-        ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "'bitsandbytes'"),
-        ("config.json", {"quantization_config": "gptq"}, "got 'None'"),
-        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "of 4 or 8 bits"),
-        ("config.json", {"quantization_config": {"quant_method": "gptq", "desc_act": True}}, "desc_act false"),
-        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 8}}, "of 4 bits"),
-        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "version gemm"),
-        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "group_size"),
-        ("config.json", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 2]}}, "square blocks"),
-        ("config.json", {"quantization_config": {"quant_method": "compressed-tensors"}}, "one config_group"),
-        ("config.json", {"hidden_size": -1}, "hidden_size"),
-        ("config.json", {"hidden_size": True}, "hidden_size"),
-        ("config.json", {"hidden_size": 64}, "to have shape"),
-        ("config.json", {"num_hidden_layers": 10**9}, "tensors in all"),
-        ("config.json", {"num_hidden_layers": 2}, "model.layers.1."),
-        ("config.json", {"tie_word_embeddings": False}, "lm_head.weight"),
-        ("config.json", {"tie_word_embeddings": "yes"}, "true or false"),
-        ("config.json", {"attention_bias": True}, "q_proj.bias"),
-        ("config.json", {"rope_scaling": 3}, "to be an object"),
-        ("config.json", {"rope_theta": -1.0}, "rope_theta"),
-        ("config.json", {"eos_token_id": -1}, "eos_token_id"),
-        ("config.json", {"eos_token_id": ["2"]}, "eos_token_id"),
-        ("generation_config.json", {"temperature": -1}, "temperature from 0"),
-        ("generation_config.json", {"top_k": "40"}, "top_k"),
-        ("tokenizer_config.json", {"eos_token": 2}, "eos_token to be a string"),
+        ("config.json", {"model_type": None}, "invalid_model_type"),
+        ("config.json", {"quantization_config": {"quant_method": "bitsandbytes"}}, "unsupported_quantisation"),
+        ("config.json", {"quantization_config": "gptq"}, "unsupported_quantisation"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, "unsupported_num_bits"),
+        ("config.json", {"quantization_config": {"quant_method": "gptq", "desc_act": True}}, "scattered_groups"),
+        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 8}}, "unsupported_num_bits"),
+        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq_not_gemm"),
+        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "invalid_group_size"),
+        ("config.json", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 2]}}, "blocks_not_square"),
+        ("config.json", {"quantization_config": {"quant_method": "compressed-tensors"}}, "several_config_groups"),
+        ("config.json", {"hidden_size": -1}, "invalid_hidden_size"),
+        ("config.json", {"hidden_size": True}, "invalid_hidden_size"),
+        ("config.json", {"hidden_size": 64}, "wrong_tensor_shape"),
+        ("config.json", {"num_hidden_layers": 10**9}, "too_few_tensors"),
+        ("config.json", {"num_hidden_layers": 2}, "tensor_missing"),
+        ("config.json", {"tie_word_embeddings": False}, "tensor_missing"),
+        ("config.json", {"tie_word_embeddings": "yes"}, "invalid_tie_word_embeddings"),
+        ("config.json", {"attention_bias": True}, "tensor_missing"),
+        ("config.json", {"rope_scaling": 3}, "invalid_rope_scaling"),
+        ("config.json", {"rope_theta": -1.0}, "invalid_rope_theta"),
+        ("config.json", {"eos_token_id": -1}, "invalid_eos_token_id"),
+        ("config.json", {"eos_token_id": ["2"]}, "invalid_eos_token_id"),
+        ("generation_config.json", {"temperature": -1}, "invalid_temperature"),
+        ("generation_config.json", {"top_k": "40"}, "invalid_top_k"),
+        ("tokenizer_config.json", {"eos_token": 2}, "invalid_eos_token"),
     ],
 )
-def test_a_file_that_breaks_a_rule_is_refused_by_name(
-    folder: Path, name: str, changes: dict[str, Any], sentence: str
-) -> None:
+def test_a_file_that_breaks_a_rule_is_refused(folder: Path, name: str, changes: dict[str, Any], code: str) -> None:
     edit(folder / name, **changes)
-    assert sentence in refusal(folder)
+    assert refusal(folder) == code
 
 
 @pytest.mark.parametrize(
@@ -162,14 +159,14 @@ def test_a_file_that_breaks_a_rule_is_refused_by_name(
 )
 def test_json_that_is_not_plain_json_is_refused(folder: Path, raw: bytes) -> None:
     (folder / "config.json").write_bytes(raw)
-    assert "JSON" in refusal(folder)
+    assert refusal(folder) == ("not_json_object" if raw == b"[]" else "not_json")
 
 
 @pytest.mark.parametrize("template", [3, [], ["x"], [{"name": "default"}], "x" * 1_000_001])
 def test_a_template_that_is_no_text_is_refused(folder: Path, template: Any) -> None:
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", chat_template=template)
-    assert "template" in refusal(folder)
+    assert refusal(folder) == "invalid_template"
 
 
 def test_a_tokenizer_that_asks_for_endless_padding_pads_nothing(folder: Path) -> None:

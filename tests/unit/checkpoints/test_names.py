@@ -11,6 +11,7 @@ import quire.checkpoints
 from quire.checkpoints import CheckpointError, names, resolve
 from quire.checkpoints.hub.files import HubName
 from quire.checkpoints.hub.listing import hub_errors
+from tests.support.errors import raises_code
 from tests.support.models.tiny_models import make_directory
 
 
@@ -33,20 +34,28 @@ def test_what_is_fetched_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert asked == [HubName("org/model", "Q4_0")]
 
 
-@pytest.mark.parametrize("error", [LocalEntryNotFoundError("x"), ConnectionError("no route"), RuntimeError("odd")])
-def test_a_download_that_fails_is_a_sentence_with_a_way_on(error: Exception) -> None:
-    with pytest.raises(CheckpointError, match="or give a local file"), hub_errors("org/model"):
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (LocalEntryNotFoundError("x"), "hub_offline"),
+        (ConnectionError("no route"), "hub_not_reachable"),
+        (RuntimeError("odd"), "download_failed"),
+    ],
+)
+def test_a_download_that_fails_says_to_give_a_local_file(error: Exception, code: str) -> None:
+    with raises_code(CheckpointError, code) as caught, hub_errors("org/model"):
         raise error
+    assert str(caught.value).endswith("give a local file")
 
 
 def test_offline_only_what_is_cached_is_looked_at(tmp_path: Path) -> None:
     program = (
-        "from quire.checkpoints import *\ntry: resolve('org/absent')\nexcept CheckpointError as error: print(error)"
+        "from quire.checkpoints import *\ntry: resolve('org/absent')\nexcept CheckpointError as error: print(error.code)"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(Path(quire.checkpoints.__file__).parents[2])
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert "HF_HUB_OFFLINE" in run.stdout, run.stderr
+    assert run.stdout == "hub_offline\n", run.stderr
 
 
 @pytest.mark.parametrize("name", ["", "no such model", "a/b/c", "../x", "org/", "x\0y", "x" * 10_000, "~nobody/model"])
@@ -58,7 +67,7 @@ def test_what_is_no_name_is_refused(name: str, tmp_path: Path, monkeypatch: pyte
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="is neither"):
+    with raises_code(CheckpointError, "not_a_model"):
         resolve(str(tmp_path / "model.bin"))
 
 

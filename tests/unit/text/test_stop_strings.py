@@ -1,9 +1,9 @@
 """Where a text ends. The rule against a plain search is in `property/test_text.py`; here are its corners."""
 
-import pytest
 
 from quire.errors import InvalidTextError
 from quire.text.stop_strings import Delta, StopStrings
+from tests.support.errors import raises_code
 
 
 def run(stops: list[str], *pieces: str) -> tuple[list[Delta], str]:
@@ -36,7 +36,7 @@ def test_a_stop_that_begins_another_wins_by_being_shorter() -> None:
 
 
 def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(InvalidTextError, match="at least one character"):
+    with raises_code(InvalidTextError, "invalid_text"):
         StopStrings(["a", ""])
 
 

@@ -2,13 +2,13 @@
 
 from string import ascii_letters
 
-import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from quire.errors import CheckpointError
 from quire.text.token_bytes import BYTE_OF_CHARACTER, ByteLevelBytes, DecodedBytes, token_bytes_for
 from quire.text.tokenizer import Tokenizer
+from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import (
     UNKNOWN,
     byte_level,
@@ -64,7 +64,7 @@ def test_a_decoder_that_looks_at_the_next_token_is_refused() -> None:
     library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[], end_of_word_suffix="</w>"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.decoder = decoders.BPEDecoder(suffix="</w>")
-    with pytest.raises(CheckpointError, match=r"sum of its tokens, .* BPEDecoder"):
+    with raises_code(CheckpointError, "unsupported_decoder"):
         token_bytes_for(library)
 
 
@@ -79,5 +79,5 @@ def test_a_tokenizer_without_a_decoder_puts_spaces_between_its_tokens() -> None:
 
 def test_a_tokenizer_of_signs_alone_is_refused() -> None:
     signs = tokenizers.Tokenizer(models.WordPiece({UNKNOWN: 0, "!": 1}, unk_token=UNKNOWN))
-    with pytest.raises(CheckpointError, match="letters or digits"):
+    with raises_code(CheckpointError, "plain_token_missing"):
         token_bytes_for(signs)

@@ -8,6 +8,7 @@ import pytest
 
 from quire.errors import CheckpointError, ConfigError, InvalidTextError, RequestError, RequestTooLargeError
 from quire.text.tokenizer import Tokenizer
+from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import byte_level, id_of, sentencepiece
 
 
@@ -25,20 +26,20 @@ def test_a_tokenizer_read_from_its_file_encodes_as_the_one_that_was_saved(tokeni
     assert tokenizer.decode(ids) == "the cat 👍"
 
 
-def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"expected a tokenizer\.json.*save_pretrained"):
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with raises_code(CheckpointError, "tokenizer_missing"):
         Tokenizer.from_files(tmp_path / "tokenizer.json", max_bytes=50)
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be used"):
+    with raises_code(CheckpointError, "invalid_tokenizer"):
         Tokenizer.from_files(path, max_bytes=50)
 
 
 def test_a_limit_below_one_character_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 1, got 0"):
+    with raises_code(ConfigError, "invalid_config"):
         Tokenizer(byte_level().library, max_bytes=0)
 
 
@@ -46,7 +47,7 @@ def test_a_text_is_measured_before_it_is_tokenised(tokenizer_file: Path) -> None
     tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=5)
     assert tokenizer.decode(tokenizer.encode("👍a", add_special_tokens=False)) == "👍a"
     for text in ("aaaaaa", "👍👍"):
-        with pytest.raises(RequestTooLargeError, match=r"5 bytes, got at least [68]"):
+        with raises_code(RequestTooLargeError, "text_too_long"):
             tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -54,7 +55,7 @@ def test_a_text_is_tokenised_no_further_than_one_token_past_the_most(tokenizer_f
     tokenizer = Tokenizer.from_files(tokenizer_file, max_bytes=1000, max_tokens=3)
     assert len(tokenizer.encode("!?!", add_special_tokens=False)) == 3
     assert len(tokenizer.encoder.encode("!?" * 400, add_special_tokens=False).ids) == 4
-    with pytest.raises(RequestTooLargeError, match="at most 3 tokens, got more"):
+    with raises_code(RequestTooLargeError, "too_many_tokens"):
         tokenizer.encode("!?!?", add_special_tokens=False)
 
 
@@ -62,9 +63,9 @@ def test_limits_are_set_after_reading_and_the_first_tokenizer_keeps_its_own() ->
     first = Tokenizer(byte_level().library, max_bytes=2)
     other = first.limited(max_bytes=1000, max_tokens=3)
     assert len(other.encode("!?!", add_special_tokens=False)) == 3
-    with pytest.raises(RequestTooLargeError, match="at most 3 tokens, got more"):
+    with raises_code(RequestTooLargeError, "too_many_tokens"):
         other.encode("!?!?", add_special_tokens=False)
-    with pytest.raises(RequestTooLargeError, match="2 bytes"):
+    with raises_code(RequestTooLargeError, "text_too_long"):
         first.encode("!?!", add_special_tokens=False)
     assert other.bytes is first.bytes
 
@@ -77,7 +78,7 @@ def test_a_bound_on_one_tokenizer_is_no_bound_on_another_of_the_same_library() -
 
 @pytest.mark.parametrize("text", ["ab\ud800", "ab\udfffcd", "ab\udc4d\ud83d"])
 def test_half_a_character_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(InvalidTextError, match=r"U\+D.* at position 2"):
+    with pytest.raises(InvalidTextError, match="at position 2"):
         byte_level().encode(text, add_special_tokens=False)
 
 

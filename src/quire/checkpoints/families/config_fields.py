@@ -9,14 +9,17 @@ MAX_SIZE = 2**31 - 1
 AGAIN = "download the model again"
 
 
+def refused(code: str, expected: str, way_out: str = AGAIN) -> CheckpointError:
+    """The error for a config that breaks a rule."""
+    return CheckpointError(f"config.json: expected {expected}; {way_out}", code=code)
+
+
 def size_of(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
     """A whole number from 1 on."""
     value = config.get(key)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_SIZE:
-        raise CheckpointError(
-            f"config.json: expected {key} to be a whole number from 1 to {MAX_SIZE:,}, got {str(value)[:40]!r}; {AGAIN}"
-        )
+        raise refused(f"invalid_{key}", f"{key} to be a whole number from 1 to {MAX_SIZE:,}, got {str(value)[:40]!r}")
     return value
 
 
@@ -30,9 +33,7 @@ def number_of(config: Mapping[str, Any], key: str, default: float, high: float =
     value = config.get(key)
     value = default if value is None else value
     if type(value) not in (int, float) or not 0 < value <= high:
-        raise CheckpointError(
-            f"config.json: expected {key} to be a number above 0, up to {high:g}, got {str(value)[:40]!r}; {AGAIN}"
-        )
+        raise refused(f"invalid_{key}", f"{key} to be a number above 0, up to {high:g}, got {str(value)[:40]!r}")
     return float(value)
 
 
@@ -40,7 +41,7 @@ def flag_of(config: Mapping[str, Any], key: str) -> bool:
     """True or false; false if it is not there."""
     value = config.get(key)
     if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"config.json: expected {key} to be true or false, got {str(value)[:40]!r}; {AGAIN}")
+        raise refused(f"invalid_{key}", f"{key} to be true or false, got {str(value)[:40]!r}")
     return bool(value)
 
 
@@ -48,7 +49,7 @@ def object_of(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """An object; an empty one if it is not there."""
     value = config.get(key)
     if value is not None and not isinstance(value, dict):
-        raise CheckpointError(f"config.json: expected {key} to be an object, got {str(value)[:40]!r}; correct it")
+        raise refused(f"invalid_{key}", f"{key} to be an object, got {str(value)[:40]!r}", "correct it")
     return value or {}
 
 
@@ -56,5 +57,5 @@ def layers_of(config: Mapping[str, Any], key: str, num_layers: int) -> list[Any]
     """A list with an entry for each layer, or None."""
     value = config.get(key)
     if value is not None and (not isinstance(value, list) or len(value) < num_layers):
-        raise CheckpointError(f"config.json: expected an entry of {key} for each of {num_layers} layers; {AGAIN}")
+        raise refused(f"invalid_{key}", f"an entry of {key} for each of {num_layers} layers")
     return value

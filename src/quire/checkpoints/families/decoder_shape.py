@@ -8,14 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checkpoints.families.config_fields import (
-    AGAIN,
-    count_of,
-    flag_of,
-    number_of,
-    object_of,
-    size_of,
-)
+from quire.checkpoints.families.config_fields import count_of, flag_of, number_of, object_of, refused, size_of
 from quire.checkpoints.families.family import ExpertNames, Family
 from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.layer_rules import FULL, SLIDING, RopeRule, rope_of, windows_of
@@ -203,9 +196,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
     heads = size_of(config, "num_attention_heads")
     eps = config.get("rms_norm_eps", 1e-6)
     if not isinstance(eps, float | int) or not 0 <= eps < 1:
-        raise CheckpointError(
-            f"config.json: expected rms_norm_eps to be a number from 0 to 1, got {str(eps)[:40]!r}; {AGAIN}"
-        )
+        raise refused("invalid_rms_norm_eps", f"rms_norm_eps to be a number from 0 to 1, got {str(eps)[:40]!r}")
     size_of(config, "max_position_embeddings", 1)
     has_bias = flag_of(config, "attention_bias")
     per_layer_size = count_of(config, "hidden_size_per_layer_input")
@@ -239,14 +230,12 @@ def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[DecoderLayer, ...]:
     count = size_of(config, "num_hidden_layers")
     if count > 10_000:
-        raise CheckpointError(f"config.json: expected num_hidden_layers of at most 10,000, got {count:,}; {AGAIN}")
+        raise refused("invalid_num_hidden_layers", f"num_hidden_layers of at most 10,000, got {count:,}")
     windows = windows_of(config, count)
     is_recurrent = recurrent_layers(family, config, count)
     if all(is_recurrent):
-        raise CheckpointError(
-            f"config.json: expected at least one attention layer, all {count} layers are recurrent; choose another "
-            "model"
-        )
+        rule = f"at least one attention layer, all {count} layers are recurrent"
+        raise refused("no_attention_layer", rule, "choose another model")
     recurrent = recurrent_shape(family, config, is_tiled=flag_of(config, TILED)) if any(is_recurrent) else None
     kinds = [FULL if window is None else SLIDING for window in windows]
     num_shared = count_of(config, "num_kv_shared_layers")
@@ -288,10 +277,8 @@ def _dense_size(family: Family, config: Mapping[str, Any], mixture: MixtureShape
 
 def _last_of(kinds: list[str], kind: str) -> int:
     if kind not in kinds:
-        raise CheckpointError(
-            f"config.json: expected a layer of kind {kind} with keys and values of its own before those that share "
-            f"them; {AGAIN}"
-        )
+        rule = f"a layer of kind {kind} with keys and values of its own before those that share them"
+        raise refused("no_shared_kv_layer", rule)
     return len(kinds) - 1 - kinds[::-1].index(kind)
 
 
@@ -309,14 +296,11 @@ def _heads(config: Mapping[str, Any], num_heads: int, kind: str, at: int) -> tup
         if flag_of(config, "attention_k_eq_v"):
             kv_heads = size_of(config, "num_global_key_value_heads", kv_heads)
     if num_heads % kv_heads:
-        raise CheckpointError(
-            f"config.json: expected num_attention_heads to be a multiple of num_key_value_heads, got {num_heads} and "
-            f"{kv_heads}; {AGAIN}"
-        )
+        rule = "num_attention_heads to be a multiple of num_key_value_heads"
+        raise refused("heads_not_divisible", f"{rule}, got {num_heads} and {kv_heads}")
     if head_size % 2 or head_size > MAX_HEAD_SIZE:
-        raise CheckpointError(
-            f"config.json: expected an even head size up to {MAX_HEAD_SIZE}, got {head_size}; choose another model"
-        )
+        rule = f"an even head size up to {MAX_HEAD_SIZE}, got {head_size}"
+        raise refused("unsupported_head_size", rule, "choose another model")
     return kv_heads, head_size
 
 
@@ -332,10 +316,8 @@ def _mixture(names: ExpertNames, config: Mapping[str, Any], at: int) -> MixtureS
         return None
     num_experts, num_used = size_of({"num_experts": num_experts}, "num_experts"), size_of(config, names.num_used)
     if num_used > num_experts or num_experts > 65_536:
-        raise CheckpointError(
-            f"config.json: expected at most 65,536 experts and no more used than there are, got {num_used:,} used of "
-            f"{num_experts:,}; {AGAIN}"
-        )
+        rule = "at most 65,536 experts and no more used than there are"
+        raise refused("too_many_experts", f"{rule}, got {num_used:,} used of {num_experts:,}")
     return MixtureShape(
         names,
         num_experts,

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checkpoints.families.config_fields import AGAIN, layers_of, number_of, object_of, size_of
+from quire.checkpoints.families.config_fields import layers_of, number_of, object_of, refused, size_of
 from quire.checkpoints.families.family import Family, SlidingRope
 from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.recurrent import RECURRENT_TYPES
-from quire.errors import CheckpointError
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION = "attention"
@@ -31,25 +30,19 @@ def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
     """The sliding window of each layer, or None where it sees everything."""
     window = config.get("sliding_window")
     if window is not None and (not isinstance(window, int) or window < 1):
-        raise CheckpointError(
-            f"config.json: expected sliding_window to be a number of tokens or null, got {window!r}; {AGAIN}"
-        )
+        raise refused("invalid_sliding_window", f"sliding_window to be a number of tokens or null, got {window!r}")
     kinds = config.get("layer_types")
     if kinds is None:
         kinds = _layer_kinds(config, num_layers) if window is not None else [FULL] * num_layers
     if not isinstance(kinds, list) or len(kinds) != num_layers or not all(isinstance(kind, str) for kind in kinds):
-        raise CheckpointError(
-            f"config.json: expected layer_types to name a kind for each of {num_layers} layers; {AGAIN}"
-        )
+        raise refused("invalid_layer_types", f"layer_types to name a kind for each of {num_layers} layers")
     family = FAMILIES.get(str(config.get("model_type")))
     is_hybrid = family is not None and family.recurrent is not None
     known = {FULL, SLIDING} | ({ATTENTION, *RECURRENT_TYPES} if is_hybrid else set())
     strange = sorted(set(kinds) - known)
     if strange:
-        raise CheckpointError(
-            "config.json: expected layers of full or sliding attention, or recurrent layers of a family that quire "
-            f"implements, got {', '.join(strange)}; choose another model"
-        )
+        rule = "layers of full or sliding attention, or recurrent layers of a family that quire implements"
+        raise refused("unsupported_layer_kind", f"{rule}, got {', '.join(strange)}", "choose another model")
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
@@ -81,9 +74,7 @@ def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_
     share = number_of(found, "partial_rotary_factor", 1.0, 1.0)
     num_rotated = head_size if found["rope_type"] == "proportional" else int(head_size * share)
     if num_rotated % 2:
-        raise CheckpointError(
-            f"config.json: expected an even number of rotated values per head, got {num_rotated}; {AGAIN}"
-        )
+        raise refused("odd_rotated_values", f"an even number of rotated values per head, got {num_rotated}")
     return RopeRule(head_size, num_rotated, tuple(sorted(found.items())))
 
 

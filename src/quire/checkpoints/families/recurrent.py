@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from quire.checkpoints.families.config_fields import AGAIN, flag_of, size_of
+from quire.checkpoints.families.config_fields import flag_of, refused, size_of
 from quire.checkpoints.families.family import Family, RecurrentKind
-from quire.errors import CheckpointError
 
 RECURRENT_TYPES = ("linear_attention", "conv", "mamba")
 """How configs call them in layer_types; each family has one of these words."""
@@ -127,10 +126,8 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
     value_size = config.get("mamba_d_head", "auto")
     value_size = inner // heads if value_size == "auto" else size_of(config, "mamba_d_head")
     if value_size * heads != inner:
-        raise CheckpointError(
-            f"config.json: expected mamba_n_heads x mamba_d_head to equal mamba_expand x hidden_size, got {heads} x "
-            f"{value_size} and {inner}; {AGAIN}"
-        )
+        rule = "mamba_n_heads x mamba_d_head to equal mamba_expand x hidden_size"
+        raise refused("mamba_sizes_differ", f"{rule}, got {heads} x {value_size} and {inner}")
     key_size, edges = size_of(config, "mamba_d_state"), (0.0, inf)
     least, most = edges
     limits = config.get("time_step_limit")
@@ -158,20 +155,14 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
 def _checked(shape: RecurrentShape) -> RecurrentShape:
     """Refuse what the kernels do not take: a config is a stranger's file."""
     if not 2 <= shape.num_taps <= MAX_TAPS:
-        raise CheckpointError(
-            f"config.json: expected convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}; choose another "
-            "model"
-        )
+        rule = f"convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}"
+        raise refused("unsupported_convolution", rule, "choose another model")
     if shape.kind is RecurrentKind.CONVOLUTION:
         return shape
     if shape.num_heads % shape.num_key_heads:
-        raise CheckpointError(
-            f"config.json: expected value heads to be a multiple of key heads, got {shape.num_heads} and "
-            f"{shape.num_key_heads}; {AGAIN}"
-        )
+        rule = f"value heads to be a multiple of key heads, got {shape.num_heads} and {shape.num_key_heads}"
+        raise refused("value_heads_not_divisible", rule)
     if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
-        raise CheckpointError(
-            f"config.json: expected an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}; "
-            "choose another model"
-        )
+        rule = f"an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}"
+        raise refused("unsupported_state_rows", rule, "choose another model")
     return shape

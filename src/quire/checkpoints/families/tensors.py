@@ -140,18 +140,15 @@ def check_shapes(config: Mapping[str, Any], found: Mapping[str, Shape]) -> None:
         return
     num_layers = config.get("num_hidden_layers")
     if isinstance(num_layers, int) and num_layers > len(found):
-        raise CheckpointError(
-            f"expected weights for {num_layers:,} layers (num_hidden_layers of config.json), got {len(found):,} "
-            "tensors in all; download the model again"
-        )
+        counts = f"{num_layers:,} layers (num_hidden_layers of config.json), got {len(found):,} tensors in all"
+        raise CheckpointError(f"expected weights for {counts}; download the model again", code="too_few_tensors")
     for name, shape in expected_shapes(read_shape(config)).items():
         if name not in found:
-            raise CheckpointError(f"expected a tensor {name!r} in the weights, found none; download the model again")
+            missing = f"expected a tensor {name!r} in the weights, found none; download the model again"
+            raise CheckpointError(missing, code="tensor_missing")
         if found[name] != shape:
-            raise CheckpointError(
-                f"expected {name!r} to have shape {list(shape)} by config.json, got {list(found[name])}; download the "
-                "model again"
-            )
+            rule = f"expected {name!r} to have shape {list(shape)} by config.json, got {list(found[name])}"
+            raise CheckpointError(f"{rule}; download the model again", code="wrong_tensor_shape")
 
 
 def _qkv(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[Matrix]:

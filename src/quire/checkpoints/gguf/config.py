@@ -50,10 +50,8 @@ class Metadata:
         """The architecture, one of those that quire converts."""
         name = self.text("general.architecture")
         if name not in ARCHITECTURES:
-            raise CheckpointError(
-                f"expected a GGUF file of {', '.join(ARCHITECTURES)}, got {(name or 'nameless')[:40]!r}; use the "
-                "model's safetensors instead"
-            )
+            rule = f"expected a GGUF file of {', '.join(ARCHITECTURES)}, got {(name or 'nameless')[:40]!r}"
+            raise unsupported("unsupported_architecture", rule)
         return name
 
     def text(self, key: str, default: str | None = None) -> str | None:
@@ -269,10 +267,9 @@ def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dic
                 "high_freq_factor": LLAMA3_HIGH,
                 "original_max_position_embeddings": LLAMA3_CONTEXT,
             }
-    raise CheckpointError(
-        "expected rope_freqs.weight to hold the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context "
-        "8,192), got others; use the model's safetensors instead"
-    )
+    factors_of_llama3 = "the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context 8,192)"
+    rule = f"expected rope_freqs.weight to hold {factors_of_llama3}, got others"
+    raise unsupported("unsupported_rope_factors", rule)
 
 
 def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
@@ -298,9 +295,8 @@ def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
 def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Architecture) -> None:
     for key in CHANGES_ARITHMETIC:
         if metadata.values.get(f"{arch}.{key}") and key not in (*made.numbers, *made.counts):
-            raise CheckpointError(
-                f"expected a plain decoder, got one with {arch}.{key}; use the model's safetensors instead"
-            )
+            code = f"unsupported_{key.replace('.', '_')}"
+            raise unsupported(code, f"expected a plain decoder, got one with {arch}.{key}")
 
 
 def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
@@ -309,15 +305,11 @@ def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
     other = metadata.count(f"{arch}.attention.value_length", head_dim)
     turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
     if other != head_dim or turning > head_dim or head_dim % 2 or turning % 2:
-        raise CheckpointError(
-            f"expected keys and values of one even size, of which an even part rotates, got {head_dim}, {other} and "
-            f"{turning}; use the model's safetensors instead"
-        )
+        rule = "expected keys and values of one even size, of which an even part rotates"
+        raise unsupported("unsupported_head_size", f"{rule}, got {head_dim}, {other} and {turning}")
     if turning < head_dim and ARCHITECTURES[arch].is_permuted:
-        raise CheckpointError(
-            f"{arch}: expected {arch}.rope.dimension_count to be the whole head size {head_dim}, got {turning}; use "
-            "the model's safetensors instead"
-        )
+        rule = f"{arch}: expected {arch}.rope.dimension_count to be the whole head size {head_dim}, got {turning}"
+        raise unsupported("head_rotates_partly", rule)
     return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
 
 
@@ -346,10 +338,8 @@ def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     old_factor = f"{arch}.rope.scale_linear"
     kind = metadata.text(f"{prefix}.type", "linear" if old_factor in metadata.values else "none")
     if kind not in ROPE_SCALINGS:
-        raise CheckpointError(
-            f"expected RoPE scaling {', '.join(ROPE_SCALINGS)}, got {str(kind)[:40]!r}; use the model's safetensors "
-            "instead"
-        )
+        rule = f"expected RoPE scaling {', '.join(ROPE_SCALINGS)}, got {str(kind)[:40]!r}"
+        raise unsupported("unsupported_rope_scaling", rule)
     factor = metadata.number(f"{prefix}.factor", metadata.values.get(old_factor, 1.0))
     if kind == "none" or factor == 1.0:
         return None
@@ -368,4 +358,10 @@ def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
 
 def _wrong(key: str, rule: str, value: Any) -> CheckpointError:
     shown = "nothing" if value is None else repr(value)[:60]
-    return CheckpointError(f"GGUF key {key}: expected {rule}, got {shown}; download the file again")
+    code = f"invalid_{key.rpartition('.')[2]}"
+    return CheckpointError(f"GGUF key {key}: expected {rule}, got {shown}; download the file again", code=code)
+
+
+def unsupported(code: str, rule: str) -> CheckpointError:
+    """The error for a file that may be sound, and that quire does not read."""
+    return CheckpointError(f"{rule}; use the model's safetensors instead", code=code)

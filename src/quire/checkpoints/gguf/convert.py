@@ -37,17 +37,14 @@ def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
     if checkpoint.source == checkpoint.directory or final.is_file():
         return checkpoint.directory
     if checkpoint.config["model_type"] not in CONVERTED:
-        raise CheckpointError(
-            f"expected a GGUF file of {', '.join(CONVERTED)} for torch, got {checkpoint.config['model_type']}; use the "
-            "CPU backend, or the model's safetensors"
-        )
+        rule = f"a GGUF file of {', '.join(CONVERTED)} for torch, got {checkpoint.config['model_type']}"
+        raise CheckpointError(f"expected {rule}; use the CPU backend, or the model's safetensors")
     try:
         _write(checkpoint, final, progress)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot convert the weights of {checkpoint.name} into {checkpoint.directory}: {error.strerror or error}; "
-            "check that the folder is writable, or set QUIRE_CACHE to another"
-        ) from error
+        why = f"cannot convert the weights of {checkpoint.name} into {checkpoint.directory}: {error.strerror or error}"
+        way_out = "check that the folder is writable, or set QUIRE_CACHE to another"
+        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
     return checkpoint.directory
 
 
@@ -112,5 +109,6 @@ def _finite(name: str, values: "NDArray[np.float32]") -> "NDArray[np.float32]":
     import numpy as np
 
     if not np.isfinite(values).all():
-        raise CheckpointError(f"tensor {name!r} holds NaN or infinity; download the file again")
+        sentence = f"tensor {name!r} holds NaN or infinity; download the file again"
+        raise CheckpointError(sentence, code="weights_not_finite")
     return values

@@ -74,7 +74,8 @@ def read_gguf(path: Path) -> GGUFFile:
     with opened_gguf(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise CheckpointError(f"expected {path.name} to be a regular file; give the path of a .gguf file")
+            rule = f"expected {path.name} to be a regular file; give the path of a .gguf file"
+            raise CheckpointError(rule, code="not_regular_file")
         reader = _Reader(file, path.name, status.st_size)
         num_tensors, num_keys = _read_counts(reader)
         metadata = _read_metadata(reader, num_keys)
@@ -91,9 +92,8 @@ def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
     except OSError as error:
         raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
     if len(raw) != num_bytes:
-        raise CheckpointError(
-            f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
-        )
+        early = f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
+        raise CheckpointError(early, code="file_cut_off")
     return raw
 
 
@@ -104,7 +104,8 @@ def opened_gguf(path: Path) -> Iterator[BinaryIO]:
         # Non-blocking, so that a named pipe without a writer is refused and not waited for.
         file = open(path, "rb", buffering=1 << 20, opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+        sentence = f"{path} cannot be opened: {error.strerror}; check the path"
+        raise CheckpointError(sentence, code="file_not_readable") from error
     with file:
         yield file
 
@@ -124,17 +125,17 @@ class _Reader:
         self._file = file
         self._read = file.read
 
-    def damaged(self, what: str) -> CheckpointError:
-        return CheckpointError(
-            f"{self.name} is not a valid GGUF file: {what} (near byte {self.position:,}); download it again"
-        )
+    def damaged(self, code: str, what: str) -> CheckpointError:
+        where = f"(near byte {self.position:,})"
+        return CheckpointError(f"{self.name} is not a valid GGUF file: {what} {where}; download it again", code=code)
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self._end - self.position:
-            raise self.damaged(f"expected {num_bytes:,} more bytes, got {self._end - self.position:,}")
+            sizes = f"expected {num_bytes:,} more bytes, got {self._end - self.position:,}"
+            raise self.damaged("header_cut_off", sizes)
         raw = self._read(num_bytes)
         if len(raw) != num_bytes:
-            raise self.damaged("the file shrank during reading")
+            raise self.damaged("header_cut_off", "the file shrank during reading")
         self.position += num_bytes
         return raw
 
@@ -148,9 +149,10 @@ class _Reader:
         """A number of things to follow, each of at least `bytes_each` bytes."""
         number = self.u64()
         if number > limit:
-            raise self.damaged(f"expected at most {limit:,} {what}, got {number:,}")
+            code = f"too_many_{what.split()[0]}"
+            raise self.damaged(code, f"expected at most {limit:,} {what}, got {number:,}")
         if number * bytes_each > self._end - self.position:
-            raise self.damaged(f"{number:,} {what} do not fit into the rest of the file")
+            raise self.damaged("count_beyond_file", f"{number:,} {what} do not fit into the rest of the file")
         return number
 
     def string(self, limit: int = MAX_STRING_BYTES) -> str:
@@ -158,7 +160,7 @@ class _Reader:
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise self.damaged("a string is not UTF-8") from error
+            raise self.damaged("string_not_utf8", "a string is not UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
         """So many strings. A vocabulary has a quarter of a million: whatever is sound is read without a call for each
@@ -184,15 +186,14 @@ class _Reader:
 
 def _read_counts(reader: _Reader) -> tuple[int, int]:
     if reader.take(4) != MAGIC:
-        raise reader.damaged("it does not begin with 'GGUF'")
+        raise reader.damaged("magic_missing", "it does not begin with 'GGUF'")
     raw = reader.take(4)
     version = int.from_bytes(raw, "little")
     if version not in VERSIONS:
-        kind = "is big-endian" if int.from_bytes(raw, "big") in VERSIONS else f"has version {version}"
-        raise CheckpointError(
-            f"expected GGUF version {VERSIONS[0]} or {VERSIONS[1]}, little-endian; {reader.name} {kind}; convert it "
-            "again"
-        )
+        is_big = int.from_bytes(raw, "big") in VERSIONS
+        kind = "is big-endian" if is_big else f"has version {version}"
+        rule = f"expected GGUF version {VERSIONS[0]} or {VERSIONS[1]}, little-endian; {reader.name} {kind}"
+        raise CheckpointError(f"{rule}; convert it again", code="big_endian" if is_big else "unsupported_version")
     num_tensors = reader.count("tensors", MAX_TENSORS, 24)
     return num_tensors, reader.count("keys", MAX_KEYS, 13)
 
@@ -202,7 +203,7 @@ def _read_metadata(reader: _Reader, num_keys: int) -> dict[str, Any]:
     for _ in range(num_keys):
         key = reader.string(MAX_NAME_BYTES)
         if key in metadata:
-            raise reader.damaged(f"duplicate key {key[:100]!r}")
+            raise reader.damaged("duplicate_key", f"duplicate key {key[:100]!r}")
         metadata[key] = _read_value(reader, reader.u32())
     return metadata
 
@@ -227,7 +228,7 @@ def _read_array(reader: _Reader) -> list[Any]:
 def _read_numbers(reader: _Reader, kind: int, num_items: int) -> tuple[Any, ...]:
     code = NUMBER_CODES.get(kind)
     if code is None:
-        raise reader.damaged(f"unsupported metadata type {kind}")
+        raise reader.damaged("unknown_metadata_type", f"unsupported metadata type {kind}")
     layout = f"<{num_items}{code}"
     return struct.unpack(layout, reader.take(struct.calcsize(layout)))
 
@@ -235,9 +236,8 @@ def _read_numbers(reader: _Reader, kind: int, num_items: int) -> tuple[Any, ...]
 def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise reader.damaged(
-            f"expected the alignment to be a power of two up to {MAX_ALIGNMENT:,}, got {str(value)[:40]}"
-        )
+        rule = f"expected the alignment to be a power of two up to {MAX_ALIGNMENT:,}, got {str(value)[:40]}"
+        raise reader.damaged("invalid_alignment", rule)
     return value
 
 
@@ -246,19 +246,16 @@ def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
     name = reader.string(MAX_NAME_BYTES)
     num_dimensions = reader.u32()
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise reader.damaged(
-            f"tensor {name[:100]!r}: expected 1 to {MAX_DIMENSIONS} dimensions, got {num_dimensions:,}"
-        )
+        rule = f"tensor {name[:100]!r}: expected 1 to {MAX_DIMENSIONS} dimensions, got {num_dimensions:,}"
+        raise reader.damaged("invalid_num_dimensions", rule)
     shape = tuple(reversed([reader.u64() for _ in range(num_dimensions)]))
     kind = type_numbered(reader.u32(), name)
     num_values = 1
     for size in shape:
         num_values *= size
     if num_values == 0 or shape[-1] % kind.block_values:
-        raise reader.damaged(
-            f"tensor {name[:100]!r} of type {kind.name}: expected rows of whole blocks of {kind.block_values} values, "
-            f"got rows of {shape[-1]:,}"
-        )
+        rule = f"expected rows of whole blocks of {kind.block_values} values, got rows of {shape[-1]:,}"
+        raise reader.damaged("rows_not_whole_blocks", f"tensor {name[:100]!r} of type {kind.name}: {rule}")
     num_bytes = num_values // kind.block_values * kind.block_bytes
     return GGUFTensor(path, name, shape, kind, reader.u64(), num_bytes)
 
@@ -270,11 +267,13 @@ def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> 
     for info in sorted(infos, key=lambda info: info.offset):
         offset = start + info.offset
         if info.offset % alignment or offset + info.num_bytes > reader.file_bytes:
-            raise reader.damaged(f"the data of tensor {info.name[:100]!r} is misaligned or ends beyond the file")
+            fault = f"the data of tensor {info.name[:100]!r} is misaligned or ends beyond the file"
+            raise reader.damaged("tensor_misplaced", fault)
         if offset < free_from:
-            raise reader.damaged(f"the data of tensor {info.name[:100]!r} overlaps that of another")
+            fault = f"the data of tensor {info.name[:100]!r} overlaps that of another"
+            raise reader.damaged("tensors_overlap", fault)
         if info.name in tensors:
-            raise reader.damaged(f"duplicate tensor {info.name[:100]!r}")
+            raise reader.damaged("duplicate_tensor", f"duplicate tensor {info.name[:100]!r}")
         free_from = offset + info.num_bytes
         tensors[info.name] = replace(info, offset=offset)
     return tensors

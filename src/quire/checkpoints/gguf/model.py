@@ -14,7 +14,14 @@ from quire.checkpoints.cache import converted_directory, put_in_place
 from quire.checkpoints.directory import CONVERSION_NAME
 from quire.checkpoints.families import check_shapes, expected_shapes, read_shape
 from quire.checkpoints.gguf.architectures import tensor_name
-from quire.checkpoints.gguf.config import Metadata, architecture_of, config_of, generation_of, with_rope_factors
+from quire.checkpoints.gguf.config import (
+    Metadata,
+    architecture_of,
+    config_of,
+    generation_of,
+    unsupported,
+    with_rope_factors,
+)
 from quire.checkpoints.gguf.file import GGUFTensor, opened_gguf, read_exactly
 from quire.checkpoints.gguf.parts import GGUFParts, read_parts
 from quire.checkpoints.gguf.tokenizer import write_tokenizer
@@ -39,10 +46,9 @@ def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFPar
             _describe(file, final, progress)
         return file, final
     except OSError as error:
-        raise CheckpointError(
-            f"cannot write the description of {path.name} to {cache}: {error.strerror or error}; check that the folder "
-            "is writable, or set QUIRE_CACHE to another"
-        ) from error
+        why = f"cannot write the description of {path.name} to {cache}: {error.strerror or error}"
+        way_out = "check that the folder is writable, or set QUIRE_CACHE to another"
+        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
 
 
 def conversion_key(file: GGUFParts) -> str:
@@ -64,9 +70,8 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     metadata = Metadata(file.metadata)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(
-            "expected a matrix token_embd.weight in the GGUF file, found none; download the file again"
-        )
+        missing = "expected a matrix token_embd.weight in the GGUF file, found none; download the file again"
+        raise CheckpointError(missing, code="embedding_missing")
     config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     if ROPE_FACTORS in file.tensors:
         config = with_rope_factors(config, _small_tensor(file, ROPE_FACTORS))
@@ -107,9 +112,7 @@ def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tupl
 
 
 def _no_place(name: str, model_type: str) -> CheckpointError:
-    return CheckpointError(
-        f"unexpected tensor {name[:100]!r} in a {model_type} model; use the model's safetensors instead"
-    )
+    return unsupported("unexpected_tensor", f"unexpected tensor {name[:100]!r} in a {model_type} model")
 
 
 def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:

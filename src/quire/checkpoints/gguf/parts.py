@@ -47,10 +47,9 @@ def part_paths(path: Path) -> list[Path]:
         return [path]
     count = int(match["count"])
     if not 1 <= int(match["number"]) <= count <= MAX_PARTS:
-        raise CheckpointError(
-            f"expected a GGUF model of 1 to {MAX_PARTS} files, got part {match['number']} of {match['count']} from the "
-            f"name {path.name[:200]!r}; check the name"
-        )
+        part = f"part {match['number']} of {match['count']} from the name {path.name[:200]!r}"
+        rule = f"expected a GGUF model of 1 to {MAX_PARTS} files, got {part}; check the name"
+        raise CheckpointError(rule, code="invalid_part_name")
     suffix = path.name[-len(".gguf") :]
     return [path.with_name(f"{match['name']}-{number:05}-of-{count:05}{suffix}") for number in range(1, count + 1)]
 
@@ -60,10 +59,8 @@ def read_parts(path: Path) -> GGUFParts:
     paths = part_paths(path)
     missing = [one.name for one in paths if one != path and not one.exists()]
     if missing:
-        raise CheckpointError(
-            f"{path.name} is one of {len(paths)} files, {len(missing)} of them are missing from its folder (for "
-            f"example {missing[0]}); download all of them"
-        )
+        sentence = f"{path.name} is one of {len(paths)} files, {len(missing)} of them are missing from its folder"
+        raise CheckpointError(f"{sentence} (for example {missing[0]}); download all of them", code="parts_missing")
     model = GGUFParts(tuple(map(read_gguf, paths)))
     _check_together(model)
     return model
@@ -75,19 +72,16 @@ def _check_together(model: GGUFParts) -> None:
         stored = tuple(part.metadata.get(f"split.{key}", default) for key, default in (("no", 0), ("count", 1)))
         expected = (number, len(model.parts))
         if stored not in (expected, (0, 0)) or (stored == (0, 0) and len(model.parts) > 1):
-            raise CheckpointError(
-                f"expected {part.path.name} to be part {number + 1} of {len(model.parts)} by its name, got {stored[0]} "
-                f"of {stored[1]} (counted from 0) by its header; restore the original file names, or join the files "
-                "with gguf-split"
-            )
+            rule = f"expected {part.path.name} to be part {number + 1} of {len(model.parts)} by its name"
+            header = f"got {stored[0]} of {stored[1]} (counted from 0) by its header"
+            way_out = "restore the original file names, or join the files with gguf-split"
+            raise CheckpointError(f"{rule}, {header}; {way_out}", code="wrong_part_number")
     num_tensors = sum(len(part.tensors) for part in model.parts)
     if len(model.tensors) != num_tensors:
-        raise CheckpointError(
-            f"expected each tensor in one part, {num_tensors - len(model.tensors)} tensors of {model.path.name} are in "
-            "several; download the files again"
-        )
+        doubled = f"{num_tensors - len(model.tensors)} tensors of {model.path.name} are in several"
+        sentence = f"expected each tensor in one part, {doubled}; download the files again"
+        raise CheckpointError(sentence, code="tensor_in_several_parts")
     num_stored = model.metadata.get("split.tensors.count", num_tensors)
     if num_stored != num_tensors:
-        raise CheckpointError(
-            f"expected {num_stored} tensors in the parts of {model.path.name}, got {num_tensors}; download them again"
-        )
+        sentence = f"expected {num_stored} tensors in the parts of {model.path.name}, got {num_tensors}"
+        raise CheckpointError(f"{sentence}; download them again", code="wrong_num_tensors")

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.checkpoints.gguf.config import Metadata
+from quire.checkpoints.gguf.config import Metadata, unsupported
 from quire.checkpoints.gguf.pre_tokenizers import CUTS, Cut
 from quire.errors import CheckpointError
 
@@ -33,9 +33,8 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
     except (KeyboardInterrupt, SystemExit, CheckpointError):
         raise
     except BaseException as error:  # a panic in Rust arrives as a BaseException
-        raise CheckpointError(
-            f"the tokenizer in the GGUF file cannot be built: {str(error)[:200]}; download the file again"
-        ) from error
+        why = f"the tokenizer in the GGUF file cannot be built: {str(error)[:200]}; download the file again"
+        raise CheckpointError(why, code="invalid_tokenizer") from error
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_bytes(canonical_json(_description(vocabulary)))
     if template := metadata.text("tokenizer.chat_template"):
@@ -52,10 +51,9 @@ class _Vocabulary:
         self.size = len(self.tokens)
         self.types: list[int] = _array(metadata, "token_type", int, default=[NORMAL] * self.size)
         if not self.tokens or len(set(self.tokens)) != self.size or len(self.types) != self.size:
-            raise CheckpointError(
-                f"expected tokenizer.ggml.tokens to be distinct strings, each with a token_type, got {self.size:,} "
-                f"tokens, {len(set(self.tokens)):,} distinct, and {len(self.types):,} types; download the file again"
-            )
+            rule = "expected tokenizer.ggml.tokens to be distinct strings, each with a token_type"
+            counts = f"{self.size:,} tokens, {len(set(self.tokens)):,} distinct, and {len(self.types):,} types"
+            raise CheckpointError(f"{rule}, got {counts}; download the file again", code="invalid_tokens")
 
     def special(self, kind: str) -> str | None:
         """The text of the bos, eos, unknown or padding token."""
@@ -75,10 +73,8 @@ class _Vocabulary:
         """How text is cut before merging."""
         pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
         if pre not in CUTS:
-            raise CheckpointError(
-                f"expected a pre-tokenizer of {', '.join(sorted(CUTS))}, got {pre[:40]!r}; use the model's safetensors "
-                "instead"
-            )
+            rule = f"expected a pre-tokenizer of {', '.join(sorted(CUTS))}, got {pre[:40]!r}"
+            raise unsupported("unsupported_pre_tokenizer", rule)
         return CUTS[pre]
 
     def merges(self) -> list[tuple[str, str]]:
@@ -91,10 +87,8 @@ def _build(vocabulary: _Vocabulary) -> "Tokenizer":
     from tokenizers import AddedToken
 
     if vocabulary.model not in KINDS:
-        raise CheckpointError(
-            f"expected a tokenizer of {', '.join(KINDS)}, got {str(vocabulary.model)[:40]!r}; use the model's "
-            "safetensors instead"
-        )
+        rule = f"expected a tokenizer of {', '.join(KINDS)}, got {str(vocabulary.model)[:40]!r}"
+        raise unsupported("unsupported_tokenizer", rule)
     tokenizer = _pieces(vocabulary) if vocabulary.is_pieces else _byte_level(vocabulary)
     special = vocabulary.of_types(CONTROL, UNKNOWN) if vocabulary.is_pieces else vocabulary.of_types(CONTROL)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special if text])
@@ -127,10 +121,8 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
 
     metadata = vocabulary.metadata
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", False):
-        raise CheckpointError(
-            "expected a tokenizer that keeps white space, got one that removes some; use the model's safetensors "
-            "instead"
-        )
+        rule = "expected a tokenizer that keeps white space, got one that removes some"
+        raise unsupported("white_space_removed", rule)
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.special("unknown") or next(iter(vocabulary.of_types(UNKNOWN)), None)
     merges = _ranked_merges(vocabulary) if vocabulary.model == "llama" else vocabulary.merges()
@@ -150,18 +142,15 @@ def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     others is a merge, ranked by that piece's score."""
     scores = _array(vocabulary.metadata, "scores", float)
     if len(scores) != vocabulary.size or any(math.isnan(score) for score in scores):
-        raise CheckpointError(
-            f"expected tokenizer.ggml.scores to be {vocabulary.size:,} numbers, one for each token; download the file "
-            "again"
-        )
+        rule = f"expected tokenizer.ggml.scores to be {vocabulary.size:,} numbers, one for each token"
+        raise CheckpointError(f"{rule}; download the file again", code="wrong_num_scores")
     kinds = zip(vocabulary.tokens, vocabulary.types, strict=True)
     ids = {token: index for index, (token, kind) in enumerate(kinds) if kind in (NORMAL, UNUSED)}
     num_splits = sum(map(len, ids))
     if num_splits > MAX_SPLITS or max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
-        raise CheckpointError(
-            f"expected tokens of at most {MAX_PIECE_CHARACTERS} characters, {MAX_SPLITS:,} in all, got up to "
-            f"{max(map(len, ids)):,} characters and {num_splits:,} in all; use the model's safetensors instead"
-        )
+        rule = f"expected tokens of at most {MAX_PIECE_CHARACTERS} characters, {MAX_SPLITS:,} in all"
+        counts = f"up to {max(map(len, ids)):,} characters and {num_splits:,} in all"
+        raise unsupported("tokens_too_long", f"{rule}, got {counts}")
     ranked = []
     for piece, index in ids.items():
         for cut in range(1, len(piece)):
@@ -215,5 +204,6 @@ def _array(metadata: Metadata, name: str, kind: type, default: list[Any] | None 
     key = f"tokenizer.ggml.{name}"
     value = metadata.values.get(key, default)
     if not isinstance(value, list) or not all(type(item) is kind for item in value):
-        raise CheckpointError(f"expected {key} to be an array of {kind.__name__}; download the file again")
+        rule = f"expected {key} to be an array of {kind.__name__}"
+        raise CheckpointError(f"{rule}; download the file again", code=f"invalid_{name}")
     return value

@@ -51,8 +51,7 @@ def type_numbered(number: int, name: str) -> TensorType:
 
         known = {kind.value: kind.name for kind in GGMLQuantizationType}
         supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
-        raise CheckpointError(
-            f"tensor {name[:100]!r}: expected type {supported}, got {known.get(number, f'number {number}')}; choose "
-            "another file of this model, for example Q8_0 or Q4_K_M"
-        )
+        rule = f"expected type {supported}, got {known.get(number, f'number {number}')}"
+        way_out = "choose another file of this model, for example Q8_0 or Q4_K_M"
+        raise CheckpointError(f"tensor {name[:100]!r}: {rule}; {way_out}", code="unsupported_tensor_type")
     return TENSOR_TYPES[number]

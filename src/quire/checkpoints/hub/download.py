@@ -36,10 +36,9 @@ def check_space(folder: Path, variant: Variant) -> None:
         part = blob.with_name(blob.name + INCOMPLETE)
         missing += 0 if blob.exists() else max(0, file.size_bytes - (part.stat().st_size if part.exists() else 0))
     if free_bytes(folder) < missing + SPARE_BYTES:
-        raise CheckpointError(
-            f"need {missing / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom, {free_bytes(folder) / 1e9:,.2f} "
-            f"GB free in {folder}; free some, or set HF_HOME to a larger disk"
-        )
+        needed = f"need {missing / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom"
+        free = f"{free_bytes(folder) / 1e9:,.2f} GB free in {folder}"
+        raise CheckpointError(f"{needed}, {free}; free some, or set HF_HOME to a larger disk", code="disk_full")
 
 
 def _digest(file: HubFile) -> str:
@@ -61,17 +60,16 @@ def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progr
                 _stream(repository, file, sink)
             except _TooMuchError as error:
                 part.unlink()
-                raise CheckpointError(
-                    f"expected {file.size_bytes:,} bytes for {file.name}, got more; try again, or use another mirror"
-                ) from error
+                rule = f"expected {file.size_bytes:,} bytes for {file.name}, got more"
+                why = f"{rule}; try again, or use another mirror"
+                raise CheckpointError(why, code="wrong_content") from error
         opened.flush()
         os.fsync(opened.fileno())
         if sink.digest() != _digest(file):
             part.unlink()
-            raise CheckpointError(
-                f"expected {file.name} with digest {_digest(file)[:12]}..., got other content; the download was "
-                "deleted: try again, or use another mirror"
-            )
+            rule = f"expected {file.name} with digest {_digest(file)[:12]}..., got other content"
+            way_out = "the download was deleted: try again, or use another mirror"
+            raise CheckpointError(f"{rule}; {way_out}", code="wrong_content")
         part.replace(blob)
     return blob
 
@@ -176,9 +174,8 @@ class _Sink:
         try:
             self._file.write(data)
         except OSError as error:  # not the connection's: to try again would not help
-            raise CheckpointError(
-                f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
-            ) from error
+            why = f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
+            raise CheckpointError(why, code="disk_not_writable") from error
         self._progress(f"downloading {self._expected.name}", self.size_bytes(), self._expected.size_bytes)
 
     def begin_anew(self) -> None:

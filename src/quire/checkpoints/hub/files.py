@@ -82,10 +82,8 @@ def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJu
     """Fetch what is not here yet, and return the model's file or folder."""
     repository = listed(wanted.repository)
     if not repository.variants:
-        raise CheckpointError(
-            f"expected a GGUF file or a model.safetensors in {repository.name}, found neither; look for another "
-            "repository of this model"
-        )
+        missing = f"expected a GGUF file or a model.safetensors in {repository.name}, found neither"
+        raise CheckpointError(f"{missing}; look for another repository of this model", code="no_model_files")
     variant = _chosen(repository.variants, wanted, memory_bytes, on_judged)
     folder, snapshot = wanted.folder, wanted.folder / "snapshots" / repository.commit
     try:
@@ -95,10 +93,9 @@ def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJu
             _link(fetched(repository, file, folder / "blobs", progress), snapshot / file.name)
         _note_commit(folder / "refs" / "main", repository.commit)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot store {wanted.repository} in {folder}: {error.strerror or error}; check the disk, or set HF_HOME "
-            "to another folder"
-        ) from error
+        why = f"cannot store {wanted.repository} in {folder}: {error.strerror or error}"
+        way_out = "check the disk, or set HF_HOME to another folder"
+        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
     return _place(snapshot, variant)
 
 
@@ -118,12 +115,12 @@ def _taken(judged: list[Judged], name: str, memory_bytes: int) -> Variant:
     known = [one.variant for one in judged if one.variant.bits is not None]
     if not known:
         labels = ", ".join(one.variant.label for one in judged)
-        raise CheckpointError(f"{name} has {labels}, none of which quire runs; look for another repository")
+        sentence = f"{name} has {labels}, none of which quire runs; look for another repository"
+        raise CheckpointError(sentence, code="unsupported_variants")
     least = min(known, key=lambda one: one.needed_bytes)
-    raise CheckpointError(
-        f"expected at least {least.needed_bytes / 1e9:,.1f} GB of memory for {least.label}, the smallest variant of "
-        f"{name}, got {memory_bytes / 1e9:,.1f} GB; raise --memory, or choose a smaller model"
-    )
+    rule = f"{least.needed_bytes / 1e9:,.1f} GB of memory for {least.label}, the smallest variant of {name}"
+    sizes = f"expected at least {rule}, got {memory_bytes / 1e9:,.1f} GB"
+    raise CheckpointError(f"{sizes}; raise --memory, or choose a smaller model", code="no_variant_fits")
 
 
 def _link(blob: Path, pointer: Path) -> None:

@@ -37,10 +37,10 @@ def listed(name: str) -> Repository:
     with hub_errors(name):
         info = huggingface_hub.HfApi().model_info(name, files_metadata=True, timeout=TIMEOUT_S)
     if info.sha is None or not COMMIT.fullmatch(info.sha):
-        raise _odd(name, f"invalid commit {str(info.sha)[:60]!r}")
+        raise _odd(name, "invalid_commit", f"invalid commit {str(info.sha)[:60]!r}")
     siblings = info.siblings or []
     if len(siblings) > MAX_FILES:
-        raise _odd(name, f"expected at most {MAX_FILES:,} files, got {len(siblings):,}")
+        raise _odd(name, "too_many_files", f"expected at most {MAX_FILES:,} files, got {len(siblings):,}")
     files = [_checked(name, one) for one in siblings if is_safe_name(one.rfilename)]
     return Repository(name, info.sha, tuple(variants_of(files, BESIDE_WEIGHTS)))
 
@@ -58,10 +58,10 @@ def _checked(repository: str, sibling: Any) -> HubFile:
     size = lfs.size if lfs is not None else sibling.size
     sha256, sha1 = lfs.sha256 if lfs is not None else None, sibling.blob_id
     if not isinstance(size, int) or not 0 <= size <= MAX_FILE_BYTES:
-        raise _odd(repository, f"invalid size {size!r} of {sibling.rfilename}")
+        raise _odd(repository, "invalid_file_size", f"invalid size {size!r} of {sibling.rfilename}")
     digest, pattern = (sha256, SHA256) if lfs is not None else (sha1, COMMIT)
     if not isinstance(digest, str) or not pattern.fullmatch(digest):
-        raise _odd(repository, f"invalid digest {str(digest)[:80]!r} of {sibling.rfilename}")
+        raise _odd(repository, "invalid_digest", f"invalid digest {str(digest)[:80]!r} of {sibling.rfilename}")
     return HubFile(sibling.rfilename, size, sha256, None if lfs is not None else sha1)
 
 
@@ -83,20 +83,19 @@ def hub_errors(name: str) -> Iterator[None]:
         raise
     except GatedRepoError as error:
         why = "its owner requires you to accept terms first; do so on its page and set HF_TOKEN"
-        raise CheckpointError(f"{name!r} cannot be downloaded: {why}") from error
+        raise _not_downloaded(name, "terms_not_accepted", why) from error
     except RepositoryNotFoundError as error:
         why = "the hub has no such repository, or you may not see it; check the spelling, or set HF_TOKEN"
-        raise CheckpointError(f"{name!r} cannot be downloaded: {why}") from error
+        raise _not_downloaded(name, "repository_not_found", why) from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise CheckpointError(f"{name!r} is not in the local cache, and {offline}") from error
+        raise CheckpointError(f"{name!r} is not in the local cache, and {offline}", code="hub_offline") from error
     except HfHubHTTPError as error:
-        raise CheckpointError(f"{name!r} cannot be downloaded: {_description(error)}") from error
+        raise _not_downloaded(name, *_description(error)) from error
     except Exception as error:  # the library lets those of its HTTP client through
-        why = "the hub is not reachable: " if _is_of_the_network(error) else ""
-        raise CheckpointError(
-            f"{name!r} cannot be downloaded: {why}{str(error)[:200]}; partial downloads are kept: try again, or give a "
-            "local file"
-        ) from error
+        is_of_the_network = _is_of_the_network(error)
+        why = f"{'the hub is not reachable: ' if is_of_the_network else ''}{str(error)[:200]}"
+        why += "; partial downloads are kept: try again, or give a local file"
+        raise _not_downloaded(name, "hub_not_reachable" if is_of_the_network else "download_failed", why) from error
 
 
 def _is_of_the_network(error: BaseException | None) -> bool:
@@ -106,14 +105,20 @@ def _is_of_the_network(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _description(error: Any) -> str:
+def _description(error: Any) -> tuple[str, str]:
+    """The code and the reason of a response that is an error."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 429:
-        return "the hub limits the request rate (429); try again in some minutes, or set HF_TOKEN for a higher limit"
+        why = "the hub limits the request rate (429); try again in some minutes, or set HF_TOKEN for a higher limit"
+        return "rate_limited", why
     if status in (401, 403):
-        return f"the hub denied access ({status}); set HF_TOKEN to a token with read access"
-    return f"the hub responded with {status}: {str(error)[:200]}; try again later"
+        return "access_denied", f"the hub denied access ({status}); set HF_TOKEN to a token with read access"
+    return "unexpected_status", f"the hub responded with {status}: {str(error)[:200]}; try again later"
 
 
-def _odd(name: str, what: str) -> CheckpointError:
-    return CheckpointError(f"unexpected hub response for {name}: {what}; try again, or use another mirror")
+def _not_downloaded(name: str, code: str, why: str) -> CheckpointError:
+    return CheckpointError(f"{name!r} cannot be downloaded: {why}", code=code)
+
+
+def _odd(name: str, code: str, what: str) -> CheckpointError:
+    return CheckpointError(f"unexpected hub response for {name}: {what}; try again, or use another mirror", code=code)

@@ -135,7 +135,8 @@ def named(variants: Sequence[Variant], label: str, repository: str) -> Variant:
     found = exact or [one for one in variants if one.label.upper().removeprefix("UD-") == wanted]
     if not found:
         there = ", ".join(dict.fromkeys(one.label for one in variants)) or "nothing that quire runs"
-        raise CheckpointError(f"{repository} has no {label[:100]!r}; it has {there}: name one of them")
+        sentence = f"{repository} has no {label[:100]!r}; it has {there}: name one of them"
+        raise CheckpointError(sentence, code="variant_not_found")
     return found[0]
 
 

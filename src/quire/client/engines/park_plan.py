@@ -79,10 +79,9 @@ def divided(total_bytes: int, models: Sequence[OnDemandModel], weights: Sequence
         return shared
     kept = [(one.name, need) for one, need in zip(models, needs, strict=True) if one.is_kept]
     if sum(need for _, need in kept) > total_bytes or (kept and len(kept) == len(models)):
-        raise ConfigError(
-            f"expected the models that are kept ({', '.join(name for name, _ in kept)}) to fit into memory with room "
-            f"for KV; all weights take {sum(least):,} bytes, got {total_bytes:,} bytes; raise --memory, or keep fewer"
-        )
+        rule = f"expected the models that are kept ({', '.join(name for name, _ in kept)}) to fit into memory"
+        sizes = f"all weights take {sum(least):,} bytes, got {total_bytes:,} bytes; raise --memory, or keep fewer"
+        raise ConfigError(f"{rule} with room for KV; {sizes}", code="kept_models_too_large")
     return needs
 
 

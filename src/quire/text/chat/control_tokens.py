@@ -89,10 +89,8 @@ class ChatTokenizer:
                 originals = self._twin.original_ids
                 return [originals.get(one, one) for one in ids if one != self._break_id]
             text = _edited(text, edits)
-        raise InvalidTextError(
-            f"expected a chat without control tokens, found some after {MAX_PASSES} passes; leave out names of the "
-            "model's control tokens"
-        )
+        sentence = f"expected a chat without control tokens, found some after {MAX_PASSES} passes"
+        raise InvalidTextError(f"{sentence}; leave out names of the model's control tokens", code="too_many_passes")
 
     def _with_aliases(self, rendered: Rendered) -> str:
         text, place, edits = rendered.text, 0, list[Edit]()

@@ -55,6 +55,7 @@ class StablePrefix:
             raise ConfigError(
                 f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(listed)}; leave some out",
                 ("stable_prefix",),
+                code="too_many_patterns",
             )
         self._names = frozenset(listed) & frozenset(BUILT_IN)
         self._globs = [(source, _glob(source)) for source in listed if source not in self._names]

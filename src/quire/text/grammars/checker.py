@@ -102,7 +102,8 @@ class GrammarChecker:
         if not is_known:
             why = self._checked(grammar)
         if why is not None:
-            raise InvalidParameterError(f"{grammar.parameter} cannot be used: {why}", grammar.parameter)
+            sentence = f"{grammar.parameter} cannot be used: {why}"
+            raise InvalidParameterError(sentence, grammar.parameter, code="unusable_grammar")
 
     def _checked(self, grammar: Grammar) -> str | None:
         """What is wrong with it, if anything is."""
@@ -131,10 +132,8 @@ class GrammarChecker:
             return helper.request(wire.encode_frame(CheckGrammar(grammar.text, cpu_s)), wire.read_from_checker, CHECK_S)
         except StoppedError as error:
             self._helpers.clear()
-            raise InvalidParameterError(
-                f"expected {grammar.parameter} to be checked within {CHECK_S:g} s, it {error}; use fewer rules",
-                grammar.parameter,
-            ) from None
+            rule = f"expected {grammar.parameter} to be checked within {CHECK_S:g} s, it {error}; use fewer rules"
+            raise InvalidParameterError(rule, grammar.parameter, code="grammar_check_stopped") from None
 
     def _helper(self) -> Helper:
         if not self.close.alive:
@@ -145,15 +144,17 @@ class GrammarChecker:
         try:
             vocabulary = wire.encode_frame(self._read_vocabulary())
         except CheckpointError as error:
-            raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
+            sentence = f"this model does not support grammars: {error}"
+            raise InvalidParameterError(sentence, "grammar", code="grammars_not_supported") from error
         try:
             helper = Helper(COMMAND)
             answer = helper.request(vocabulary, wire.read_from_checker, LOAD_S)
         except (OSError, StoppedError) as error:
-            raise CapacityError(f"cannot start a process to check the grammar: {error}") from None
+            why = f"cannot start a process to check the grammar: {error}"
+            raise CapacityError(why, code="process_not_started") from None
         if isinstance(answer, GrammarRefused):
             helper.kill()
-            raise InvalidParameterError(answer.message, "grammar")
+            raise InvalidParameterError(answer.message, "grammar", code="unusable_tokenizer")
         self._helpers.append(helper)
         return helper
 

@@ -50,9 +50,8 @@ class Grammar:
 
         value: Any = schema
         if not isinstance(value, Mapping):
-            raise InvalidParameterError(
-                f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}", parameter
-            )
+            rule = f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}"
+            raise InvalidParameterError(rule, parameter, code="schema_not_object")
         bounded = bounded_schema(schema, parameter)
         text = _json_text(bounded, parameter)
         with _as_parameter_error(f"{parameter} cannot be used", parameter):
@@ -83,7 +82,7 @@ class Grammar:
         from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - the same
 
         checked = _text(text, parameter)
-        with _as_parameter_error(f"{parameter} is not valid GBNF", parameter):
+        with _as_parameter_error(f"{parameter} is not valid GBNF", parameter, "invalid_gbnf"):
             lark = gbnf_to_lark(checked)
         return cls.lark(lark, parameter)
 
@@ -92,11 +91,10 @@ class Grammar:
         """One of these texts."""
         values: Any = texts
         if not isinstance(values, Sequence) or isinstance(values, str) or not 0 < len(values) <= MAX_ENUM_VALUES:
-            raise InvalidParameterError(
-                f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings", parameter
-            )
+            rule = f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings"
+            raise InvalidParameterError(rule, parameter, code="invalid_choices")
         if not all(isinstance(one, str) and one for one in values):
-            raise InvalidParameterError(f"expected non-empty strings in {parameter}", parameter)
+            raise InvalidParameterError(f"expected non-empty strings in {parameter}", parameter, code="empty_choice")
         _check_size(sum(len(one.encode("utf-8", "surrogatepass")) for one in texts), parameter)
         # One terminal, and not an alternative of the rule for each: the library bounds those of one place.
         return cls(
@@ -113,17 +111,17 @@ def _lark(text: str, parameter: str) -> str:
 
 
 @contextmanager
-def _as_parameter_error(what: str, parameter: str) -> Iterator[None]:
+def _as_parameter_error(what: str, parameter: str, code: str = "unusable_grammar") -> Iterator[None]:
     """The library raises many kinds of exceptions, plain ones too: the client gets their message."""
     try:
         yield
     except Exception as error:
-        raise InvalidParameterError(f"{what}: {str(error)[:300]}", parameter) from error
+        raise InvalidParameterError(f"{what}: {str(error)[:300]}", parameter, code=code) from error
 
 
 def _text(value: object, parameter: str) -> str:
     if not isinstance(value, str) or not value:
-        raise InvalidParameterError(f"expected {parameter} to be a non-empty string", parameter)
+        raise InvalidParameterError(f"expected {parameter} to be a non-empty string", parameter, code="empty_grammar")
     _check_size(len(value.encode("utf-8", "surrogatepass")), parameter)
     return value
 
@@ -133,36 +131,33 @@ def _json_text(schema: object, parameter: str) -> str:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         _check_size(len(text.encode()), parameter)
     except (TypeError, ValueError, UnicodeEncodeError) as error:
-        raise InvalidParameterError(f"expected {parameter} to consist of JSON values: {error}", parameter) from None
+        sentence = f"expected {parameter} to consist of JSON values: {error}"
+        raise InvalidParameterError(sentence, parameter, code="not_json") from None
     return text
 
 
 def _check_size(num_bytes: int, parameter: str) -> None:
     if num_bytes > MAX_TEXT_BYTES:
-        raise InvalidParameterError(
-            f"expected {parameter} of at most {MAX_TEXT_BYTES} bytes, got {num_bytes}; leave out what the answer does "
-            "not need",
-            parameter,
-        )
+        rule = f"expected {parameter} of at most {MAX_TEXT_BYTES} bytes, got {num_bytes}"
+        way_out = "leave out what the answer does not need"
+        raise InvalidParameterError(f"{rule}; {way_out}", parameter, code="grammar_too_large")
 
 
 def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
     """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
-            raise InvalidParameterError(f"expected {parameter} of at most {MAX_DEPTH} levels, got more", parameter)
+            rule = f"expected {parameter} of at most {MAX_DEPTH} levels, got more"
+            raise InvalidParameterError(rule, parameter, code="schema_too_deep")
         if not isinstance(node, Mapping):
             continue
         properties, values = node.get("properties"), node.get("enum")
         if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
-            raise InvalidParameterError(
-                f"expected at most {MAX_PROPERTIES} properties in an object of {parameter}, got {len(properties)}",
-                parameter,
-            )
+            rule = f"expected at most {MAX_PROPERTIES} properties in an object of {parameter}, got {len(properties)}"
+            raise InvalidParameterError(rule, parameter, code="too_many_properties")
         if isinstance(values, Sequence) and len(values) > MAX_ENUM_VALUES:
-            raise InvalidParameterError(
-                f"expected at most {MAX_ENUM_VALUES} values in an enum of {parameter}, got {len(values)}", parameter
-            )
+            rule = f"expected at most {MAX_ENUM_VALUES} values in an enum of {parameter}, got {len(values)}"
+            raise InvalidParameterError(rule, parameter, code="too_many_values")
         _check_values([values, node.get("const")], parameter)
     return rewritten_schema(schema, _with_bounds)
 
@@ -170,10 +165,8 @@ def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
 def _check_values(values: list[Any], parameter: str) -> None:
     for value, _ in _nodes(values):
         if isinstance(value, int) and -(2**63) <= value < LEAST_VALUE:
-            raise InvalidParameterError(
-                f"expected every value in {parameter} to be at least {LEAST_VALUE}, got {value}; leave it out",
-                parameter,
-            )
+            rule = f"expected every value in {parameter} to be at least {LEAST_VALUE}, got {value}; leave it out"
+            raise InvalidParameterError(rule, parameter, code="value_too_small")
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:

@@ -11,6 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 from quire.checkpoints.gguf.file import read_gguf
 from quire.checkpoints.gguf.types import TENSOR_TYPES
 from quire.errors import CheckpointError
+from tests.support.errors import raises_code
 from tests.support.models.tiny_models import Tiny, all_metadata, write_gguf
 
 
@@ -42,11 +43,11 @@ def padded(raw: bytes, data_bytes: int) -> bytes:
     return raw + b"\0" * (-len(raw) % 32) + b"\1" * data_bytes
 
 
-def refusal(path: Path, raw: bytes) -> str:
+def refusal(path: Path, raw: bytes) -> CheckpointError:
     path.write_bytes(raw)
     with pytest.raises(CheckpointError) as caught:
         read_gguf(path)
-    return str(caught.value)
+    return caught.value
 
 
 @pytest.fixture
@@ -81,34 +82,34 @@ def test_version_2_is_read_like_version_3(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "sentence"),
+    ("raw", "code"),
     [
-        (b"", "more bytes, got"),
-        (b"PK\3\4" + bytes(60), "does not begin with 'GGUF'"),
-        (header([], [], version=1), "has version 1"),
-        (header([], [], version=3 << 24), "is big-endian"),
-        (header([], [], num_keys=2**63), "keys, got"),
-        (header([], [], num_keys=60_000), "do not fit"),
-        (header([], [], num_tensors=2**64 - 1), "tensors, got"),
-        (header([struct.pack("<Q", 2**62)], []), "do not fit"),
-        (header([number_key("a", 1), number_key("a", 2)], []), "duplicate key"),
-        (header([string("a") + struct.pack("<IIQ", 9, 8, 2**40)], []), "items in its arrays"),
-        (header([string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(64)], []), "metadata type 9"),
-        (header([string("a") + struct.pack("<I", 99) + bytes(64)], []), "metadata type 99"),
-        (header([struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", 4, 1)], []), "not UTF-8"),
-        (header([number_key("general.alignment", 24)], []), "power of two"),
-        (header([], [tensor("t", (1,) * 5)]), "dimensions, got 5"),
-        (header([], [tensor("t", ())]) + bytes(64), "dimensions, got 0"),
-        (header([], [tensor("t", (0,))]), "whole blocks"),
-        (header([], [tensor("t", (33,), kind=2)]), "whole blocks of 32"),
-        (header([], [tensor("t", (2**40, 2**40))]), "ends beyond the file"),
-        (padded(header([], [tensor("t", (4,), offset=8)]), 64), "misaligned"),
-        (padded(header([], [tensor("t", (16,)), tensor("u", (4,), offset=32)]), 64), "overlaps"),
-        (padded(header([], [tensor("t", (8,)), tensor("t", (8,), offset=32)]), 64), "duplicate tensor"),
+        (b"", "header_cut_off"),
+        (b"PK\3\4" + bytes(60), "magic_missing"),
+        (header([], [], version=1), "unsupported_version"),
+        (header([], [], version=3 << 24), "big_endian"),
+        (header([], [], num_keys=2**63), "too_many_keys"),
+        (header([], [], num_keys=60_000), "count_beyond_file"),
+        (header([], [], num_tensors=2**64 - 1), "too_many_tensors"),
+        (header([struct.pack("<Q", 2**62)], []), "count_beyond_file"),
+        (header([number_key("a", 1), number_key("a", 2)], []), "duplicate_key"),
+        (header([string("a") + struct.pack("<IIQ", 9, 8, 2**40)], []), "too_many_items"),
+        (header([string("a") + struct.pack("<IIQ", 9, 9, 1) + bytes(64)], []), "unknown_metadata_type"),
+        (header([string("a") + struct.pack("<I", 99) + bytes(64)], []), "unknown_metadata_type"),
+        (header([struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", 4, 1)], []), "string_not_utf8"),
+        (header([number_key("general.alignment", 24)], []), "invalid_alignment"),
+        (header([], [tensor("t", (1,) * 5)]), "invalid_num_dimensions"),
+        (header([], [tensor("t", ())]) + bytes(64), "invalid_num_dimensions"),
+        (header([], [tensor("t", (0,))]), "rows_not_whole_blocks"),
+        (header([], [tensor("t", (33,), kind=2)]), "rows_not_whole_blocks"),
+        (header([], [tensor("t", (2**40, 2**40))]), "tensor_misplaced"),
+        (padded(header([], [tensor("t", (4,), offset=8)]), 64), "tensor_misplaced"),
+        (padded(header([], [tensor("t", (16,)), tensor("u", (4,), offset=32)]), 64), "tensors_overlap"),
+        (padded(header([], [tensor("t", (8,)), tensor("t", (8,), offset=32)]), 64), "duplicate_tensor"),
     ],
 )
-def test_a_header_that_lies_is_refused_with_a_sentence(path: Path, raw: bytes, sentence: str) -> None:
-    assert sentence in refusal(path, raw)
+def test_a_header_that_lies_is_refused(path: Path, raw: bytes, code: str) -> None:
+    assert refusal(path, raw).code == code
 
 
 def test_types_are_as_the_package_knows_them() -> None:
@@ -118,10 +119,10 @@ def test_types_are_as_the_package_knows_them() -> None:
 
 
 def test_a_tensor_type_that_is_not_read_is_named_with_those_that_are(path: Path) -> None:
-    sentence = refusal(path, header([], [tensor("t", (256,), kind=24)]))
-    assert "I8" in sentence
-    assert all(kind.name in sentence for kind in TENSOR_TYPES.values())
-    assert "number 4321" in refusal(path, header([], [tensor("t", (256,), kind=4321)]))
+    error = refusal(path, header([], [tensor("t", (256,), kind=24)]))
+    assert error.code == "unsupported_tensor_type"
+    assert all(name in str(error) for name in ("I8", *(kind.name for kind in TENSOR_TYPES.values())))
+    assert refusal(path, header([], [tensor("t", (256,), kind=4321)])).code == "unsupported_tensor_type"
 
 
 def test_a_file_cut_anywhere_in_its_header_is_refused(path: Path) -> None:
@@ -135,9 +136,9 @@ def test_a_file_cut_anywhere_in_its_header_is_refused(path: Path) -> None:
 
 def test_a_named_pipe_and_a_missing_file_are_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
-    with pytest.raises(CheckpointError, match="regular file"):
+    with raises_code(CheckpointError, "not_regular_file"):
         read_gguf(tmp_path / "pipe.gguf")
-    with pytest.raises(CheckpointError, match="cannot be opened"):
+    with raises_code(CheckpointError, "file_not_readable"):
         read_gguf(tmp_path / "missing.gguf")
 
 

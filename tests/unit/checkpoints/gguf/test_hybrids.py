@@ -19,6 +19,7 @@ from quire.checkpoints.gguf.config import Metadata, config_of
 from quire.checkpoints.gguf.model import plan
 from quire.checkpoints.gguf.parts import read_parts
 from quire.errors import CheckpointError
+from tests.support.errors import raises_code
 from tests.support.models.tiny_models import add_field
 
 HEADERS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "data" / "gguf_headers.json").read_text())
@@ -87,7 +88,7 @@ def test_layers_without_kv_heads_keep_a_state(name: str, layers: str) -> None:
 
 
 def test_a_file_whose_layers_all_have_no_kv_heads_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="head_count_kv: expected a whole number for each of 4 layers"):
+    with raises_code(CheckpointError, "invalid_head_count_kv"):
         config_from("lfm2", attention__head_count_kv=[0, 0, 0, 0])
 
 
@@ -97,7 +98,7 @@ def test_sizes_of_delta_nets_come_from_the_keys_of_state_spaces(name: str) -> No
     key_heads = 3 if name == "qwen3.5-moe" else 2
     assert (layer.num_key_heads, layer.num_heads, layer.key_size, layer.value_size) == (key_heads, 6, 24, 40)
     assert layer.num_taps == 3
-    with pytest.raises(CheckpointError, match=r"ssm\.inner_size: expected a whole number"):
+    with raises_code(CheckpointError, "invalid_inner_size"):
         config_from(name, ssm__inner_size=None)
 
 
@@ -154,7 +155,7 @@ def test_layers_that_guess_tokens_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_layer_behind_the_last_is_refused_where_none_guesses(tmp_path: Path) -> None:
     more = {**HEADERS["qwen3.5"]["shapes"], "blk.5.attn_norm.weight": [96]}
-    with pytest.raises(CheckpointError, match=r"unexpected tensor 'blk.5.attn_norm.weight' in a qwen3_5_text model"):
+    with raises_code(CheckpointError, "unexpected_tensor"):
         plan(read_parts(write(tmp_path / "x.gguf", keys_of("qwen3.5"), more)))
 
 
@@ -169,5 +170,5 @@ def test_a_gate_that_lost_a_dimension_is_a_matrix_of_one_row(tmp_path: Path) -> 
 
 
 def test_guessing_layers_of_a_family_that_has_none_are_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"got one with lfm2\.nextn_predict_layers"):
+    with raises_code(CheckpointError, "unsupported_nextn_predict_layers"):
         config_from("lfm2", nextn_predict_layers=1)

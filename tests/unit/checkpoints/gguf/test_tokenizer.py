@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 from benchmarks.test_model import smollm2
 from quire.checkpoints import CheckpointError, load_tokenizer, resolve
 from quire.checkpoints.gguf.pre_tokenizers import CUTS
+from tests.support.errors import raises_code
 from tests.support.models.tiny_models import SPECIAL, TEMPLATE, Tiny, byte_level_metadata, piece_metadata, write_gguf
 
 TEXTS = [
@@ -121,41 +122,38 @@ def test_pieces_without_a_space_prefix_add_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "code"),
     [
-        ({"tokenizer.ggml.model": "bert"}, "gpt2, gemma4, llama"),
-        ({"tokenizer.ggml.pre": "bloom"}, "smollm"),
-        ({"tokenizer.ggml.token_type": [1, 2]}, "each with a token_type"),
-        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "1 distinct"),
-        ({"tokenizer.ggml.merges": ["zz zz"]}, "cannot be built"),
-        ({"tokenizer.ggml.merges": [1, 2]}, "array of str"),
-        ({"tokenizer.ggml.add_bos_token": 3}, "true or false"),
+        ({"tokenizer.ggml.model": "bert"}, "unsupported_tokenizer"),
+        ({"tokenizer.ggml.pre": "bloom"}, "unsupported_pre_tokenizer"),
+        ({"tokenizer.ggml.token_type": [1, 2]}, "invalid_tokens"),
+        ({"tokenizer.ggml.tokens": ["a", "a"], "tokenizer.ggml.token_type": [1, 1]}, "invalid_tokens"),
+        ({"tokenizer.ggml.merges": ["zz zz"]}, "invalid_tokenizer"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "invalid_merges"),
+        ({"tokenizer.ggml.add_bos_token": 3}, "invalid_add_bos_token"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_refused_with_a_sentence(
-    tmp_path: Path, change: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(CheckpointError) as caught:
+def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path, change: dict[str, Any], code: str) -> None:
+    with raises_code(CheckpointError, code):
         tokenizer_of(tmp_path, byte_level_metadata() | {"tokenizer.ggml.eos_token_id": 0} | change)
-    assert sentence in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("change", "code"),
     [
-        ({"tokenizer.ggml.scores": [1.0]}, "one for each token"),
-        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "removes some"),
+        ({"tokenizer.ggml.scores": [1.0]}, "wrong_num_scores"),
+        ({"tokenizer.ggml.remove_extra_whitespaces": True}, "white_space_removed"),
     ],
 )
-def test_pieces_that_cannot_be_rebuilt_are_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(CheckpointError, match=sentence):
+def test_pieces_that_cannot_be_rebuilt_are_refused(tmp_path: Path, change: dict[str, Any], code: str) -> None:
+    with raises_code(CheckpointError, code):
         tokenizer_of(tmp_path, piece_metadata() | change)
 
 
 def test_a_piece_too_long_to_be_cut_is_refused(tmp_path: Path) -> None:
     metadata = piece_metadata()
     metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"][:-1], "z" * 300]
-    with pytest.raises(CheckpointError, match="at most 256 characters"):
+    with raises_code(CheckpointError, "tokens_too_long"):
         tokenizer_of(tmp_path, metadata)
 
 

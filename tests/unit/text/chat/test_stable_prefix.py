@@ -159,5 +159,5 @@ def test_the_worst_of_lines_and_globs_takes_little_time(glob: str) -> None:
 
 
 def test_too_many_patterns_are_refused() -> None:
-    with pytest.raises(ConfigError, match=f"at most {MAX_PATTERNS} patterns"):
+    with raises_code(ConfigError, "too_many_patterns"):
         StablePrefix(["a"] * (MAX_PATTERNS + 1))

@@ -8,6 +8,7 @@ import pytest
 from quire.errors import CheckpointError, InvalidTextError, TemplateError
 from quire.text.chat.rendering import template as chat_template
 from quire.text.chat.rendering.template import ChatTemplate
+from tests.support.errors import raises_code
 
 CHATML = """
 {%- for message in messages %}
@@ -80,24 +81,24 @@ def test_absent_content_is_an_empty_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "rule"),
+    ("message", "code"),
     [
-        ({"content": "x"}, "expected a role in every message"),
-        ({"role": "user", "content": 5}, "a string or a list of parts, got int in message 0"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "'image_url'"),
-        ({"role": "user", "content": ["x"]}, "'str'"),
-        ({"role": "user", "content": [{"type": "text"}]}, "message parts of type 'text'"),
-        ({"role": "assistant", "content": "x", "tool_calls": 7}, "tool_calls to be a list, got int in message 0"),
-        ({"role": "assistant", "tool_calls": {"a": 1}}, "tool_calls to be a list"),
+        ({"content": "x"}, "role_missing"),
+        ({"role": "user", "content": 5}, "invalid_content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "unsupported_message_part"),
+        ({"role": "user", "content": ["x"]}, "unsupported_message_part"),
+        ({"role": "user", "content": [{"type": "text"}]}, "unsupported_message_part"),
+        ({"role": "assistant", "content": "x", "tool_calls": 7}, "invalid_tool_calls"),
+        ({"role": "assistant", "tool_calls": {"a": 1}}, "invalid_tool_calls"),
     ],
 )
-def test_a_message_that_no_template_could_show_is_refused(message: dict[str, Any], rule: str) -> None:
-    with pytest.raises(InvalidTextError, match=rule):
+def test_a_message_that_no_template_could_show_is_refused(message: dict[str, Any], code: str) -> None:
+    with raises_code(InvalidTextError, code):
         render(CHATML, [message])
 
 
 def test_a_chat_without_messages_is_refused() -> None:
-    with pytest.raises(InvalidTextError, match="at least one message"):
+    with raises_code(InvalidTextError, "no_messages"):
         ChatTemplate(CHATML, {}).render([])
 
 
@@ -120,11 +121,11 @@ def test_a_final_message_is_continued_where_its_text_ends() -> None:
 
 
 def test_what_cannot_be_continued_is_refused() -> None:
-    with pytest.raises(TemplateError, match="got both"):
+    with raises_code(TemplateError, "two_final_messages"):
         render(CHATML, continue_final_message=True, add_generation_prompt=True)
-    with pytest.raises(InvalidTextError, match="to continue, got none"):
+    with raises_code(InvalidTextError, "invalid_text"):
         render(PARTS_ONLY, [{"role": "assistant", "content": []}], continue_final_message=True)
-    with pytest.raises(TemplateError, match="does not output the final message"):
+    with raises_code(TemplateError, "final_message_missing"):
         render("always the same", continue_final_message=True)
 
 
@@ -132,7 +133,7 @@ def test_extra_arguments_go_by_the_allow_list() -> None:
     source = "{{ reasoning_effort }} {{ enable_thinking }}"
     assert render(source, extra={"reasoning_effort": "low", "enable_thinking": True}) == "low True"
     for name in ("messages", "eos_token", "tokenize", "chat_template", "raise_exception"):
-        with pytest.raises(TemplateError, match=f"got '{name}'"):
+        with raises_code(TemplateError, "unknown_template_argument"):
             render(source, extra={name: "x"})
 
 
@@ -153,7 +154,9 @@ def test_an_operator_may_allow_other_arguments() -> None:
         ("{{ 1 / 0 }}", "division by zero"),
         ("{{ 'a' + 1 }}", "str"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        ("{% for i in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}", "recursion"),
         ("{{ cycler().next() }}", "at least one item"),
+        ("{{ range(10000000) }}", "Range too big"),
     ],
 )
 def test_whatever_a_template_does_wrong_refuses_the_request(source: str, message: str) -> None:
@@ -168,13 +171,12 @@ def test_whatever_a_template_does_wrong_refuses_the_request(source: str, message
         "{% for i in range(100000) if false %}{% endfor %}",
         "{% set count_step = 1 %}{% macro f() %}{% endmacro %}{% for i in range(1000) %}{{ f() }}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(50) }}",
-        "{% for i in [1, 1] recursive %}{{ loop([1, 1]) }}{% endfor %}",
         "{% macro f() %}{{ caller() }}{% endmacro %}{% for i in range(1000) %}{% call f() %}{% endcall %}{% endfor %}",
     ],
 )
 def test_a_template_runs_only_so_many_steps(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_STEPS", 500)
-    with pytest.raises(TemplateError, match=r"500 steps|recursion"):
+    with raises_code(TemplateError, "too_many_steps"):
         render(source)
 
 
@@ -190,20 +192,19 @@ def test_a_template_runs_only_so_many_steps(source: str, monkeypatch: pytest.Mon
     ],
 )
 def test_a_template_makes_only_so_much_text(source: str) -> None:
-    with pytest.raises(TemplateError, match="at most 1000 characters"):
+    with raises_code(TemplateError, "prompt_too_long"):
         ChatTemplate(source, {}, max_output_chars=1000).render(HELLO)
 
 
-@pytest.mark.parametrize(("source", "message"), [("{{ 9 ** 9 }}", "must not use"), ("{{ range(10000000) }}", "Range")])
-def test_numbers_and_ranges_stay_small(source: str, message: str) -> None:
-    with pytest.raises(TemplateError, match=message):
-        render(source)
+def test_numbers_stay_small() -> None:
+    with raises_code(TemplateError, "power_in_template"):
+        render("{{ 9 ** 9 }}")
 
 
 def test_a_template_cannot_reset_what_counts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_STEPS", 50)
     source = "{% set context = {} %}{% set meter_of = none %}{% for i in range(99) %}{% set self = 1 %}{% endfor %}"
-    with pytest.raises(TemplateError, match="50 steps"):
+    with raises_code(TemplateError, "too_many_steps"):
         render(source)
 
 
@@ -222,13 +223,14 @@ def test_marks_for_trainers_are_passed_over() -> None:
 
 @pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% nonsense %}", "{% endfor %}"])
 def test_a_template_that_does_not_compile_is_refused_at_load_with_its_line(source: str) -> None:
-    with pytest.raises(CheckpointError, match="does not compile at line 2"):
+    with raises_code(CheckpointError, "template_not_compiled") as refused:
         ChatTemplate("\n" + source, {})
+    assert "at line 2" in str(refused.value)
 
 
 def test_a_template_that_is_not_one_text_or_too_long_is_refused_at_load() -> None:
     named: Any = [{"name": "default", "template": "x"}]
-    with pytest.raises(CheckpointError, match="to be a string, got list"):
+    with raises_code(CheckpointError, "template_not_string"):
         ChatTemplate(named, {})
-    with pytest.raises(CheckpointError, match="1000000 characters, got 1000001"):
+    with raises_code(CheckpointError, "template_too_long"):
         ChatTemplate("x" * 1_000_001, {})

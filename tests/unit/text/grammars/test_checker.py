@@ -17,6 +17,7 @@ from quire.text.grammars.process import Checker
 from quire.text.grammars.wire import CheckGrammar, GrammarFine, GrammarRefused, LoadVocabulary, VocabularyLoaded
 from quire.text.helper_process import NICENESS
 from tests.support.core.grammars import END_ID
+from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import byte_level
 
 
@@ -37,19 +38,20 @@ def test_what_can_be_followed_passes_and_is_not_looked_at_again(checker: Grammar
     assert not checker._helpers[0].is_alive
 
 
-@pytest.mark.parametrize(("grammar", "sentence"), [
-    (Grammar.json_schema({"type": "objekt"}, "response_format"), "response_format cannot be used: .*objekt"),
-    (Grammar.json_schema({"$ref": "#"}), "json_schema cannot be used"),
-    (Grammar.json_schema({"$ref": "http://example.com/x"}), "json_schema cannot be used"),
-    (Grammar.json_schema({"not": {"type": "string"}}), "json_schema cannot be used"),
-    (Grammar.regex("(?=a)b"), "regex cannot be used"),
-    (Grammar.lark("start: nobody"), "grammar cannot be used"),
+@pytest.mark.parametrize(("grammar", "words"), [
+    (Grammar.json_schema({"type": "objekt"}, "response_format"), "objekt"),
+    (Grammar.json_schema({"$ref": "#"}), ""),
+    (Grammar.json_schema({"$ref": "http://example.com/x"}), ""),
+    (Grammar.json_schema({"not": {"type": "string"}}), ""),
+    (Grammar.regex("(?=a)b"), ""),
+    (Grammar.lark("start: nobody"), ""),
 ])  # fmt: skip
 def test_what_cannot_be_followed_is_refused_in_the_librarys_words(
-    checker: GrammarChecker, grammar: Grammar, sentence: str
+    checker: GrammarChecker, grammar: Grammar, words: str
 ) -> None:
-    with pytest.raises(InvalidParameterError, match=sentence) as refused:
+    with raises_code(InvalidParameterError, "unusable_grammar") as refused:
         checker.check(grammar)
+    assert words in str(refused.value)
     assert refused.value.parameter == grammar.parameter
     checker.close()
 
@@ -94,7 +96,7 @@ def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
     monkeypatch.setattr(grammar_checker, "CHECK_S", 0.5)
     checker.check(Grammar.regex("a"))
     os.kill(checker._helpers[0].pid, signal.SIGSTOP)
-    with pytest.raises(InvalidParameterError, match=r"to be checked within 0\.5 s, it took longer and was"):
+    with raises_code(InvalidParameterError, "grammar_check_stopped"):
         checker.check(Grammar.regex("b"))
     monkeypatch.undo()
     checker.check(Grammar.regex("b"))
@@ -114,7 +116,7 @@ def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
     (helper,) = checker._helpers
     checker.close()
     assert not helper.is_alive
-    with pytest.raises(EngineDeadError, match="closed"):
+    with raises_code(EngineDeadError, "engine_dead"):
         checker.check(Grammar.regex("b"))
 
 
@@ -122,13 +124,13 @@ def test_a_process_that_cannot_be_started_is_the_servers_fault(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(grammar_checker, "COMMAND", (sys.executable, "-c", ""))
-    with pytest.raises(CapacityError, match="cannot start a process"):
+    with raises_code(CapacityError, "process_not_started"):
         checker.check(Grammar.regex("a"))
 
 
 def test_a_tokenizer_that_grammars_cannot_use_is_said() -> None:
     checker = GrammarChecker(lambda: LoadVocabulary("{}", 10, (1,)))
-    with pytest.raises(InvalidParameterError, match="cannot be used for grammars"):
+    with raises_code(InvalidParameterError, "unusable_tokenizer"):
         checker.check(Grammar.regex("a"))
 
 
@@ -136,7 +138,7 @@ def test_a_tokenizer_that_cannot_be_read_refuses_the_grammar_alone() -> None:
     def unreadable() -> LoadVocabulary:
         raise CheckpointError("tokenizer.json is gone")
 
-    with pytest.raises(InvalidParameterError, match=r"does not support grammars: tokenizer\.json is gone"):
+    with raises_code(InvalidParameterError, "grammars_not_supported"):
         GrammarChecker(unreadable).check(Grammar.regex("a"))
 
 

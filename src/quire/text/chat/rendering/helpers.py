@@ -165,21 +165,20 @@ class Helpers:
                 f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced; try "
                 "again"
             )
-        return TemplateError(
-            f"expected the chat template to finish within {RENDER_S:g} s, it {stopped}; send fewer or shorter "
-            "messages, or use the completions endpoint"
-        )
+        rule = f"expected the chat template to finish within {RENDER_S:g} s, it {stopped}"
+        way_out = "send fewer or shorter messages, or use the completions endpoint"
+        return TemplateError(f"{rule}; {way_out}", code="rendering_stopped")
 
 
 def _not_started(error: BaseException) -> BaseException:
     match error:
         case OSError():
-            return CapacityError(f"cannot start a process for the chat template: {error.strerror or error}; try again")
+            why = f"cannot start a process for the chat template: {error.strerror or error}; try again"
+            return CapacityError(why, code="process_not_started")
         case StoppedError():
-            return TemplateError(
-                f"expected the chat template to load within {RENDER_S:g} s, it {error}; use the completions endpoint "
-                "with a plain prompt, or start the server with another template"
-            )
+            rule = f"expected the chat template to load within {RENDER_S:g} s, it {error}"
+            way_out = "use the completions endpoint with a plain prompt, or start the server with another template"
+            return TemplateError(f"{rule}; {way_out}", code="loading_stopped")
     return error
 
 
@@ -189,6 +188,5 @@ def _encoded(request: Render) -> bytes:
     except RecursionError:
         raise InvalidTextError(wire.TOO_DEEP) from None
     except (TypeError, ValueError) as error:
-        raise InvalidTextError(
-            f"expected a chat of JSON values: {error}; send whole characters, numbers and lists"
-        ) from None
+        rule = f"expected a chat of JSON values: {error}; send whole characters, numbers and lists"
+        raise InvalidTextError(rule, code="not_json") from None

@@ -37,7 +37,7 @@ ROLES = frozenset(
 def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[dict[str, Any]]:
     """New messages whose content is one text, or a list of parts where the template wants that."""
     if not messages:
-        raise InvalidTextError("expected at least one message, got none")
+        raise InvalidTextError("expected at least one message, got none", code="no_messages")
     return [_prepare(message, index, wants_parts) for index, message in enumerate(messages)]
 
 
@@ -52,13 +52,12 @@ def num_text_bytes(value: Any) -> int:
 
 def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
-        raise InvalidTextError(f"expected a role in every message, message {index} has none; add one, such as 'user'")
+        rule = f"expected a role in every message, message {index} has none; add one, such as 'user'"
+        raise InvalidTextError(rule, code="role_missing")
     if message["role"] not in ROLES:
         allowed = ", ".join(sorted(ROLES))
-        raise InvalidTextError(
-            f"expected the role to be one of {allowed}, got {message['role'][:40]!r} in message {index}; use one of "
-            "these"
-        )
+        rule = f"expected the role to be one of {allowed}, got {message['role'][:40]!r} in message {index}"
+        raise InvalidTextError(f"{rule}; use one of these", code="unknown_role")
     prepared = dict(message)
     texts = texts_of(message, index)
     prepared["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "".join(texts)
@@ -72,9 +71,8 @@ def calls_of(message: Message, index: int) -> list[Any]:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         kind = type(calls).__name__
-        raise InvalidTextError(
-            f"expected tool_calls to be a list, got {kind} in message {index}; send a list, or leave it out"
-        )
+        rule = f"expected tool_calls to be a list, got {kind} in message {index}; send a list, or leave it out"
+        raise InvalidTextError(rule, code="invalid_tool_calls")
     return calls
 
 
@@ -87,9 +85,8 @@ def texts_of(message: Message, index: int) -> list[str]:
         return [content]
     if not isinstance(content, list):
         kind = type(content).__name__
-        raise InvalidTextError(
-            f"expected content to be a string or a list of parts, got {kind} in message {index}; send a string"
-        )
+        rule = f"expected content to be a string or a list of parts, got {kind} in message {index}; send a string"
+        raise InvalidTextError(rule, code="invalid_content")
     return [_text_of(part, index) for part in content]
 
 
@@ -97,7 +94,8 @@ def _text_of(part: object, index: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind != "text" or not isinstance(text, str):
-        raise InvalidTextError(f"expected message parts of type 'text', got {kind!r} in message {index}; leave it out")
+        rule = f"expected message parts of type 'text', got {kind!r} in message {index}; leave it out"
+        raise InvalidTextError(rule, code="unsupported_message_part")
     return text
 
 

@@ -35,10 +35,8 @@ class WorkMeter:
         """A loop goes round once more, or a macro is called."""
         self._num_steps += 1
         if self._num_steps > self._max_steps:
-            raise TemplateError(
-                f"expected a chat template of at most {self._max_steps} steps, these messages need more; send fewer "
-                "messages"
-            )
+            rule = f"expected a chat template of at most {self._max_steps} steps, these messages need more"
+            raise TemplateError(f"{rule}; send fewer messages", code="too_many_steps")
 
     def count_output(self, num_chars: int) -> None:
         """So much more text has come out."""
@@ -48,17 +46,14 @@ class WorkMeter:
     def check_length(self, num_items: int) -> None:
         """Whether a text or list of this length may be made at all."""
         if num_items > self._max_chars:
-            raise TemplateError(
-                f"expected a prompt of at most {self._max_chars} characters, got at least {num_items}; send fewer or "
-                "shorter messages"
-            )
+            rule = f"expected a prompt of at most {self._max_chars} characters, got at least {num_items}"
+            raise TemplateError(f"{rule}; send fewer or shorter messages", code="prompt_too_long")
 
     def check_operands(self, operator: str, left: Any, right: Any) -> None:
         """Whether what the operator would make is of a size to be made."""
         if operator == "**":
-            raise TemplateError(
-                "chat templates must not use **; the operator of this server can configure another template"
-            )
+            sentence = "chat templates must not use **; the operator of this server can configure another template"
+            raise TemplateError(sentence, code="power_in_template")
         if operator == "*":
             sized, times = (left, right) if isinstance(left, Sized) else (right, left)
             if isinstance(sized, Sized) and isinstance(times, int):

@@ -84,10 +84,9 @@ class Program:
         except TemplateError:
             raise
         except MemoryError:
-            raise TemplateError(
-                f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more; send "
-                "fewer or shorter ones, or use the completions endpoint"
-            ) from None
+            rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more"
+            way_out = "send fewer or shorter ones, or use the completions endpoint"
+            raise TemplateError(f"{rule}; {way_out}", code="memory_exceeded") from None
         except Exception as error:  # whatever a template does wrong, its messages are refused and the server goes on
             message = str(error) or type(error).__name__
             raise TemplateError(f"the model's chat template rejected these messages: {message}") from error
@@ -146,7 +145,7 @@ class Renderer:
                 return TemplateRefused("no template is loaded")
             return self._rendered(self._program, message)
         except TemplateError as error:
-            return TemplateRefused(str(error))
+            return TemplateRefused(str(error), code=error.code)
         except Exception as error:  # a template may break the compiler in many ways
             line = getattr(error, "lineno", None)
             why = str(error) or type(error).__name__
@@ -185,13 +184,11 @@ def _encoded(answer: ToServer) -> bytes:
     try:
         return wire.encode_frame(answer)
     except UnicodeEncodeError:
-        return wire.encode_frame(
-            TemplateRefused("the model's chat template returned an incomplete character; use the completions endpoint")
-        )
+        sentence = "the model's chat template returned an incomplete character; use the completions endpoint"
+        return wire.encode_frame(TemplateRefused(sentence, code="incomplete_character"))
     except MemoryError:
-        return wire.encode_frame(
-            TemplateRefused(f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more")
-        )
+        rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more"
+        return wire.encode_frame(TemplateRefused(rule, code="memory_exceeded"))
 
 
 if __name__ == "__main__":

@@ -101,9 +101,8 @@ class ChatTemplate:
         is_continued = arguments.get("continue_final_message", False)
         add_generation_prompt = arguments.get("add_generation_prompt", not is_continued)
         if is_continued and add_generation_prompt:
-            raise TemplateError(
-                "expected a continued final message or a new one, got both; set add_generation_prompt to false"
-            )
+            both = "expected a continued final message or a new one, got both; set add_generation_prompt to false"
+            raise TemplateError(both, code="two_final_messages")
         prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
         request = Render(
             messages=_mark_end(prepared) if is_continued else prepared,
@@ -123,7 +122,7 @@ class ChatTemplate:
             self.failure = error
             return TemplateLoaded(wants_parts=False, own_text="")
         if isinstance(answer, Broken):
-            raise CheckpointError(f"{answer.message}; choose another file")
+            raise CheckpointError(f"{answer.message}; choose another file", code="template_not_compiled")
         if not isinstance(answer, TemplateLoaded):
             raise CheckpointError(f"the chat template cannot be loaded: got {answer!r}; choose another file")
         return answer
@@ -132,32 +131,29 @@ class ChatTemplate:
         answer = self._helpers.render(request)
         if isinstance(answer, Rendered):
             return answer
-        raise TemplateError(
-            answer.message
-            if isinstance(answer, TemplateRefused | Broken)
-            else "the model's chat template returned no prompt for these messages; use the completions endpoint"
-        )
+        if isinstance(answer, TemplateRefused):
+            raise TemplateError(answer.message, code=answer.code)
+        nothing = "the model's chat template returned no prompt for these messages; use the completions endpoint"
+        raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.get("extra", {}))
         unknown = sorted(set(extra) - self._extra_arguments)
         if unknown:
             allowed = ", ".join(sorted(self._extra_arguments))
-            raise TemplateError(f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out")
+            rule = f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out"
+            raise TemplateError(rule, code="unknown_template_argument")
         thinking = arguments.get("enable_thinking")
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
 
 
 def _check_source(source: object) -> None:
     if not isinstance(source, str):
-        raise CheckpointError(
-            f"expected the chat template to be a string, got {type(source).__name__}; name one of the model's templates"
-        )
+        rule = f"expected the chat template to be a string, got {type(source).__name__}"
+        raise CheckpointError(f"{rule}; name one of the model's templates", code="template_not_string")
     if len(source) > MAX_SOURCE_CHARS:
-        raise CheckpointError(
-            f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}; choose another "
-            "template file"
-        )
+        rule = f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}"
+        raise CheckpointError(f"{rule}; choose another template file", code="template_too_long")
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -178,7 +174,8 @@ def _cut_at_mark(rendered: Rendered) -> Rendered:
     """Everything before the mark; without trailing space if the template trims its messages."""
     before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
     if not mark:
-        raise TemplateError("the model's chat template does not output the final message, so it cannot be continued")
+        sentence = "the model's chat template does not output the final message, so it cannot be continued"
+        raise TemplateError(sentence, code="final_message_missing")
     text = before if after.startswith(" ") else before.rstrip()
     spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
     sources = ((start, min(stop, len(text)), label) for start, stop, label in rendered.sources)

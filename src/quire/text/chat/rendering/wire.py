@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from quire.errors import TemplateError
+
 TOO_DEEP = (
     "messages or tools are nested too deep for a chat template: expected at most some hundred lists and objects inside "
     "one another; send arguments and schemas with fewer levels"
@@ -69,6 +71,7 @@ class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
 
     message: str
     spent_s: float = 0.0
+    code: str = TemplateError.code
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
