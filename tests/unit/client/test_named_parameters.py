@@ -1,5 +1,6 @@
 """An error about a parameter carries the parameter's name: nobody has to read it out of the sentence."""
 
+import re
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -22,7 +23,7 @@ def refused(**given: Any) -> InvalidParameterError:
 def test_every_parameter_that_breaks_its_rule_is_named(name: str) -> None:
     error = refused(**{name: object()})
     assert error.parameter == name
-    assert name in str(error)
+    assert re.match(rf"expected ({name} to|an? \S+ as {name},) ", error.message)
 
 
 @pytest.mark.parametrize(
@@ -60,5 +61,5 @@ def test_a_prompt_has_no_parameters_name_because_it_may_be_a_conversation() -> N
 def test_the_name_survives_copying_and_is_no_part_of_the_sentence() -> None:
     error = refused(top_p=2.0)
     again = copy(error)
-    assert (str(again), again.parameter) == (str(error), "top_p")
-    assert str(error) == "expected top_p to be a number from 0.0 to 1.0, got 2.0"
+    assert (again.message, again.parameter) == (error.message, "top_p")
+    assert error.message == "expected top_p to be a number from 0.0 to 1.0, got 2.0"

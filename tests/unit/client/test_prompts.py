@@ -9,6 +9,7 @@ from quire.client.request.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED,
 from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLargeError
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import byte_level, id_of
 from tests.support.servers.talkers import model_info
 
@@ -30,7 +31,7 @@ def model() -> Iterator[TextModel]:
 
 @pytest.mark.parametrize("ids", [[1, True], [1, 1.0], [1, "1"], [1, None], [-1], [10**6], [2**70], [0, -(2**70)]])
 def test_ids_that_are_no_rows_of_the_model_are_refused(model: TextModel, ids: list[Any]) -> None:
-    with pytest.raises(InvalidParameterError, match=r"integers from 0 to \d+, got"):
+    with raises_code(InvalidParameterError, "invalid_token_ids"):
         model.prompt(ids)
 
 
@@ -42,19 +43,19 @@ def test_ids_are_taken_as_they_are(model: TextModel) -> None:
 def test_nothing_and_too_much_are_refused(model: TextModel) -> None:
     prompts: tuple[list[int] | str, ...] = ([], "")
     for prompt in prompts:
-        with pytest.raises(RequestTooLargeError, match="at least one token"):
+        with raises_code(RequestTooLargeError, "empty_prompt"):
             model.prompt(prompt)
-    with pytest.raises(RequestTooLargeError, match="the prompt alone has 101"):
+    with raises_code(RequestTooLargeError, "too_many_token_ids"):
         model.prompt([5] * 101)
-    with pytest.raises(RequestTooLargeError, match="at most 100 tokens, got more"):
+    with raises_code(RequestTooLargeError, "too_many_tokens"):
         model.prompt("!?" * 60)
-    with pytest.raises(RequestTooLargeError, match="800 bytes"):
+    with raises_code(RequestTooLargeError, "text_too_long"):
         model.prompt("é" * 401)
 
 
 def test_a_tokenizer_may_know_more_than_the_model_has_rows_for() -> None:
     few = TextModel("few", model_info(10, LONGEST), Tokenizer(byte_level().library, 100), None, frozenset({0}), {})
-    with pytest.raises(InvalidParameterError, match="from 0 to 9"):
+    with raises_code(InvalidParameterError, "invalid_token_ids"):
         few.prompt("<|im_end|>")
 
 
@@ -65,9 +66,9 @@ def test_a_conversation_that_could_not_fit_is_not_rendered(model: TextModel, mon
     monkeypatch.setattr(ChatTemplate, "render", never)
     huge = "x" * (MAX_UNRENDERED * MAX_BYTES_PER_TOKEN * LONGEST)
     for arguments in ({"tools": [{huge: 1}]}, {"documents": [{"text": [huge]}]}, {"extra": {"date_string": huge}}):
-        with pytest.raises(RequestTooLargeError, match="3200 bytes of text"):
+        with raises_code(RequestTooLargeError, "conversation_too_long"):
             model.chat([{"role": "user", "content": "x"}], **arguments)
-    with pytest.raises(RequestTooLargeError, match="3200 bytes of text"):
+    with raises_code(RequestTooLargeError, "conversation_too_long"):
         model.chat([{"role": "user", "content": "é" * 800}, {"role": "user", "content": "é" * 801}])
 
 
@@ -82,6 +83,6 @@ def test_a_message_that_is_continued_ends_in_the_clients_text(model: TextModel) 
 
 @pytest.mark.parametrize("role", ["end", "im_end|>", "System", "user ", "критик", "x" * 1000])
 def test_roles_are_names_of_a_list(model: TextModel, role: str) -> None:
-    with pytest.raises(InvalidTextError, match=r"one of assistant, .*, user, got") as refused:
+    with raises_code(InvalidTextError, "unknown_role") as refused:
         model.chat([{"role": "user", "content": "x"}, {"role": role, "content": "x"}])
     assert len(str(refused.value)) < 400

@@ -279,7 +279,8 @@ class EngineClient:
         if num_waiting >= MAX_CALLS:
             raise CapacityError(
                 f"expected at most {MAX_CALLS} {type(op).__name__} queries of a model at once, {num_waiting} are "
-                "waiting; try again later"
+                "waiting; try again later",
+                code="too_many_queries",
             )
         reply: asyncio.Future[CallResult | QuireError] = asyncio.get_running_loop().create_future()
         self._calls[reply] = type(op)
@@ -331,7 +332,8 @@ class EngineClient:
     def _started(self) -> tuple[EnginePort, TextModel]:
         if self._port is None or self._text is None:
             name = type(self).__name__
-            raise ConfigError(f"expected {name} to be entered first: async with {name}(model) as engine")
+            sentence = f"expected {name} to be entered first: async with {name}(model) as engine"
+            raise ConfigError(sentence, code="engine_not_entered")
         return self._port, self._text
 
     # -- what a port emits, on any thread ------------------------------------------------------------------------------

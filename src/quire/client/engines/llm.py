@@ -201,7 +201,8 @@ class LLM:
 def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
     wanted = [params or SamplingParams()] * count if not isinstance(params, Sequence) else list(params)
     if len(wanted) != count:
-        raise ConfigError(f"expected one params for all or one for each of {count} prompts, got {len(wanted)}")
+        rule = f"expected one params for all or one for each of {count} prompts, got {len(wanted)}"
+        raise ConfigError(rule, ("params",))
     return wanted
 
 

@@ -128,9 +128,8 @@ def converse(
     if grammar is not None and schema is None:
         if budget is None:
             return Conversation(prompt, grammar)
-        raise InvalidParameterError(
-            f"expected a thinking budget or {grammar.parameter}, got both; leave one out", BUDGET
-        )
+        both = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
+        raise InvalidParameterError(both, BUDGET, code="budget_beside_grammar")
     return Conversation(prompt, _grammar(rules, formats, BUDGET if grammar is None else "response_format"))
 
 
@@ -139,13 +138,12 @@ def _budget(requested: int | None, formats: ModelFormats) -> int | None:
     if requested is None or formats.reasoning is None:
         return None
     if not 1 <= requested <= MAX_BUDGET:
-        raise InvalidParameterError(f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}", BUDGET)
+        rule = f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}"
+        raise InvalidParameterError(rule, BUDGET, code="budget_out_of_range")
     if not any(formats.reasoning.end.startswith(mark) for mark in formats.marks):
-        raise InvalidParameterError(
-            "a thinking budget needs a model that ends thoughts with a special token, this one ends them with "
-            f"{formats.reasoning.end!r} in plain text; leave the budget out",
-            BUDGET,
-        )
+        rule = "a thinking budget needs a model that ends thoughts with a special token"
+        sentence = f"{rule}, this one ends them with {formats.reasoning.end!r} in plain text; leave the budget out"
+        raise InvalidParameterError(sentence, BUDGET, code="budget_not_supported")
     return requested
 
 
@@ -209,11 +207,9 @@ class _Tools:
         if self._found(Grammar.lark(schema_grammar(callable_tool), "tools")) is ToolFit.RIGHT:
             return True
         if tool.is_strict:
-            raise InvalidParameterError(
-                f"tool {tool.name} is strict, and no grammar can express its schema, or not within a request's time; "
-                "leave strict out, or simplify the schema",
-                "tools",
-            )
+            why = "no grammar can express its schema, or not within a request's time"
+            sentence = f"tool {tool.name} is strict, and {why}; leave strict out, or simplify the schema"
+            raise InvalidParameterError(sentence, "tools", code="strict_schema_unsupported")
         return False
 
     def _found(self, grammar: Grammar) -> ToolFit:

@@ -134,10 +134,9 @@ class TextModel:
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"expected a prompt as text or as a list of token ids, got {prompt!r}")
         if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is checked
-            raise RequestTooLargeError(
-                f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer, the prompt alone has "
-                f"{len(prompt)}; shorten it"
-            )
+            rule = f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer"
+            sentence = f"{rule}, the prompt alone has {len(prompt)}; shorten it"
+            raise RequestTooLargeError(sentence, code="too_many_token_ids")
         return self._within_rows(self._whole_numbers([*prompt]))
 
     def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
@@ -157,10 +156,9 @@ class TextModel:
                 f"expected template arguments {', '.join(TemplateArguments.__annotations__)}, got {unexpected[0]!r}"
             )
         if self.template is None:
-            raise TemplateError(
-                "expected a model with a chat template, this model has none; use the completions endpoint with a plain "
-                "prompt, or a chat model"
-            )
+            way_out = "use the completions endpoint with a plain prompt, or a chat model"
+            missing = f"expected a model with a chat template, this model has none; {way_out}"
+            raise TemplateError(missing, code="template_missing")
         self._check_size(messages, arguments)
         return self.template.render(messages, **arguments)
 
@@ -208,10 +206,8 @@ class TextModel:
         limit = MAX_UNRENDERED * self.tokenizer.max_bytes
         size = num_text_bytes([list(messages), *arguments.values()])
         if size > limit:
-            raise RequestTooLargeError(
-                f"expected at most {limit} bytes of text in a conversation, got {size}; "
-                "shorten it, or send fewer messages"
-            )
+            rule = f"expected at most {limit} bytes of text in a conversation, got {size}"
+            raise RequestTooLargeError(f"{rule}; shorten it, or send fewer messages", code="conversation_too_long")
 
     def _whole_numbers(self, ids: list[Any]) -> list[int]:
         """A caller may pass anything."""
@@ -223,15 +219,15 @@ class TextModel:
     def _within_rows(self, ids: list[int]) -> list[int]:
         """A tokenizer may have more tokens than the model has rows."""
         if not ids:
-            raise RequestTooLargeError("expected at least one token in the prompt, got none; send some text")
+            missing = "expected at least one token in the prompt, got none; send some text"
+            raise RequestTooLargeError(missing, code="empty_prompt")
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
             raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
         return ids
 
     def _not_a_row(self, value: object) -> InvalidParameterError:
-        return InvalidParameterError(
-            f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
-        )
+        rule = f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
+        return InvalidParameterError(rule, code="invalid_token_ids")
 
     def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
         """The core's parameters for a prompt of this length."""
