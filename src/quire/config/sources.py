@@ -135,7 +135,8 @@ def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
     for name in names:
         if name not in known:
-            raise ConfigError(f"unknown setting {_short(name)} in {where}; {_closest(name, list(known))}")
+            sentence = f"unknown setting {_short(name)} in {where}; {_closest(name, list(known))}"
+            raise ConfigError(sentence, code="unknown_setting")
 
 
 def _closest(name: str, known: list[str]) -> str:

@@ -222,10 +222,9 @@ class FleetModel(EngineClient):
                 check_clear(address, has_keys=self._keys is not None)
         has_tokenizer = self._openai_rules.tokenizer_source is not None or self._text is not None
         if wanted and all(map(is_openai, wanted)) and not has_tokenizer:
-            raise ConfigError(
-                f"expected a quire member or --tokenizer, got {len(wanted)} OpenAI members, which send no tokenizer; "
-                "give --tokenizer MODEL, a directory or a .gguf file of the model that they serve"
-            )
+            rule = f"expected a quire member or --tokenizer, got {len(wanted)} OpenAI members, which send no tokenizer"
+            way_out = "pass --tokenizer MODEL, a directory or a .gguf file of the model that they serve"
+            raise ConfigError(f"{rule}; {way_out}", code="tokenizer_missing")
 
     async def _follow(self, wanted: Sequence[str]) -> None:
         self._check(wanted)

@@ -62,7 +62,7 @@ class NamedMembers:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ConfigError(f"members by name need a name that resolves, {self.host!r} does not: {error}") from error
+            raise ConfigError(f"cannot resolve {self.host!r}: {error}; check the name behind dns:") from error
         hosts = sorted({str(one[4][0]) for one in found})
         return [f"tcp://[{host}]:{self.port}" if ":" in host else f"tcp://{host}:{self.port}" for host in hosts]
 
@@ -72,9 +72,7 @@ def parse_source(text: str) -> MemberSource:
     if text.startswith("dns:"):
         host, _, port = text.removeprefix("dns:").partition(":")
         if not host or not (port or "1").isdecimal() or not 1 <= int(port or DEFAULT_PORT) <= MAX_PORT:
-            raise ConfigError(
-                f"members by name are dns:NAME or dns:NAME:PORT with a port up to {MAX_PORT}, {text!r} given"
-            )
+            raise ConfigError(f"expected dns:NAME or dns:NAME:PORT with a port up to {MAX_PORT}, got {text!r}")
         return NamedMembers(host, int(port or DEFAULT_PORT))
     read_list(Path(text))
     return ListedMembers(Path(text))
@@ -90,7 +88,7 @@ def read_list(file: Path) -> list[str]:
     addresses = list(dict.fromkeys(filter(None, lines)))
     for address in addresses:
         if not address.startswith(KINDS):
-            raise ConfigError(f"a member's address begins with {' or '.join(KINDS)}, {address!r} in {file} does not")
+            raise ConfigError(f"expected addresses that begin with {' or '.join(KINDS)}, got {address!r} in {file}")
         if is_openai(address):
             parse_openai_address(address)
     if not addresses:

@@ -78,17 +78,14 @@ class FleetMembers:
         """Of the first quire member. Raises MessageError for another that runs another model."""
         first = self._own_info or info
         if info.identity.fingerprint != first.identity.fingerprint:
-            raise MessageError(
-                f"expected members of one name to run the same model; {address} runs "
-                f"{info.identity.fingerprint}, the others {first.identity.fingerprint}"
-            )
+            models = f"{address} runs {info.identity.fingerprint}, the others {first.identity.fingerprint}"
+            raise MessageError(f"expected members of one name to run the same model; {models}", code="another_model")
         # With OpenAI members first, the size is the tokenizer's: a model may have more rows than that.
         least = info.vocabulary_size if self.info is None else self.info.vocabulary_size
         if info.vocabulary_size < least or info.vocabulary_size != first.vocabulary_size:
-            raise MessageError(
-                f"expected members of one name to have the same vocabulary size; {address} has {info.vocabulary_size}, "
-                f"the others {max(least, first.vocabulary_size)}"
-            )
+            sizes = f"{address} has {info.vocabulary_size}, the others {max(least, first.vocabulary_size)}"
+            rule = f"expected members of one name to have the same vocabulary size; {sizes}"
+            raise MessageError(rule, code="another_vocabulary_size")
         return first
 
     def beat(self, member: str, state: str) -> tuple[Transition, ...]:
@@ -114,10 +111,9 @@ class FleetMembers:
             return
         num_new = report.num_received - known.num_received
         if not 0 <= num_new <= len(known.unacknowledged_s):
-            raise MessageError(
-                f"{known.num_received + len(known.unacknowledged_s)} requests were given to {member}, it has heard "
-                f"{report.num_received} after {known.num_received}"
-            )
+            limit = known.num_received + len(known.unacknowledged_s)
+            rule = f"expected {member} to report {known.num_received} to {limit} received requests"
+            raise MessageError(f"{rule}, got {report.num_received}")
         known.load, known.num_received, known.num_gateways = report.load, report.num_received, report.num_gateways
         for _ in range(num_new):
             known.unacknowledged_s.popleft()

@@ -198,7 +198,7 @@ class FleetPort:
 
     def tick(self, now_s: float) -> None:
         """Suspect silent members, and end requests that are held too long. To be called a few times a second."""
-        self._followed(self._members.advance(now_s), "it was not heard of any more")
+        self._followed(self._members.advance(now_s), "no heartbeat")
         for flight in list(self._held.values()):
             self._emit(self._forget_ended(flight, flight.ledger.expire(now_s)))
         if self.num_ready:

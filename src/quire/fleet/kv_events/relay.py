@@ -113,10 +113,8 @@ def _bound(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) ->
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close()
-        raise ConfigError(
-            f"a member tells what it holds at free addresses such as tcp://127.0.0.1:7001, {address} given: {error}; "
-            "choose others with --events and --replay"
-        ) from error
+        rule = f"expected a free address for KV events such as tcp://127.0.0.1:7001, got {address}: {error}"
+        raise ConfigError(f"{rule}; choose others with --events and --replay", ("events", "replay")) from error
     return socket
 
 

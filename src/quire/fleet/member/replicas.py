@@ -63,7 +63,7 @@ class ReplicaOrder(msgspec.Struct, frozen=True):
 def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSettings:
     """A part of the machine for each: memory and threads are those of all together."""
     if num_replicas < 1:
-        raise ConfigError(f"expected at least 1 replica, got {num_replicas}")
+        raise ConfigError(f"expected at least 1 replica, got {num_replicas}", ("replicas",))
     memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     num_threads = settings.num_threads or default_threads()
     return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
@@ -80,9 +80,8 @@ def order_replicas(
 ) -> ReplicaOrder:
     """The order for each of them. Reads disks and perhaps a network: not for an event loop."""
     if serving.kv_events is not None:
-        raise ConfigError(
-            f"with replicas nothing can be announced at one address, kv_events {serving.kv_events} given; leave it out"
-        )
+        rule = f"expected no kv_events with replicas, which publish at addresses of their own, got {serving.kv_events}"
+        raise ConfigError(f"{rule}; omit it", ("kv_events",))
     own = settings_of_replica(settings, num_replicas)
     plan = plan_worker(model, own, serving)().plan
     return ReplicaOrder(

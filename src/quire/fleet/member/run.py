@@ -43,9 +43,8 @@ def plan_member(
 ) -> MemberPlan:
     """Resolve a model. Reads disks and perhaps a network: not for an event loop."""
     if serving.kv_events is not None:
-        raise ConfigError(
-            f"a member tells what it holds at --events and --replay, kv_events {serving.kv_events} given; leave it out"
-        )
+        rule = f"expected no kv_events for a member, got {serving.kv_events}; use --events and --replay instead"
+        raise ConfigError(rule, ("kv_events",))
     return MemberPlan(
         Path(model).name,
         endpoints.resolved(),

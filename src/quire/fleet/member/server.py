@@ -130,9 +130,8 @@ class MemberServer:
             socket.bind(self._address)
         except zmq.ZMQError as error:
             socket.close()
-            raise ConfigError(
-                f"a member listens at a free address such as tcp://127.0.0.1:7000, {self._address} given: {error}"
-            ) from error
+            rule = f"expected a free address to listen on such as tcp://127.0.0.1:7000, got {self._address}: {error}"
+            raise ConfigError(rule) from error
         return socket
 
     async def _listen(self, socket: zmq.asyncio.Socket, service: MemberService) -> None:

@@ -155,7 +155,7 @@ class MemberService:
             return
         gateway = self._gateways.get(identity)
         if gateway is None:
-            raise MessageError("expected Hello as a gateway's first message")
+            raise MessageError("expected Hello as a gateway's first message", code="hello_missing")
         gateway.last_received_s = self._clock()
         match message:
             case Assign(command, num_uncached_tokens):
@@ -225,7 +225,7 @@ class MemberService:
         """Submit one request, in this member's own namespace."""
         before = self._taken.get(gateway.names.get(command.request_id, ""))
         if before is not None and command.epoch <= before.epoch:
-            raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}")
+            raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}", code="stale_epoch")
         if before is not None:
             self._supervisor.cancel(gateway.names[command.request_id])
         try:
@@ -245,11 +245,10 @@ class MemberService:
         wanted, info = command.namespace, self._card.info
         own = info.namespace(wanted.cache_group, wanted.adapter)
         if len(command.request_id) > MAX_ID_CHARS:
-            raise RequestError(
-                f"expected a request id of up to {MAX_ID_CHARS} characters, got {len(command.request_id)}"
-            )
+            num_chars = len(command.request_id)
+            raise RequestError(f"expected a request id of up to {MAX_ID_CHARS} characters, got {num_chars}")
         if (wanted.format_version, wanted.model) != (own.format_version, own.model):
-            raise RequestError(f"this member computes {own.model}, {wanted.model[:MAX_ID_CHARS]} was asked for")
+            raise RequestError(f"expected a request for {own.model}, got one for {wanted.model[:MAX_ID_CHARS]}")
         check_assignment(command, info)
         if self.is_draining:
             raise DrainingError("this member is shutting down and takes no new requests; use another one")

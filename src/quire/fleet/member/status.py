@@ -51,7 +51,7 @@ def write_status_file(file: Path, status: MemberStatus) -> None:
         begun.write_bytes(encode_status(status))
         begun.replace(file)
     except OSError as error:
-        raise ConfigError(f"a status file must be in a folder that can be written, {file} given: {error}") from error
+        raise ConfigError(f"cannot write the status file {file}: {error}; choose a writable folder") from error
 
 
 def write_status(descriptor: int, status: MemberStatus) -> None:

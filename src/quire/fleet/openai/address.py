@@ -65,16 +65,15 @@ def parse_openai_address(line: str) -> OpenAIAddress:
     for text in fields:
         name, _, value = text.partition("=")
         if name not in OPTIONS or not value or name in options:
-            raise ConfigError(
-                f"behind its address a member that is not quire has {', '.join(f'{one}=…' for one in OPTIONS)}, each "
-                f"at most once; {text!r} given"
-            )
+            rule = f"expected {', '.join(f'{one}=…' for one in OPTIONS)}, each at most once, behind openai:URL"
+            raise ConfigError(f"{rule}, got {text!r}", code="invalid_member_option")
         options[name] = value
     for name in ("events", "replay"):
         if name in options and not options[name].startswith(EVENT_KINDS):
-            raise ConfigError(f"{name} begins with {' or '.join(EVENT_KINDS)}, {options[name]!r} given")
+            rule = f"expected {name} to begin with {' or '.join(EVENT_KINDS)}, got {options[name]!r}"
+            raise ConfigError(rule, (name,))
     if "replay" in options and "events" not in options:
-        raise ConfigError(f"replay needs events: what was missed is of what is told there; {line!r} has none")
+        raise ConfigError(f"expected events beside replay, got none in {line!r}; add events=", ("replay",))
     parts, port = _split(url)
     return OpenAIAddress(
         line,
@@ -94,23 +93,22 @@ def _split(url: str) -> tuple[SplitResult, int]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise ConfigError(f"a member that is not quire is openai:http://HOST:PORT, {url!r} given: {error}") from error
+        rule = f"expected an OpenAI member as openai:http://HOST:PORT, got {url!r}: {error}"
+        raise ConfigError(rule, code="invalid_member_address") from error
     has_more = parts.query or parts.fragment or parts.username is not None or parts.password is not None
     if parts.scheme not in SCHEMES or not parts.hostname or has_more:
-        raise ConfigError(
-            f"a member that is not quire is openai:http://HOST:PORT or openai:https://HOST:PORT, "
-            f"{OPENAI_PREFIX}{url!r} given; its key goes into a file: key-file=PATH"
-        )
+        rule = "expected an OpenAI member as openai:http://HOST:PORT or openai:https://HOST:PORT"
+        sentence = f"{rule}, got {OPENAI_PREFIX}{url!r}; pass its key in a file: key-file=PATH"
+        raise ConfigError(sentence, code="invalid_member_address")
     return parts, SCHEMES[parts.scheme] if port is None else port
 
 
 def check_openai_request(address: OpenAIAddress, *, allows_clear: bool) -> None:
     """Raise ConfigError for one that is reached unencrypted beyond this machine, unless that is allowed."""
     if address.is_clear and not allows_clear:
-        raise ConfigError(
-            f"a member that is not quire is spoken to in clear, so only on this machine; {address.line!r} leads beyond "
-            "it; use https, or give --allow-clear-member if the network between is yours alone"
-        )
+        rule = f"expected an encrypted connection to an OpenAI member on another host, got {address.line!r}"
+        way_out = "use https, or pass --allow-clear-member if the network between is yours alone"
+        raise ConfigError(f"{rule}; {way_out}", code="unencrypted_member")
 
 
 def read_key(address: OpenAIAddress) -> str | None:
@@ -121,8 +119,10 @@ def read_key(address: OpenAIAddress) -> str | None:
         try:
             key = address.key_file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"the key of a member must be in {address.key_file}: {type(error).__name__}") from error
+            why = f"cannot read the key of a member from {address.key_file}: {type(error).__name__}; check the path"
+            raise ConfigError(why, code="key_not_readable") from error
     if not key.isascii() or not key.isprintable() or " " in key:
         where = address.key_file or f"${KEY_VARIABLE}"
-        raise ConfigError(f"a key is one word of printable ASCII, {where} holds something else; write it anew")
+        rule = f"expected a key of one word of printable ASCII in {where}, got something else; write it again"
+        raise ConfigError(rule, code="invalid_key")
     return key or None

@@ -55,7 +55,7 @@ PIECE_BYTES, PIECE_TOKENS = 4096, 64
 """Of a stream, before other tasks of the loop may have a turn."""
 NO_CLAIM = (
     "the model's tokens are not known yet: a member that is not quire sends no tokenizer, so a member of quire's own "
-    "must be ready first, or the gateway be given --tokenizer MODEL"
+    "must be ready first, or the gateway be started with --tokenizer MODEL"
 )
 
 
@@ -181,7 +181,7 @@ class OpenAIMemberLink(ReconnectingLink):
         server = HttpServer(where.host, where.port, where.has_tls, where.path, read_key(where))
         status, body = await fetch(server, "GET", "/v1/models")
         if status != 200:
-            raise MessageError(f"/v1/models answers {status}: {refusal_of(status, body).message}; has it a key?")
+            raise MessageError(f"/v1/models returned {status}: {refusal_of(status, body).message}; does it need a key?")
         model = await self._charged(partial(read_model, body, where.model))
         status, body = await fetch(server, "GET", "/metrics")
         has_metrics = status == 200

@@ -63,7 +63,8 @@ def read_model(body: bytes, wanted: str) -> OpenAIModelCard:
     found = next((one for one in listed if one.id == wanted or not wanted), None)
     if found is None:
         names = ", ".join(one.id[:64] for one in listed[:8]) or "nothing"
-        raise MessageError(f"the server has {names}, {wanted!r} was asked for; change model=NAME in its line")
+        sentence = f"expected the server to have model {wanted!r}, got {names}; change model=NAME in its line"
+        raise MessageError(sentence, code="model_not_served")
     return OpenAIModelCard(found.id, found.max_model_len)
 
 
@@ -74,10 +75,9 @@ def check_probe(body: bytes, expected: Sequence[int]) -> None:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MessageError(f"malformed response of /tokenize: {error}") from error
     if tokens != list(expected):
-        raise MessageError(
-            f"the server has another tokenizer than this gateway: a text that has the tokens {list(expected)[:8]} … "
-            f"here has {tokens[:8]} … there; all members of one name must compute the same model"
-        )
+        rule = f"expected the gateway's tokenizer, with tokens {list(expected)[:8]} … for the probe, got {tokens[:8]} …"
+        sentence = f"{rule}; all members of one name must serve the same model"
+        raise MessageError(sentence, code="another_tokenizer")
 
 
 def card_of(

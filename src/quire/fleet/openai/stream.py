@@ -166,7 +166,8 @@ class OpenAIStream:
         first, *others = data.split(b"\n")
         self._rest += first
         if len(self._rest) > self._max_bytes:
-            raise MessageError(f"expected a stream line of up to {self._max_bytes} bytes, got more")
+            rule = f"expected a stream line of up to {self._max_bytes} bytes, got more"
+            raise MessageError(rule, code="stream_line_too_long")
         if not others:
             return []
         lines, self._rest = [bytes(self._rest), *others[:-1]], bytearray(others[-1])
@@ -189,7 +190,7 @@ class OpenAIStream:
         if details is not None and details.cached_tokens is not None:
             partial.num_cached_tokens = self._capped(details.cached_tokens)
         if len(chunk.choices) > 1:
-            raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}")
+            raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}", code="several_choices")
         for choice in chunk.choices:
             self._take(choice, partial)
 
@@ -199,23 +200,27 @@ class OpenAIStream:
         if found is not None:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
             if data[begin:end].translate(None, b" \t\r") != msgspec.json.encode(self._prompt):
-                raise MessageError("the server returned a different prompt than it was sent: its tokenizer differs")
+                sentence = "the server returned a different prompt than it was sent: its tokenizer differs"
+                raise MessageError(sentence, code="another_prompt")
             data = data[:begin] + b"null" + data[end:]
         self._max_bytes = MAX_LINE_BYTES
         if len(data) > MAX_LINE_BYTES:
-            raise MessageError(f"expected a stream line of up to {MAX_LINE_BYTES} bytes beside its prompt, got more")
+            rule = f"expected a stream line of up to {MAX_LINE_BYTES} bytes beside its prompt, got more"
+            raise MessageError(rule, code="chunk_too_long")
         return data
 
     def _capped(self, num_cached: int) -> int:
         if not 0 <= num_cached <= len(self._prompt):
-            raise MessageError(f"{num_cached} of {len(self._prompt)} prompt tokens reported as cached")
+            rule = f"expected at most {len(self._prompt)} cached prompt tokens, got {num_cached}"
+            raise MessageError(rule, code="invalid_cached_tokens")
         return num_cached
 
     def _take(self, choice: _Choice, partial: _PartialChunk) -> None:
         if choice.index != 0:
-            raise MessageError(f"expected one choice, got index {choice.index}")
+            raise MessageError(f"expected one choice, got index {choice.index}", code="unexpected_choice")
         if choice.token_ids is None and choice.text:
-            raise MessageError("expected token ids (return_token_ids), got none; vLLM sends them from 0.10.2 on")
+            missing = "expected token ids (return_token_ids), got none; vLLM sends them from 0.10.2 on"
+            raise MessageError(missing, code="token_ids_missing")
         token_ids = choice.token_ids or []
         self._check_tokens(token_ids, choice.finish_reason)
         partial.token_ids += token_ids
@@ -229,20 +234,22 @@ class OpenAIStream:
 
     def _check_tokens(self, token_ids: list[int], finish_reason: str | None) -> None:
         if self._reason is not None and (token_ids or finish_reason):
-            raise MessageError("got tokens after the end of a response")
+            raise MessageError("got tokens after the end of a response", code="tokens_after_end")
         self._num_tokens += len(token_ids)
         if self._num_tokens > self._max_tokens:
-            raise MessageError(f"expected up to {self._max_tokens} tokens, got {self._num_tokens}")
+            rule = f"expected up to {self._max_tokens} tokens, got {self._num_tokens}"
+            raise MessageError(rule, code="too_many_tokens")
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocabulary_size):
             strange = next(one for one in token_ids if not 0 <= one < self._vocabulary_size)
-            raise MessageError(f"expected token ids from 0 to {self._vocabulary_size - 1}, got {strange}")
+            rule = f"expected token ids from 0 to {self._vocabulary_size - 1}, got {strange}"
+            raise MessageError(rule, code="unknown_token_id")
 
     def _logprobs(self, token_ids: list[int], received: _Logprobs | None) -> list[TokenLogprobs]:
         if self._num_alternatives is None or not token_ids:
             return []
         tops = [] if received is None else received.top_logprobs or [None] * len(token_ids)
         if received is None or not len(token_ids) == len(received.token_logprobs) == len(tops):
-            _raise_invalid("log-probabilities were asked for, one for each token")
+            _refuse_logprobs("expected a log-probability for each token, got another number of them")
         return [
             self._entry(token, value, top)
             for token, value, top in zip(token_ids, received.token_logprobs, tops, strict=True)
@@ -251,7 +258,7 @@ class OpenAIStream:
     def _entry(self, token_id: int, value: float | None, top: dict[str, float | None] | None) -> TokenLogprobs:
         """Ranks are not sent: a token that is not among the likeliest is ranked after all of them."""
         if value is None or not isfinite(value):
-            _raise_invalid("a token that was chosen has a log-probability")
+            _refuse_logprobs(f"expected a finite log-probability of a chosen token, got {value}")
         likeliest = sorted(
             ((_token_of(name), -float("inf") if other is None else other) for name, other in (top or {}).items()),
             key=lambda one: (-one[1], one[0]),
@@ -265,7 +272,7 @@ def refusal_of(status: int, body: bytes) -> OpenAIFailure:
     try:
         received = _error_body.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return OpenAIFailure(status, _shown(body) or "no reason given")
+        return OpenAIFailure(status, _shown(body) or "no reason")
     if received.error is not None:
         return OpenAIFailure(status, _failure(received.error, status).message)
     return OpenAIFailure(status, (received.message or received.detail or _shown(body))[:SHOWN_CHARS])
@@ -292,12 +299,12 @@ def _failure(error: _ErrorFields | str, status: int) -> OpenAIFailure:
 def _token_of(name: str) -> int:
     number = name.removeprefix(TOKEN_ID)
     if number == name or not number.isascii() or not number.isdecimal() or len(number) > 10:
-        _raise_invalid(f"tokens of log-probabilities are written {TOKEN_ID}NUMBER")
+        _refuse_logprobs(f"expected tokens of log-probabilities as {TOKEN_ID}NUMBER, got {name[:SHOWN_CHARS]!r}")
     return int(number)
 
 
-def _raise_invalid(rule: str) -> NoReturn:
-    raise MessageError(f"{rule}; something else came")
+def _refuse_logprobs(rule: str) -> NoReturn:
+    raise MessageError(rule, code="invalid_logprobs")
 
 
 def _shown(data: bytes) -> str:

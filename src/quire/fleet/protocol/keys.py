@@ -57,9 +57,8 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
     files = folder / MEMBER_FILE, folder / GATEWAY_FILE
     there = [file for file in files if file.exists()]
     if there:
-        raise ConfigError(
-            f"{there[0]} exists already and keys are never overwritten; choose another folder, or remove it"
-        )
+        sentence = f"{there[0]} exists already and keys are never overwritten; choose another folder, or remove it"
+        raise ConfigError(sentence, code="keys_exist")
     _write(files[0], MemberKeys(*member, (gateway[0],)))
     _write(files[1], GatewayKeys(*gateway, member[0]))
     return files
@@ -78,10 +77,9 @@ def read_gateway_keys(file: Path) -> GatewayKeys:
 def check_clear(address: str, *, has_keys: bool) -> None:
     """Raise ConfigError for an address that other machines can reach, without keys."""
     if not has_keys and not is_loopback(address):
-        raise ConfigError(
-            f"beyond this machine a fleet needs keys, {address} and none given; make some with "
-            "`quire fleet keys FOLDER` and give them with --fleet-keys"
-        )
+        rule = f"expected fleet keys for {address}, which other machines can reach, got none"
+        way_out = "make some with `quire fleet keys FOLDER` and pass them with --fleet-keys"
+        raise ConfigError(f"{rule}; {way_out}", code="fleet_keys_missing")
 
 
 def is_loopback(address: str) -> bool:
@@ -149,6 +147,5 @@ def _read(file: Path, kind: type[_Keys]) -> _Keys:
     try:
         return msgspec.convert(json.loads(file.read_text(encoding="utf-8")), kind)
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        raise ConfigError(
-            f"{file} must hold a fleet's keys: {error}; make some with `quire fleet keys FOLDER`"
-        ) from error
+        rule = f"expected fleet keys in {file}: {error}; make some with `quire fleet keys FOLDER`"
+        raise ConfigError(rule) from error

@@ -24,7 +24,7 @@ def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
     """Raise RequestError for a request that no correct gateway sends for this model."""
     for name, value in (("age_s", command.age_s), ("time_left_s", command.time_left_s)):
         if value is not None and not (isfinite(value) and abs(value) <= MAX_SECONDS):
-            raise RequestError(f"{name} must be a number of seconds up to {MAX_SECONDS:g}, {value} given")
+            raise RequestError(f"expected {name} to be a number of seconds up to {MAX_SECONDS:g}, got {value}")
     check_tokens("a prompt", command.prompt, info.vocabulary_size)
     answers = command.continuations
     indexes = [one.index for one in answers]
@@ -33,10 +33,9 @@ def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
     for one in answers:
         check_tokens("an answer", one.produced, info.vocabulary_size)
         if len(command.prompt) + len(one.produced) > info.max_sequence_tokens:
-            raise RequestError(
-                f"a sequence may have {info.max_sequence_tokens} tokens, one came with "
-                f"{len(command.prompt) + len(one.produced)}; ask a member with longer ones"
-            )
+            num_tokens = len(command.prompt) + len(one.produced)
+            rule = f"expected a sequence of up to {info.max_sequence_tokens} tokens, got {num_tokens}"
+            raise RequestError(f"{rule}; send it to a member with a longer limit")
     _check_sampling(command.params, info.vocabulary_size)
 
 
@@ -52,7 +51,7 @@ def check_card(card: MemberCard) -> None:
     info = card.info
     counts = (info.block_size, info.num_blocks, info.vocabulary_size, info.max_sequence_tokens)
     if not _are_counts(counts):
-        raise MessageError(f"a member has blocks, tokens and room for some; one came with {counts}")
+        raise MessageError(f"expected positive counts of blocks and tokens in a member card, got {counts}")
     if not card.incarnation or not info.identity.fingerprint:
         raise MessageError("invalid member card: expected an incarnation and a model")
 

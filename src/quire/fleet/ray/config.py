@@ -58,12 +58,11 @@ def read_args(raw_args: Mapping[str, Any]) -> RayFleetArgs:
     try:
         args = msgspec.convert(dict(raw_args), RayFleetArgs)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"args of a fleet on Ray need a model, and may have what the guide lists: {error}") from error
+        raise ConfigError(f"invalid args of a fleet on Ray: {error}; the guide lists them") from error
     if bool(args.member_keys) != bool(args.gateway_keys):
-        raise ConfigError(
-            "members and gateways of a fleet need keys that fit each other, "
-            f"member_keys {args.member_keys!r} and gateway_keys {args.gateway_keys!r} given; name both files, or none"
-        )
+        keys = f"member_keys {args.member_keys!r} and gateway_keys {args.gateway_keys!r}"
+        sentence = f"expected matching keys for members and gateways, got {keys}; name both files, or none"
+        raise ConfigError(sentence, ("member_keys", "gateway_keys"))
     return args
 
 

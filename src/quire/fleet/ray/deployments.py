@@ -84,7 +84,7 @@ class RayMembers:
         try:
             found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), REGISTRY_S)
         except (RayError, TimeoutError) as error:
-            raise ConfigError(f"Ray does not say who the members are: {error or 'no answer'}") from error
+            raise ConfigError(f"Ray did not return the members: {error or 'no response'}") from error
         if not found:
             raise ConfigError("Ray reports no members")
         return found

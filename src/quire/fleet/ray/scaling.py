@@ -29,10 +29,8 @@ class ScalingRule:
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1 or self.num_running < 1:
-            raise ConfigError(
-                f"a member has at least 1 waiting token and 1 running sequence to scale by, {self.num_tokens} and "
-                f"{self.num_running} given"
-            )
+            numbers = f"{self.num_tokens} and {self.num_running}"
+            raise ConfigError(f"expected at least 1 waiting token and 1 running sequence to scale by, got {numbers}")
 
 
 def load_of(status: MemberStatus, rule: ScalingRule) -> float:

@@ -35,7 +35,7 @@ def check_router(router: Router, request_ids: Collection[str] | None = None) -> 
     _require(by_size == ready, f"{by_size} get work by their block size, {ready} are ready")
     if request_ids is not None:
         wrong = set(routed) ^ set(request_ids)
-        _require(not wrong, f"members have {sorted(request_ids)}, the router has given out {sorted(routed)}")
+        _require(not wrong, f"members have {sorted(request_ids)}, the router has assigned {sorted(routed)}")
     for request_id, one in routed.items():
         _require(membership.is_current(one.assignment), f"{request_id!r} is at {one.assignment}, which is of the past")
     num_open = Counter(one.assignment.member for one in routed.values())
@@ -62,14 +62,14 @@ def check_membership(membership: Membership) -> None:
 
 def check_loads(loads: MemberLoads) -> None:
     """In flight is what was reported and what was reserved since."""
-    _require(loads.in_flight_tokens.keys() == loads._loads.keys(), "who has a load and who has tokens in flight differ")
+    _require(loads.in_flight_tokens.keys() == loads._loads.keys(), "members with a load and with tokens in flight differ")
     reserved: dict[str, str] = {}
     for member, load in loads._loads.items():
         num_tokens = sum(one for one, _ in load.since.values())
         _require(load.num_since_tokens == num_tokens, f"{member!r}: {load.num_since_tokens} counted, not {num_tokens}")
         num_reported = loads.in_flight_tokens[member] - num_tokens
         is_sound = num_reported >= 0 if load.as_of_s is not None else num_reported == 0
-        _require(is_sound, f"{member!r}: {num_reported} tokens are in flight that nobody reserved or reported")
+        _require(is_sound, f"{member!r}: {num_reported} tokens in flight are neither reserved nor reported")
         _require(all(one >= 0 for one, _ in load.since.values()), f"{member!r}: a reservation is negative")
         reserved |= dict.fromkeys(load.since, member)
     _require(reserved == loads._member_of, "reservations of requests and of members differ")

@@ -79,10 +79,12 @@ class MemberLoads:
     def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
         """The member gets a request of which it has to compute so many tokens."""
         if request_id in self._member_of:
-            raise InvariantError(f"reserve: {request_id!r} has a reservation at {self._member_of[request_id]!r}")
+            place = self._member_of[request_id]
+            raise InvariantError(f"reserve: {request_id!r} has a reservation at {place!r}", code="reserved_twice")
         load = self._loads.get(member)
         if load is None:
-            raise InvariantError(f"reserve: {member!r} has no load: it has not joined, or has left")
+            sentence = f"reserve: {member!r} has no load: it has not joined, or has left"
+            raise InvariantError(sentence, code="member_unknown")
         load.since[request_id] = (num_tokens, now_s)
         load.num_since_tokens += num_tokens
         self.in_flight_tokens[member] += num_tokens

@@ -76,10 +76,8 @@ class Membership:
 
     def __init__(self, suspect_after_s: float = SUSPECT_AFTER_S, gone_after_s: float = GONE_AFTER_S) -> None:
         if suspect_after_s <= 0 or gone_after_s < 0:
-            raise ConfigError(
-                f"a member is suspect after more than 0 s and gone after at least 0 s more, "
-                f"{suspect_after_s} and {gone_after_s} given"
-            )
+            times = f"{suspect_after_s} and {gone_after_s}"
+            raise ConfigError(f"expected suspect_after_s above 0 and gone_after_s of at least 0, got {times}")
         self._suspect_after_s = suspect_after_s
         self._gone_after_s = gone_after_s
         self._records: dict[str, MemberRecord] = {}
@@ -164,7 +162,7 @@ class Membership:
         """It gets one request more. Only a ready member does."""
         record = self._record(member)
         if record.state is not MemberState.READY:
-            raise InvariantError(f"assign: {member!r} is {record.state.value}, not ready")
+            raise InvariantError(f"assign: {member!r} is {record.state.value}, not ready", code="member_not_ready")
         record.num_open += 1
         return record.assignment
 
@@ -191,7 +189,8 @@ class Membership:
     def _move(self, record: MemberRecord, state: MemberState) -> Transition:
         before, assignment = record.state, record.assignment
         if state not in _NEXT_STATES[before]:
-            raise InvariantError(f"{assignment.member!r} cannot become {state.value}: it is {before.value}")
+            sentence = f"{assignment.member!r} cannot become {state.value}: it is {before.value}"
+            raise InvariantError(sentence, code="invalid_transition")
         record.state = state
         if state is MemberState.READY:
             self.ready_members[assignment.member] = assignment

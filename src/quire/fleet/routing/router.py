@@ -123,7 +123,7 @@ class Router:
     def join(self, member: str, block_size: int, now_s: float) -> int:
         """A member with an empty cache and nothing to do; it gets work once it is `ready`. Returns its epoch."""
         if block_size < 1:
-            raise InvariantError(f"a block has at least one token, those of {member!r} have {block_size}")
+            raise InvariantError(f"expected blocks of at least one token at {member!r}, got {block_size}")
         epoch = self.membership.join(member, now_s).epoch
         self.index.join(member)
         self.loads.join(member)
