@@ -167,7 +167,9 @@ def _one(base: str, parts: dict[str, StoredTensor], quantisation: Quantisation) 
 
 def _compressed(config: Mapping[str, Any]) -> Quantisation:
     groups = config.get("config_groups")
-    _refuse(not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights", "several_config_groups")
+    _refuse(
+        not isinstance(groups, dict) or len(groups) != 1, "one config_group for all weights", "several_config_groups"
+    )
     (group,) = groups.values() if isinstance(groups, dict) else ({},)
     weights = group.get("weights") if isinstance(group, dict) else None
     form = (group.get("format") if isinstance(group, dict) else None) or config.get("format")

@@ -128,8 +128,16 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path) -> None:
         ("config.json", {"quantization_config": {"quant_method": "gptq", "desc_act": True}}, "scattered_groups"),
         ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 8}}, "unsupported_num_bits"),
         ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "version": "gemv"}}, "awq_not_gemm"),
-        ("config.json", {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}}, "invalid_group_size"),
-        ("config.json", {"quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 2]}}, "blocks_not_square"),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 0}},
+            "invalid_group_size",
+        ),
+        (
+            "config.json",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [1, 2]}},
+            "blocks_not_square",
+        ),
         ("config.json", {"quantization_config": {"quant_method": "compressed-tensors"}}, "several_config_groups"),
         ("config.json", {"hidden_size": -1}, "invalid_hidden_size"),
         ("config.json", {"hidden_size": True}, "invalid_hidden_size"),

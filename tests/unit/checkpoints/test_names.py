@@ -49,9 +49,7 @@ def test_a_download_that_fails_says_to_give_a_local_file(error: Exception, code:
 
 
 def test_offline_only_what_is_cached_is_looked_at(tmp_path: Path) -> None:
-    program = (
-        "from quire.checkpoints import *\ntry: resolve('org/absent')\nexcept CheckpointError as error: print(error.code)"
-    )
+    program = "from quire.checkpoints import *\ntry: resolve('org/absent')\nexcept CheckpointError as e: print(e.code)"
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "", "HOME": str(tmp_path)}
     environment["PYTHONPATH"] = str(Path(quire.checkpoints.__file__).parents[2])
     run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

@@ -1,6 +1,5 @@
 """Where a text ends. The rule against a plain search is in `property/test_text.py`; here are its corners."""
 
-
 from quire.errors import InvalidTextError
 from quire.text.stop_strings import Delta, StopStrings
 from tests.support.errors import raises_code

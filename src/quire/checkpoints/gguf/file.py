@@ -149,7 +149,7 @@ class _Reader:
         """A number of things to follow, each of at least `bytes_each` bytes."""
         number = self.u64()
         if number > limit:
-            code = f"too_many_{what.split()[0]}"
+            code = f"too_many_{what.split(maxsplit=1)[0]}"
             raise self.damaged(code, f"expected at most {limit:,} {what}, got {number:,}")
         if number * bytes_each > self._end - self.position:
             raise self.damaged("count_beyond_file", f"{number:,} {what} do not fit into the rest of the file")

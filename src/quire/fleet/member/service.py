@@ -263,7 +263,7 @@ class MemberService:
 
         op, info = call.op, self._card.info
         if not isinstance(op, Explain):
-            raise MessageError(f"expected an Explain call from a gateway, got {type(op).__name__}")
+            raise MessageError(f"expected an Explain call, got {type(op).__name__}", code="unsupported_call")
         try:
             check_tokens("a prompt", op.prompt, info.vocabulary_size)
         except RequestError as error:

@@ -88,10 +88,12 @@ class MemberCount:
         """`3`, or `1-8`. Raises ConfigError."""
         low, dash, high = text.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise ConfigError(f"expected a number of members such as 3, or a range such as 1-8, got {text!r}")
+            rule = f"expected a number of members such as 3, or a range such as 1-8, got {text!r}"
+            raise ConfigError(rule, ("members",))
         count = cls(int(low), int(high) if dash else int(low))
         if not 1 <= count.at_least <= count.at_most <= MAX_MEMBERS:
-            raise ConfigError(f"expected 1 to {MAX_MEMBERS} members, the smaller number first, got {text!r}")
+            rule = f"expected 1 to {MAX_MEMBERS} members, the smaller number first, got {text!r}"
+            raise ConfigError(rule, ("members",))
         return count
 
     @property
@@ -115,7 +117,7 @@ class MemberCount:
 def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1) -> dict[str, Any]:
     """A Serve config for one fleet. `host` and `port` of the settings are where Ray's proxies listen."""
     if num_gateways < 1:
-        raise ConfigError(f"expected at least 1 gateway, got {num_gateways}")
+        raise ConfigError(f"expected at least 1 gateway, got {num_gateways}", ("gateways",))
     server = settings_of_args(args).server
     return {
         "proxy_location": "HeadOnly" if server.is_loopback else "EveryNode",

@@ -1,6 +1,5 @@
 """A GGUF model in several files is the model in one."""
 
-import re
 from pathlib import Path
 
 import gguf

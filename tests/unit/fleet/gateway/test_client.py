@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
 
 from quire.client.engines.served import ServedModel, Serving
 from quire.client.request.params import SamplingParams
@@ -11,6 +10,7 @@ from quire.errors import ConfigError
 from quire.fleet.gateway.client import FleetModel, text_of
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.protocol.keys import make_keys, read_gateway_keys, read_member_keys
+from tests.support.errors import raises_code
 from tests.support.fleet.small_fleets import oracle_words, small_fleet, small_member
 from tests.support.servers.talkers import TEMPLATE, talker
 from tests.support.workers.oracle_worker import SETTINGS, oracle_plan
@@ -111,7 +111,7 @@ def test_with_keys_the_right_gateway_is_let_in_and_others_never_hear_a_word(tmp_
 
 def test_without_keys_no_address_beyond_this_machine_is_taken() -> None:
     async def run() -> None:
-        with pytest.raises(ConfigError, match="beyond this machine a fleet needs keys"):
+        with raises_code(ConfigError, "fleet_keys_missing"):
             async with small_member(address="tcp://192.0.2.1:7000"):
                 pass
 
@@ -121,7 +121,7 @@ def test_without_keys_no_address_beyond_this_machine_is_taken() -> None:
 def test_keys_are_readable_by_their_owner_alone_and_never_overwritten(tmp_path: Path) -> None:
     for file in make_keys(tmp_path):
         assert file.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(ConfigError, match="never overwritten"):
+    with raises_code(ConfigError, "keys_exist"):
         make_keys(tmp_path)
 
 

@@ -16,6 +16,7 @@ import zmq.asyncio
 from quire.client.engines.served import ServedModel, Serving
 from quire.client.request.params import Grammar, SamplingParams
 from quire.core.events import Queued, RequestEvent
+from quire.errors import EngineDeadError
 from quire.fleet.gateway.client import FleetModel, text_of
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.gateway.member_link import MemberLink
@@ -219,7 +220,7 @@ def test_a_gateway_that_goes_ends_its_requests_and_not_those_of_another() -> Non
                 async with FleetModel("oracle", source, None) as goes:
                     gone = asyncio.create_task(answer(goes))
                     await until(lambda: member.supervisor.num_open == 2)
-                with pytest.raises(Exception, match="closed"):
+                with pytest.raises(EngineDeadError):
                     await gone
                 await until(lambda: member.supervisor.num_open == 1)
                 assert await asking == expected

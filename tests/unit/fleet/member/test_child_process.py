@@ -15,6 +15,7 @@ from quire.fleet.member.replicas import ReplicaOrder
 from quire.fleet.member.status import MemberStatus, decode_status, encode_status, write_status, write_status_file
 from quire.fleet.protocol.keys import make_keys, read_member_keys
 from quire.worker.messages import Open
+from tests.support.errors import raises_code
 from tests.support.fleet.oracle_replica import COMMAND
 from tests.support.fleet.small_fleets import LOCAL, oracle_words
 from tests.support.machine.patience import PATIENCE_S
@@ -58,7 +59,7 @@ def test_a_member_that_was_killed_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_a_member_that_cannot_load_is_told_when_it_ends(tmp_path: Path) -> None:
-    with pytest.raises(EngineDeadError, match="before it was ready"):
+    with raises_code(EngineDeadError, "engine_dead"):
         WatchedMember(order(tmp_path, model="no number"), COMMAND).start()
 
 
@@ -81,7 +82,7 @@ def test_a_status_is_written_at_once_or_not_at_all() -> None:
     os.close(reading)
     write_status(writing, status)
     os.close(writing)
-    with pytest.raises(MessageError, match="up to"):
+    with raises_code(MessageError, "malformed_message"):
         write_status(-1, MemberStatus("a" * 5000, "ready"))
 
 
@@ -90,7 +91,7 @@ def test_a_status_file_always_holds_one_whole_status(tmp_path: Path) -> None:
         write_status_file(tmp_path / "status", MemberStatus("tcp://127.0.0.1:1", "ready", number))
         assert decode_status((tmp_path / "status").read_bytes()).num_running == number
     assert [file.name for file in tmp_path.iterdir()] == ["status"]
-    with pytest.raises(ConfigError, match="can be written"):
+    with raises_code(ConfigError, "invalid_config"):
         write_status_file(tmp_path / "nowhere" / "status", MemberStatus("tcp://127.0.0.1:1", "ready"))
 
 
@@ -98,5 +99,5 @@ def test_a_status_file_always_holds_one_whole_status(tmp_path: Path) -> None:
     "line", [b"", b"hello", b'{"address": 1}', b'{"address": "a", "state": "b", "num_running": -1}']
 )
 def test_what_is_no_status_is_refused(line: bytes) -> None:
-    with pytest.raises(MessageError, match="malformed status"):
+    with raises_code(MessageError, "malformed_message"):
         decode_status(line)

@@ -15,12 +15,13 @@ import zmq.asyncio
 
 from quire.client.reply.outputs import Completion
 from quire.client.request.params import Grammar, SamplingParams
-from quire.errors import ConfigError, QueueFullError, QuireError, RequestError
+from quire.errors import ConfigError, EngineDeadError, QueueFullError, QuireError, RequestError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, tokenizer_source_of
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.fleet.routing.membership import MemberState
+from tests.support.errors import raises_code
 from tests.support.fleet.small_fleets import oracle_words, small_member
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import house
@@ -292,7 +293,7 @@ def test_what_only_quire_can_do_goes_to_quire_and_is_refused_without_it() -> Non
                 for params in only_quire:
                     with pytest.raises(RequestError, match="no ready member can serve this request"):
                         await model.generate("nobody", params)
-                with pytest.raises(QuireError, match="no quire member is ready"):
+                with raises_code(EngineDeadError, "engine_dead"):
                     await model.explain("nobody")
 
     asyncio.run(run())
@@ -444,7 +445,7 @@ def test_one_with_another_tokenizer_or_without_its_key_is_never_let_in(tmp_path:
 def test_a_fleet_of_strangers_alone_needs_words_and_a_quire_member_brings_them() -> None:
     async def run() -> None:
         async with openai_server() as server:
-            with pytest.raises(ConfigError, match="--tokenizer MODEL"):
+            with raises_code(ConfigError, "tokenizer_missing"):
                 async with FleetModel("oracle", FixedMembers([server.line]), None):
                     pass
             async with small_member() as member:
@@ -472,7 +473,7 @@ def test_quire_may_join_a_fleet_that_began_with_strangers_alone() -> None:
 
 def test_beyond_this_machine_a_clear_link_needs_the_flag() -> None:
     async def run() -> None:
-        with pytest.raises(ConfigError, match="--allow-clear-member"):
+        with raises_code(ConfigError, "unencrypted_member"):
             async with fleet_of("openai:http://192.0.2.1:8000"):
                 pass
 

@@ -19,6 +19,7 @@ from quire.fleet.ray.config import (
     serve_config,
     settings_of_args,
 )
+from tests.support.errors import raises_code
 
 ROOT = Path(__file__).parents[4]
 ARGS = RayFleetArgs("org/model", settings={"memory": "2GiB", "max_running": 8, "no_page": True})
@@ -55,7 +56,7 @@ def test_arguments_that_cannot_be_are_refused(given: dict[str, Any], words: str)
 
 
 def test_a_setting_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match="memry"):
+    with raises_code(ConfigError, "unknown_setting"):
         settings_of_args(RayFleetArgs("m", settings={"memry": "2GiB"}))
 
 
@@ -66,8 +67,9 @@ def test_members_are_a_number_or_a_range(text: str, count: tuple[int, int]) -> N
 
 @pytest.mark.parametrize("text", ["", "0", "0-3", "3-1", "-3", "1-", "two", "1-2-3", "10001"])
 def test_other_numbers_of_members_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=f"got '{text}'"):
+    with pytest.raises(ConfigError) as refused:
         MemberCount.parse(text)
+    assert refused.value.settings == ("members",)
 
 
 def test_a_config_has_both_deployments_and_listens_at_the_host_of_its_settings() -> None:
@@ -80,8 +82,9 @@ def test_a_config_has_both_deployments_and_listens_at_the_host_of_its_settings()
     ]
     assert read_args(application["args"]) == ARGS
     assert config["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    with pytest.raises(ConfigError, match="at least 1 gateway"):
+    with pytest.raises(ConfigError) as refused:
         serve_config(ARGS, MemberCount(2, 2), 0)
+    assert refused.value.settings == ("gateways",)
 
 
 def test_a_range_of_members_follows_our_policy() -> None:
