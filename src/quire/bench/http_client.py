@@ -37,7 +37,7 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"expected a server URL that begins with http:// or https://, got {self.url!r}")
+            raise ConfigError(f"expected a server URL that begins with http:// or https://, got {self.url!r}", ("url",))
         object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
 
 

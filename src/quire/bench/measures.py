@@ -41,10 +41,8 @@ class Objective:
             except ValueError:
                 limit = -1.0
             if name not in LIMITS or not limit > 0:
-                raise ConfigError(
-                    f"expected an objective of {', '.join(f'{one}:MS' for one in LIMITS)} with more than 0 ms, got "
-                    f"{word!r}"
-                )
+                forms = ", ".join(f"{one}:MS" for one in LIMITS)
+                raise ConfigError(f"expected an objective of {forms} with more than 0 ms, got {word!r}", ("goodput",))
             limits[f"{name}_ms"] = limit
         return cls(**limits) if limits else None
 

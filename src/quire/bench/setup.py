@@ -143,7 +143,7 @@ class LoadSetup:
 
     def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value not in choices:
-            raise ConfigError(f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}")
+            raise ConfigError(f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}", (name,))
 
     def _check_least(self, name: str, least: int) -> None:
         value = getattr(self, name)

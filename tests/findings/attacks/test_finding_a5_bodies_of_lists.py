@@ -64,11 +64,12 @@ def test_arguments_of_a_million_lists_stay_a_text() -> None:
 
 def test_a_schema_of_a_million_lists_is_refused_before_one_is_made() -> None:
     fields = CompletionFields.model_validate({"prompt": "a", "guided_json": MILLION})
-    with pytest.raises(ApiError, match=f"guided_json: expected at most {MAX_JSON_LISTS:,} lists and objects"):
+    with pytest.raises(ApiError) as refused:
         grammar_of(fields)
+    assert refused.value.param == "guided_json"
 
 
 def test_a_body_of_a_million_lists_is_refused_before_one_is_made() -> None:
     body = json.dumps({"lists": [[]] * 450_000}).encode()
-    with pytest.raises(ApiError, match=f"at most {MAX_JSON_LISTS:,} lists and objects in a body, got 450,002"):
+    with pytest.raises(ApiError, match="lists and objects in a body"):
         parse_object(body)

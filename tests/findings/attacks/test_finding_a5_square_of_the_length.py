@@ -132,5 +132,5 @@ def test_a_text_of_many_spans_is_cut_at_the_cost_of_its_length() -> None:
 
 def test_an_event_without_an_end_is_not_read_to_its_end() -> None:
     lines = (b"data: " + b"x" * 1_000_000 for _ in range(64))
-    with pytest.raises(WatchGoneError, match="expected an event of at most"):
+    with pytest.raises(WatchGoneError):
         next(events(lines, "snapshot"))

@@ -21,7 +21,7 @@ def test_an_event_of_lines_without_end_is_given_up() -> None:
             num_sent += len(LINE)
             yield LINE
 
-    with pytest.raises(WatchGoneError, match="expected an event of at most"):
+    with pytest.raises(WatchGoneError):
         list(events(endless(), "snapshot"))
     assert num_sent <= MOST_BYTES + 2 * len(LINE)
 

@@ -45,8 +45,9 @@ def test_a_port_that_is_taken_costs_no_worker(command: str, tmp_path: Path, monk
 def test_a_network_without_keys_costs_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     words = ["serve", str(write_gguf(tmp_path / "tiny.gguf", Tiny())), "--host", "192.0.2.1", "--port", "0"]
-    with pytest.raises(ConfigError, match="there are no keys"):
+    with pytest.raises(ConfigError) as refused:
         CliRunner().invoke(app, words, catch_exceptions=False)
+    assert refused.value.settings == ("host",)
 
 
 @pytest.mark.usefixtures("_no_worker")

@@ -238,7 +238,7 @@ def test_a_tenant_that_has_many_models_loaded_is_told_to_come_back_and_others_ar
         await world.park.start()
         asked = [asyncio.ensure_future(world.ask(name)) for name in "abcda"]
         await settled(lambda: world.entries["d"].stage is Stage.LOADING)
-        with pytest.raises(ApiError, match="at most 4 model loads per key in 60 s, e would") as refused:
+        with pytest.raises(ApiError) as refused:
             await world.ask("e")
         assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
         assert 50 < (refused.value.retry_after_s or 0) <= 60
@@ -306,8 +306,9 @@ def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_ha
             leaving.task.cancel()  # its task hears of it in the next round of the loop
             if is_failing:
                 resident.refuse(CheckpointError("it is damaged"))
-                with pytest.raises(ApiError, match="damaged"):
+                with pytest.raises(ApiError) as refused:
                     await staying
+                assert refused.value.code == "model_not_loaded"
             else:
                 resident.entry.engine_client = Front(world, "a")  # type: ignore[assignment]
                 resident.begin_turn(0.0)
@@ -328,7 +329,7 @@ def test_many_may_wait_and_one_more_is_told_to_come_back() -> None:
         asked = [asyncio.ensure_future(world.ask("a")) for _ in range(3)]
         await settled(lambda: world.entries["a"].stage is Stage.LOADING)
         await settled(lambda: world.entries["a"].loaded_share == 0.5)
-        with pytest.raises(ApiError, match="at most 3 requests waiting for a, 3 are waiting; try again") as refused:
+        with pytest.raises(ApiError) as refused:
             await world.ask("a")
         assert (refused.value.status, refused.value.code) == (503, "model_loading")
         assert refused.value.retry_after_s is not None
@@ -345,7 +346,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_tried_again_later(monkeypatch
         await world.park.start()
         world.failing["a"] = CheckpointError("it is damaged")
         for _ in range(2):
-            with pytest.raises(ApiError, match="a could not be loaded: it is damaged") as refused:
+            with pytest.raises(ApiError) as refused:
                 await world.ask("a")
             assert (refused.value.status, refused.value.code) == (503, "model_not_loaded")
         assert world.stages() == {"a": "unloaded"}
@@ -354,7 +355,7 @@ def test_a_model_that_cannot_be_loaded_is_told_and_tried_again_later(monkeypatch
         assert await world.ask("a") == "a"
         world.failing["a"] = RuntimeError("a mistake of ours")
         world.park.unload(world.entries["a"])
-        with pytest.raises(RuntimeError, match="of ours"):
+        with pytest.raises(RuntimeError):
             await world.ask("a")
         await world.park.close()
 
@@ -365,7 +366,7 @@ def test_a_kept_model_that_cannot_be_loaded_ends_the_start() -> None:
     async def main() -> None:
         world = World(OnDemandModel("k", "k", is_kept=True))
         world.failing["k"] = CheckpointError("it is damaged")
-        with pytest.raises(CheckpointError, match="damaged"):
+        with pytest.raises(CheckpointError):
             await world.park.start()
         await world.park.close()
 
@@ -377,14 +378,15 @@ def test_what_can_never_be_loaded_is_refused_with_what_would_have_to_go() -> Non
         world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a"), room=1)
         world.problems["a"] = ""
         await world.park.start()
-        with pytest.raises(ApiError, match=r"does not fit beside the models that are kept: k") as refused:
+        with pytest.raises(ApiError) as refused:
             await world.ask("a")
         assert (refused.value.status, refused.value.code) == (400, "model_does_not_fit")
         await world.park.close()
         huge = World(*on_demand("a"), room=0)
         await huge.park.start()
-        with pytest.raises(ApiError, match="the operator has to raise --memory"):
+        with pytest.raises(ApiError) as refused:
             await huge.ask("a")
+        assert refused.value.code == "model_does_not_fit"
         await huge.park.close()
 
     play(main)
@@ -395,8 +397,9 @@ def test_a_model_that_is_not_on_this_machine_is_refused_with_what_to_do() -> Non
         world = World(*on_demand("a"))
         world.problems["a"] = "the model a is not on this machine; fetch it with: quire pull org/a"
         await world.park.start()
-        with pytest.raises(ApiError, match="quire pull org/a"):
+        with pytest.raises(ApiError) as refused:
             await world.ask("a")
+        assert refused.value.code == "model_not_here"
         await world.park.close()
 
     play(main)
@@ -415,13 +418,15 @@ def test_an_operator_loads_and_unloads_whatever_is_not_kept() -> None:
         await held.end()
         await settled(lambda: world.stages()["a"] == "unloaded")
         world.park.unload(world.entries["a"])  # it is away: nothing is to be done
-        with pytest.raises(ApiError, match="is kept"):
+        with pytest.raises(ApiError) as refused:
             world.park.unload(world.entries["k"])
+        assert (refused.value.status, refused.value.code) == (400, "invalid_request")
         world.may_load.clear()
         coming = asyncio.ensure_future(world.park.load(world.entries["a"]))
         await settled(lambda: world.stages()["a"] == "loading")
-        with pytest.raises(ApiError, match="is being loaded"):
+        with pytest.raises(ApiError) as refused:
             world.park.unload(world.entries["a"])
+        assert (refused.value.status, refused.value.code) == (409, "model_loading")
         world.may_load.set()
         await coming
         await world.park.close()

@@ -17,6 +17,7 @@ from quire.cli.bench import commands as bench
 from quire.cli.bench import progress as bench_progress
 from quire.cli.bench.progress import Tally
 from quire.errors import ConfigError, QuireError
+from tests.support.errors import raises_code
 from tests.support.servers.talkers import talker
 from tests.unit.bench.outcomes import outcome
 
@@ -127,25 +128,26 @@ def test_the_engine_is_measured_in_this_process(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "flag"),
     [
-        (("serve", "--url", "nowhere"), "begins with http://"),
-        (("serve", "--url", "http://x", "--workload", "odd"), "--workload to be one of"),
-        (("serve", "--url", "http://x", "--extra-body", "[1]"), "expected a JSON object"),
-        (("serve", "--url", "http://x", "--header", "odd"), "name=value for --header"),
-        (("serve", "--url", "http://x", "--goodput", "fast"), "expected an objective of"),
-        (("sweep", "--url", "http://x", "--clients", "1,two"), "whole numbers from 1 for --clients"),
-        (("engine", "m", "--batches", "0"), "whole numbers from 1 for --batches"),
+        (("serve", "--url", "nowhere"), "url"),
+        (("serve", "--url", "http://x", "--workload", "odd"), "workload"),
+        (("serve", "--url", "http://x", "--extra-body", "[1]"), "--extra-body"),
+        (("serve", "--url", "http://x", "--header", "odd"), "--header"),
+        (("serve", "--url", "http://x", "--goodput", "fast"), "goodput"),
+        (("sweep", "--url", "http://x", "--clients", "1,two"), "--clients"),
+        (("engine", "m", "--batches", "0"), "--batches"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_cannot_be_is_refused_by_its_flag(words: tuple[str, ...], flag: str) -> None:
+    with pytest.raises(ConfigError) as refused:
         run(*words)
+    assert refused.value.settings == (flag,)
 
 
 def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "quire.bench.http_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'aiohttp"):
+    with raises_code(ConfigError, "aiohttp_missing"):
         run("serve", "--url", "http://x")
 
 

@@ -234,7 +234,7 @@ class TestTheStream:
 
     @given(st.binary(max_size=100) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
     def test_what_is_no_snapshot_is_told_as_that(self, data: bytes | str) -> None:
-        with pytest.raises(WatchGoneError, match="malformed snapshot"):
+        with pytest.raises(WatchGoneError):
             read_snapshot(data if isinstance(data, bytes) else data.encode())
 
     def test_a_server_of_another_age_may_say_more_and_less(self) -> None:

@@ -14,6 +14,7 @@ from quire.client.engines import park_plan, served
 from quire.client.engines.park_plan import ParkPlan, Weighed
 from quire.config import OnDemandModel, load_settings
 from quire.errors import CheckpointError, ConfigError
+from tests.support.errors import raises_code
 
 SETTINGS = load_settings({}, environ={})
 FIRST: Any = "the first worker"
@@ -103,7 +104,7 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
 def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         made = loading(monkeypatch)
-        with pytest.raises(ConfigError, match="no keys"):
+        with pytest.raises(ConfigError):
             async with supervised([ONE], SETTINGS, FIRST):
                 raise ConfigError("no keys")
         assert made.told == ["begun one by the first worker", "ended one"]
@@ -116,7 +117,7 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
 
     async def go() -> None:
         async with supervised([gone], SETTINGS, FIRST) as wiring:
-            with pytest.raises(CheckpointError, match="cannot be opened"):
+            with raises_code(CheckpointError, "file_not_readable"):
                 async with wiring.opening(gone, quiet):
                     pass
 
@@ -127,7 +128,7 @@ def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_m
     gone = OnDemandModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
 
     async def go() -> None:
-        with pytest.raises(ConfigError, match="no keys"):
+        with pytest.raises(ConfigError):
             async with supervised([gone], SETTINGS, FIRST):
                 raise ConfigError("no keys")
 

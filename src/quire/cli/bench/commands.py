@@ -248,7 +248,7 @@ def _numbers(text: str, flag: str) -> list[int]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
-        raise ConfigError(f"expected comma-separated whole numbers from 1 for {flag}, got {text!r}")
+        raise ConfigError(f"expected comma-separated whole numbers from 1 for {flag}, got {text!r}", (flag,))
     return numbers
 
 

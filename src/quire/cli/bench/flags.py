@@ -65,9 +65,8 @@ class ServerFlags:
         try:
             from quire.bench.http_client import ServerAddress
         except ImportError as error:
-            raise ConfigError(
-                "requests to a server need aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
-            ) from error
+            missing = "requests to a server need aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
+            raise ConfigError(missing, code="aiohttp_missing") from error
         values = self._values
         return ServerAddress(url, values["api_key"], _pairs(values["header"], "--header"), values["timeout"])
 
@@ -148,7 +147,7 @@ def _pairs(words: list[str] | None, flag: str) -> dict[str, str]:
     for word in words or ():
         name, equals, value = word.partition("=")
         if not equals or not name:
-            raise ConfigError(f"expected name=value for {flag}, got {word!r}")
+            raise ConfigError(f"expected name=value for {flag}, got {word!r}", (flag,))
         pairs[name.strip()] = value.strip()
     return pairs
 
@@ -165,5 +164,5 @@ def _json(text: str | None) -> dict[str, Any]:
     except ValueError:
         extra = None
     if not isinstance(extra, dict):
-        raise ConfigError(f"expected a JSON object for --extra-body, got {text!r}")
+        raise ConfigError(f"expected a JSON object for --extra-body, got {text!r}", ("--extra-body",))
     return extra

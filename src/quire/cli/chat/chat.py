@@ -64,7 +64,8 @@ def chat(
         raise ConfigError("expected a model, or a server with --url, got neither")
     with opened(model, settings) as llm:
         if llm.text.template is None:
-            raise ConfigError("this model has no chat template; use quire generate, or a chat model")
+            missing = "this model has no chat template; use quire generate, or a chat model"
+            raise ConfigError(missing, code="template_missing")
         talk_in_terminal(ChatSession(llm, params, system))
 
 

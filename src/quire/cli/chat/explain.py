@@ -62,9 +62,10 @@ def _read(name: str) -> str:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
         return data.decode()
     except OSError as error:
-        raise ConfigError(f"cannot read the prompt: {error}; - reads stdin") from error
+        raise ConfigError(f"cannot read the prompt: {error}; - reads stdin", code="file_not_readable") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"expected a prompt in UTF-8, got other bytes from {name}: {error}") from error
+        sentence = f"expected a prompt in UTF-8, got other bytes from {name}: {error}"
+        raise ConfigError(sentence, code="prompt_not_utf8") from error
 
 
 def body_of(text: str) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def pull(
 
     wanted = HubName.parsed(model)
     if wanted is None:
-        raise CheckpointError(f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling")
+        rule = f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling"
+        raise CheckpointError(rule, code="invalid_model_name")
     limit = _memory_bytes(memory) or memory_for_models_bytes()
     with show_progress() as progress:
         path = in_background(lambda report: fetch(wanted, limit, report, show_choice), progress).result()
@@ -79,7 +80,8 @@ def rm(
 
     found = [one for one in all_found() if one.name == model]
     if not found:
-        raise CheckpointError(f"expected a name that quire models lists, got {model[:200]!r}; choose one of those")
+        rule = f"expected a name that quire models lists, got {model[:200]!r}; choose one of those"
+        raise CheckpointError(rule, code="model_not_found")
     size_bytes = sum(one.size_bytes for one in found)
     for one in found:
         typer.echo(f"{one.path}", err=True)
@@ -101,5 +103,5 @@ def _memory_bytes(text: str | None) -> int | None:
     try:
         size = SIZE.parse(text)
     except ValueError as error:
-        raise ConfigError(f"expected memory to be {SIZE.rule}, got {text[:60]!r}") from error
+        raise ConfigError(f"expected memory to be {SIZE.rule}, got {text[:60]!r}", ("memory",)) from error
     return size if isinstance(size, int) else None

@@ -63,7 +63,8 @@ def talk(path: str, settings: Settings) -> None:
 
     with opened(path, settings) as llm:
         if llm.text.template is None:
-            raise ConfigError("this model has no chat template; use quire generate, or a chat model")
+            missing = "this model has no chat template; use quire generate, or a chat model"
+            raise ConfigError(missing, code="template_missing")
         talk_in_terminal(ChatSession(llm, SamplingParams(max_tokens=None), None))
 
 

@@ -45,7 +45,7 @@ def top(
     from quire.cli.watch.watch_source import chosen_source
 
     if as_json and not once:
-        raise ConfigError("expected --once with --json; pass both")
+        raise ConfigError("expected --once with --json; pass both", code="json_without_once")
     source = chosen_source(server, key)
     if once:
         from quire.cli.watch.top_watcher import seen_once

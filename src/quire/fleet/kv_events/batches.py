@@ -123,7 +123,8 @@ def open_batch(data: bytes) -> KVEventBatch:
     try:
         batch = _batch.decode(data)
         if (num_events := _num_of(batch.events)) > MAX_EVENTS:
-            raise MessageError(f"expected a batch of up to {MAX_EVENTS} KV events, got {num_events}")
+            rule = f"expected a batch of up to {MAX_EVENTS} KV events, got {num_events}"
+            raise MessageError(rule, code="too_many_events")
         return KVEventBatch(batch.at_s, _events.decode(batch.events))
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise MessageError(f"malformed batch of KV events ({len(data)} bytes): {error}") from error

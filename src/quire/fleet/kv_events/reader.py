@@ -359,9 +359,8 @@ class EventReader:
             return
         self.is_trusted = False
         self._begin_without()
-        raise MessageError(
-            f"expected names of up to twice its {self._num_blocks} blocks, got more; ignoring its KV events"
-        )
+        rule = f"expected names of up to twice its {self._num_blocks} blocks, got more; ignoring its KV events"
+        raise MessageError(rule, code="too_many_names")
 
     def _forget(self) -> None:
         """The member holds nothing, and pending events are dropped."""

@@ -92,7 +92,8 @@ class HttpExchange:
         while not answer.body and not answer.is_whole:
             num_bytes += await self._more()
             if num_bytes > MAX_HEAD_BYTES:
-                raise MessageError(f"expected a body, got {num_bytes} bytes of chunk headers or trailers")
+                sentence = f"expected a body, got {num_bytes} bytes of chunk headers or trailers"
+                raise MessageError(sentence, code="body_missing")
         data, answer.body = b"".join(answer.body), []
         return data
 
@@ -103,7 +104,8 @@ class HttpExchange:
             pieces.append(piece)
             num_bytes += len(piece)
             if num_bytes > MAX_BODY_BYTES:
-                raise MessageError(f"expected a response body of up to {MAX_BODY_BYTES} bytes, got more")
+                rule = f"expected a response body of up to {MAX_BODY_BYTES} bytes, got more"
+                raise MessageError(rule, code="body_too_long")
         return b"".join(pieces)
 
     async def _more(self) -> int:

@@ -161,10 +161,8 @@ class Helpers:
         if self._is_closed:
             return EngineDeadError("the model was closed during rendering")
         if stopped.is_starved:
-            return CapacityError(
-                f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced; try "
-                "again"
-            )
+            why = f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced"
+            return CapacityError(f"{why}; try again", code="renderer_starved")
         rule = f"expected the chat template to finish within {RENDER_S:g} s, it {stopped}"
         way_out = "send fewer or shorter messages, or use the completions endpoint"
         return TemplateError(f"{rule}; {way_out}", code="rendering_stopped")
