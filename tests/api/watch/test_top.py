@@ -22,6 +22,7 @@ from quire.cli.watch.top_terminal import show_in_terminal, typed_keys
 from quire.cli.watch.top_watcher import TopWatcher
 from quire.cli.watch.watch_source import WatchSource, chosen_source
 from quire.errors import ConfigError, RequestError
+from tests.support.errors import raises_code
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.watch_stand_in import Answer, StandIn, event, snapshot, stand_in
@@ -94,7 +95,8 @@ def test_where_nobody_is_it_says_how_to_start_one(tmp_path: Path, monkeypatch: p
         assert "quire serve MODEL" in str(done.exception)
     with pytest.raises(ConfigError, match="expected a server address"):
         chosen_source("127.0.0.1:8000", None)
-    assert "--once" in str(CliRunner().invoke(app, ["top", "--json"]).exception)
+    with raises_code(ConfigError, "json_without_once"):
+        CliRunner().invoke(app, ["top", "--json"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """By reading: a keys file that changed while no file could be opened locked everybody out."""
 
-import errno
 import os
 import resource
 from collections.abc import Iterator
@@ -19,9 +18,8 @@ def no_file_left() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:
-        with pytest.raises(OSError) as refused:
+        with pytest.raises(OSError, match="Too many open files"):
             os.open(os.devnull, os.O_RDONLY)
-        assert refused.value.errno == errno.EMFILE
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -82,7 +82,7 @@ def test_a_result_and_an_error_reach_who_waits() -> None:
 
     assert in_background(work, lambda *what: told.append(what)).result(60) == 5
     assert told == [("x", 1, 2)]
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="broken"):
         in_background(fail, lambda *_: None).result(60)
     for thread in threading.enumerate():
         if thread.name == "quire-background":

@@ -145,7 +145,7 @@ def test_small_files_are_checked_by_the_name_git_gives_them(hub: HubStandIn, tmp
     [
         ({"size": -1}, "invalid_file_size"),
         ({"size": 1 << 60}, "invalid_file_size"),
-        ({"size": None}, "download_failed"),
+        ({"size": None}, "invalid_file_size"),
         ({"sha256": "../../../etc"}, "invalid_digest"),
         ({"sha256": "A" * 64}, "invalid_digest"),
     ],

@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-
 from quire.client.engines.served import ServedModel, Serving
 from quire.client.request.params import SamplingParams
 from quire.errors import ConfigError

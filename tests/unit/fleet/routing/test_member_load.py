@@ -1,7 +1,5 @@
 """Uncached tokens in flight."""
 
-import pytest
-
 from quire.errors import InvariantError
 from quire.fleet.routing.member_load import RATE_OVER_S, MemberLoads
 from tests.support.errors import raises_code

@@ -219,7 +219,7 @@ def test_what_json_cannot_say_is_refused_before_it_is_sent() -> None:
 
 
 def test_half_characters_are_refused() -> None:
-    with raises_code(TemplateError, "incomplete_character"):
+    with raises_code(CheckpointError, "invalid_checkpoint"):
         ChatTemplate("{{ '\\ud800' }}", {}).render(said("x"))
 
 

@@ -185,7 +185,7 @@ def _encoded(answer: ToServer) -> bytes:
         return wire.encode_frame(answer)
     except UnicodeEncodeError:
         sentence = "the model's chat template returned an incomplete character; use the completions endpoint"
-        return wire.encode_frame(TemplateRefused(sentence, code="incomplete_character"))
+        return wire.encode_frame(TemplateRefused(sentence))
     except MemoryError:
         rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more"
         return wire.encode_frame(TemplateRefused(rule, code="memory_exceeded"))
