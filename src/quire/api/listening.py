@@ -36,7 +36,8 @@ def listen(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        why = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        raise ConfigError(why, ("port",)) from error
     listener.setblocking(False)
     return listener
 

@@ -42,10 +42,9 @@ def test_what_is_fetched_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (RuntimeError("odd"), "download_failed"),
     ],
 )
-def test_a_download_that_fails_says_to_give_a_local_file(error: Exception, code: str) -> None:
-    with raises_code(CheckpointError, code) as caught, hub_errors("org/model"):
+def test_a_download_that_fails_is_refused_by_its_reason(error: Exception, code: str) -> None:
+    with raises_code(CheckpointError, code), hub_errors("org/model"):
         raise error
-    assert str(caught.value).endswith("give a local file")
 
 
 def test_offline_only_what_is_cached_is_looked_at(tmp_path: Path) -> None:

@@ -62,9 +62,7 @@ def check_membership(membership: Membership) -> None:
 
 def check_loads(loads: MemberLoads) -> None:
     """In flight is what was reported and what was reserved since."""
-    _require(
-        loads.in_flight_tokens.keys() == loads._loads.keys(), "members with a load and with tokens in flight differ"
-    )
+    _require(loads.in_flight_tokens.keys() == loads._loads.keys(), "members with a load and with tokens differ")
     reserved: dict[str, str] = {}
     for member, load in loads._loads.items():
         num_tokens = sum(one for one, _ in load.since.values())

@@ -301,12 +301,11 @@ def test_sampling_and_ends_in_the_metadata_become_the_generation_config(tmp_path
     assert checkpoint.bos_token_id == 1
 
 
-def test_a_damaged_folder_is_named_to_be_deleted(tmp_path: Path) -> None:
+def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, Tiny())
     (checkpoint.directory / "config.json").write_bytes(b"")
-    with raises_code(CheckpointError, "conversion_damaged") as caught:
+    with raises_code(CheckpointError, "conversion_damaged"):
         resolve(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache")
-    assert f"{checkpoint.directory} was" in str(caught.value)
 
 
 def test_numbers_of_32_bits_are_written_as_people_wrote_them() -> None:

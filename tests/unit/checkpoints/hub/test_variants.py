@@ -75,9 +75,8 @@ def test_a_variant_is_named_in_any_case_and_without_its_makers_mark() -> None:
     variants = [Variant("Q4_K_M", (gguf("a", 1),)), Variant("UD-Q2_K_XL", (gguf("b", 1),))]
     assert named(variants, "q4_k_m", "a/b") is variants[0]
     assert named(variants, "Q2_K_XL", "a/b") is variants[1]
-    with raises_code(CheckpointError, "variant_not_found") as caught:
+    with raises_code(CheckpointError, "variant_not_found"):
         named(variants, "Q5_0", "a/b")
-    assert "Q4_K_M, UD-Q2_K_XL" in str(caught.value)
 
 
 def test_what_does_not_fit_says_how_much_it_needs() -> None:
