@@ -302,7 +302,7 @@ class TestStreams:
         assert told == OpenAIFailure(400, "too long")
         assert refusal_of(422, b'{"detail": "no"}').message == "no"
         assert refusal_of(500, b"<html>").message == "<html>"
-        assert refusal_of(500, b"").message == "no reason given"
+        assert refusal_of(500, b"").message == "no reason"
         assert isinstance(error_of(told, "", 0), RequestError)
         full = error_of(OpenAIFailure(503, "busy"), "17", 4)
         assert isinstance(full, QueueFullError)

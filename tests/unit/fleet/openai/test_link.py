@@ -431,9 +431,9 @@ def test_one_with_another_tokenizer_or_without_its_key_is_never_let_in(tmp_path:
 
     async def run() -> None:
         async with openai_server() as server:
-            await problem_of(server, "'other' was asked for", "model=other")
+            await problem_of(server, "to have model 'other'", "model=other")
             server.encode = lambda text: [*text.encode()][::-1]
-            await problem_of(server, "another tokenizer")
+            await problem_of(server, "the gateway's tokenizer")
         async with openai_server(key="sk-right") as server:
             await problem_of(server, "401")
             async with fleet_of(f"{server.line} key-file={tmp_path / 'key'}") as model:
