@@ -53,9 +53,9 @@ def members_file(folder: Path, *addresses: str) -> str:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["http://10.0.0.1:7000"], "begins with tcp:// or ipc://"),
+        (["http://10.0.0.1:7000"], "begin with tcp:// or ipc://"),
         ([], "at least one address"),
-        (["tcp://10.0.0.1:7000"], "needs keys"),
+        (["tcp://10.0.0.1:7000"], "expected fleet keys"),
         (["openai:http://10.0.0.1:8000"], "--allow-clear-member"),
         (["openai:http://127.0.0.1:8000"], "--tokenizer MODEL"),
         (["openai:http://127.0.0.1:8000 colour=red"], "key-file="),

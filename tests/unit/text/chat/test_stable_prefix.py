@@ -16,6 +16,7 @@ from quire.text.chat.stable_prefix import (
     MAX_PATTERNS,
     StablePrefix,
 )
+from tests.support.errors import raises_code
 
 SYSTEM = """You help.
 Today is Wednesday, 18 November 2026.
