@@ -32,7 +32,7 @@ from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
 from quire.worker.child.faults import Fault, falls
 from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
-from quire.worker.parent.ledger import POISON, Ledger
+from quire.worker.parent.ledger import QUARANTINED, Ledger
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import Limits
 from tests.support.servers.served import served
@@ -108,7 +108,7 @@ async def answer(engine_client: EngineClient, ask: Ask) -> None:
         ask.done = asked.completion()
         for one in ask.done.answers:
             if one.finish_reason not in ("stop", "length"):
-                ask.error = one.error or one.finish_reason
+                ask.error = one.error_code or one.finish_reason
     except QuireError as error:
         ask.error = str(error)
 
@@ -304,7 +304,7 @@ async def poison(proof: Proof) -> None:
             )
             end = (await bad).answers[0]
             good = sum(isinstance(one, Completion) and one.answers == own for one, own in zip(done, alone, strict=True))
-            is_own = end.finish_reason == "error" and (end.error == POISON) != (kind in ON_ONE_ROW)
+            is_own = end.finish_reason == "error" and (end.error_code == QUARANTINED) != (kind in ON_ONE_ROW)
             survivors, ended = survivors + good, ended + is_own
             num_retries = max(num_retries, model.supervisor.num_quarantined)
             if good != len(plain) or not is_own:
@@ -346,7 +346,7 @@ async def hang(proof: Proof) -> None:
             await until(lambda: model.is_ready)
             recovered.append(time.monotonic() - killed_s - load_s)
             await asking
-            if any(ask.error for ask in asks) or stuck.error != POISON:
+            if any(ask.error for ask in asks) or stuck.error != QUARANTINED:
                 raise RuntimeError(f"a neighbour of the stuck request ended badly: {[ask.error for ask in asks]}")
     proof.at_most("hang_not_ready_s", max(not_ready), 5)
     proof.at_most("hang_killed_s", max(killed), HANG_LIMITS.stuck_s + 1, "the limit + 1")

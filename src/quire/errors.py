@@ -1,30 +1,33 @@
 """Every exception quire raises on purpose. Importable by all rooms; imports nothing.
 
-    QuireError
-    ├── InvariantError            a bug in quire: a promise of the design does not hold
-    ├── ConfigError               a setting breaks a rule; raised before anything starts
-    ├── CheckpointError           a model cannot be read: missing, damaged, or of a kind quire does not run
-    ├── RequestError              a request that cannot be served, however empty the server
-    │   ├── DuplicateRequestError its id is that of a live request
-    │   ├── InvalidParameterError a sampling parameter breaks its rule
-    │   ├── InvalidTextError      a text, message or stop string that no model could read
-    │   ├── RequestTooLargeError  it could not finish even alone, or asks for nothing
-    │   ├── TemplateError         the model's chat template refused the messages, or is missing
-    │   └── WorkBudgetError       its words cost more processor time than a request, or its tenant, may cause
-    ├── EngineDeadError           the engine ended while requests were running
-    ├── MessageError              what came from the other process is no message, or says what cannot be
-    ├── ReplayError               a file is no trace that could be replayed: another file, damaged, of a later version
-    └── CapacityError             something bounded is full
-        ├── DisplacedError        it waited, and gave its place to a tenant that had less: come back later
-        ├── DrainingError         the server is shutting down: use another, or try later
-        ├── OutOfBlocksError      the pool has fewer free blocks than the step needs
-        ├── PinBudgetError        the pin would hold more of the pool than pins may
-        ├── QueueFullError        the server's queue is full: come back later
-        ├── StreamStuckError      no client reads a stream: its request was ended
-        └── TenantShareError      the tenant's share of the queue is full: come back later
+    QuireError                     internal_error
+    ├── InvariantError             invariant_broken       a bug in quire: a promise of the design does not hold
+    ├── ConfigError                invalid_config         a setting breaks a rule; raised before anything starts
+    ├── CheckpointError            invalid_checkpoint     a model cannot be read: missing, damaged, or not supported
+    ├── RequestError               invalid_request        a request that cannot be served, however empty the server
+    │   ├── DuplicateRequestError  duplicate_request_id   its id is that of a live request
+    │   ├── InvalidParameterError  invalid_parameter      a sampling parameter breaks its rule
+    │   ├── InvalidTextError       invalid_text           a text, message or stop string that no model could read
+    │   ├── RequestTooLargeError   request_too_large      it could not finish even alone, or asks for nothing
+    │   ├── TemplateError          template_failed        the model's chat template refused the messages, or is missing
+    │   └── WorkBudgetError        work_budget_exceeded   it costs more processor time than it or its tenant may
+    ├── EngineDeadError            engine_dead            the engine ended while requests were running
+    ├── MessageError               malformed_message      what the other process sent is no message, or invalid
+    ├── ReplayError                invalid_trace          a file is no trace, damaged, or of a later version
+    └── CapacityError              at_capacity            something bounded is full
+        ├── DisplacedError         displaced              it gave its place to a tenant that had less: come back later
+        ├── DrainingError          draining               the server is shutting down: use another, or try later
+        ├── OutOfBlocksError       out_of_blocks          the pool has fewer free blocks than the step needs
+        ├── PinBudgetError         pin_budget_exceeded    the pin would hold more of the pool than pins may
+        ├── QueueFullError         queue_full             the server's queue is full: come back later
+        ├── StreamStuckError       stream_stuck           no client reads a stream: its request was ended
+        └── TenantShareError       tenant_share_exceeded  the tenant's share of the queue is full: come back later
 
 A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
 must stop in production too. Everything else is the world being the world, and is handled where it is caught.
+
+Callers decide by types and codes, never by sentences. The codes above are those of the types; a raise gives a finer one
+where a caller must tell two rules of a type apart: `InvariantError("...", code="block_not_held")`.
 """
 
 RETRY_AFTER_S = 2
@@ -35,7 +38,7 @@ class QuireError(Exception):
     """The root: `except QuireError` catches all that quire raises on purpose."""
 
     code = "internal_error"
-    """The rule that was broken, for programs; the message is for people."""
+    """Which rule was broken, for programs: it stays when the message changes."""
 
     def __init__(self, message: str = "", *, code: str | None = None) -> None:
         super().__init__(message)

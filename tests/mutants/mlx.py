@@ -86,7 +86,7 @@ MUTANTS = [
     # -- the runner --
     Mutant("whoever asks calls MLX", RUNNER, "return self._thread.submit(work).result()", "return work()"),
     Mutant("copies are left out", RUNNER, "        store.copy(plan.copies)\n", ""),
-    Mutant("a step of any size runs", RUNNER, "if num_tokens > self._capacity.max_step_tokens:", "if False:"),
+    Mutant("a step of any size runs", RUNNER, "if num_tokens > most:", "if False:"),
     Mutant("a closed runner keeps its pool", RUNNER, "self._model = self._store = None", "self._model = None"),
     # -- loading --
     Mutant("code that a directory brings is run", LOAD, "trust_remote_code=False", "trust_remote_code=True"),

@@ -24,7 +24,7 @@ from quire.core.events import Finished, RequestEvent
 from quire.core.scheduling import sequence as scheduled
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
-from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import NO_MASKS, ROW_FAILED, Masks, RowError, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Clock, Engine, ModelIdentity, OnStepBegan
 from quire.engine.guides import GrammarMatchers
 from quire.text.tokenizer import Tokenizer
@@ -143,7 +143,8 @@ class ScriptedRunner:
         token_id = self._script.next_token(asked.text, sequence.tokens[num_prompt:], mask)
         if token_id is None:
             produced = self._script.tokenizer.decode(sequence.tokens[num_prompt:], False)
-            return RowResult(error=f"the script's {asked.text!r} cannot be written behind {produced!r}")
+            message = f"the script's {asked.text!r} cannot be written behind {produced!r}"
+            return RowResult(error=RowError(ROW_FAILED, message))
         return RowResult((token_id,))
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:

@@ -76,7 +76,8 @@ class GuardedRoutes(list[BaseRoute]):
         """Add a route that has a guard. Raises InvariantError for one without."""
         if not isinstance(route, GuardedRoute):
             path = getattr(route, "path", route)
-            raise InvariantError(f"expected one guard for a route, {path} has 0; add it with add_route")
+            rule = f"expected one guard for a route, {path} has 0; add it with add_route"
+            raise InvariantError(rule, code="route_without_guard")
         super().append(route)
 
 

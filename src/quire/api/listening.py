@@ -49,7 +49,8 @@ def listen_unix(path: Path) -> socket.socket:
     if mode & 0o077:
         raise ConfigError(
             f"expected a folder for the admin socket that only its owner can open, {path.parent} has mode {mode:04o}; "
-            "choose another with --admin-socket"
+            "choose another with --admin-socket",
+            code="folder_not_private",
         )
     _clear(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +60,8 @@ def listen_unix(path: Path) -> socket.socket:
         listener.listen(16)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot create the admin socket {path}: {error.strerror}; choose another") from error
+        rule = f"cannot create the admin socket {path}: {error.strerror}; choose another"
+        raise ConfigError(rule, code="cannot_create_socket") from error
     listener.setblocking(False)
     return listener
 
@@ -92,4 +94,5 @@ def _clear(path: Path) -> None:
             return
         except OSError:
             pass  # a server is there, and busy
-    raise ConfigError(f"another server listens on the admin socket {path}; choose another with --admin-socket")
+    rule = f"another server listens on the admin socket {path}; choose another with --admin-socket"
+    raise ConfigError(rule, code="socket_in_use")

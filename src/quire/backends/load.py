@@ -40,7 +40,7 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
         loaded = cpu_load.load(checkpoint, settings, report)
         return replace(loaded, notes=(*passed, *loaded.notes))
     if settings.backend == "cpu":
-        raise ConfigError(f"{reason}; set backend to auto, or choose another model", ("backend",))
+        raise ConfigError(f"{reason}; set backend to auto, or choose another model", ("backend",), code="not_for_cpu")
     loaded = _load_torch(checkpoint, settings, report, reason)
     return replace(loaded, notes=(*passed, f"using torch instead of the CPU backend: {reason}", *loaded.notes))
 
@@ -58,10 +58,11 @@ def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) 
             f"the MLX backend needs mlx-lm, {error.name!r} is missing; install quire again with its extra mlx, such "
             "as: pip install '.[mlx]'",
             ("backend",),
+            code="mlx_not_installed",
         ) from error
     reason = mlx_load.why_not_mlx(checkpoint, settings)
     if reason is not None:
-        raise ConfigError(f"{reason}; set backend to cpu, or choose another model", ("backend",))
+        raise ConfigError(f"{reason}; set backend to cpu, or choose another model", ("backend",), code="not_for_mlx")
     return mlx_load.load(checkpoint, settings, on_read)
 
 
@@ -73,15 +74,18 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
             ("backend",),
         )
     if checkpoint.is_for_mlx:
-        raise ConfigError(f"{reason}; weights in mlx-lm format need the MLX backend: set backend to mlx")
+        rule = f"{reason}; weights in mlx-lm format need the MLX backend: set backend to mlx"
+        raise ConfigError(rule, code="weights_need_mlx")
     if settings.kv_dtype == "int8":
         raise ConfigError(
             f"{reason}; torch holds keys and values in float32, bfloat16 or float16, got int8: set kv_dtype to "
             "bfloat16",
             ("kv_dtype",),
+            code="no_int8_kv",
         )
     if any(tensor.parts for tensor in checkpoint.tensors.values()):
-        raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights")
+        rule = f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights"
+        raise ConfigError(rule, code="weights_need_cpu")
     if settings.arithmetic == "int8":
         raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
     try:

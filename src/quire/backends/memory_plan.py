@@ -98,7 +98,8 @@ def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, 
     if least > budget_bytes:
         raise ConfigError(
             f"expected a memory budget that holds the model, at least {_gib(least)} with libraries, got "
-            f"{_gib(budget_bytes)}; raise it to {_gib(int(least * 1.25))} or choose a smaller model"
+            f"{_gib(budget_bytes)}; raise it to {_gib(int(least * 1.25))} or choose a smaller model",
+            code="weights_exceed_memory",
         )
 
 
@@ -122,7 +123,8 @@ def decide(
         raise ConfigError(
             f"expected a memory budget that holds model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in "
             f"all, got {_gib(budget_bytes)}; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, or lower "
-            "max_step_tokens or max_sequence_tokens"
+            "max_step_tokens or max_sequence_tokens",
+            code="pool_exceeds_memory",
         )
     longest = min(wanted_tokens, num_blocks * settings.block_size)
     return MemoryPlan(

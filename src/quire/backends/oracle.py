@@ -23,7 +23,7 @@ from quire.backends.protocol import Capacity, PendingStep
 from quire.core.request import ResolvedSampling
 from quire.core.step import (
     NO_MASKS,
-    UNSATISFIABLE,
+    NO_TOKEN_LEFT,
     Masks,
     RowResult,
     Sampling,
@@ -138,12 +138,10 @@ class OracleRunner:
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         """Copies first, then every row, then the states to keep."""
         if self._is_closed:
-            raise InvariantError("the runner is closed")
-        num_tokens = sum(len(item.token_ids) for item in plan.items)
-        if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(
-                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
-            )
+            raise InvariantError("the runner is closed", code="runner_is_closed")
+        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
+        if num_tokens > most:
+            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
         self._check_writes(plan)
         for copy in plan.copies:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
@@ -177,11 +175,13 @@ class OracleRunner:
             first, last = item.first_position // size, (item.first_position + len(item.token_ids) - 1) // size
             for block in item.block_ids[first : last + 1]:
                 if writer.setdefault(block, item.sequence_id) != item.sequence_id:
-                    raise InvariantError(f"block {block} is written by two rows of one step")
+                    rule = f"block {block} is written by two rows of one step"
+                    raise InvariantError(rule, code="block_written_twice")
         for item in plan.items:
             for block in item.block_ids:
                 if writer.get(block, item.sequence_id) != item.sequence_id:
-                    raise InvariantError(f"block {block} is written by one row and read by another in one step")
+                    rule = f"block {block} is written by one row and read by another in one step"
+                    raise InvariantError(rule, code="block_read_while_written")
 
     def _write(self, item: WorkItem) -> None:
         size, blocks, table = self._capacity.block_size, self._blocks, item.block_ids
@@ -214,7 +214,7 @@ class OracleRunner:
         chosen = (next_token(self._slots(item, one.position), one, size, mask) for one, mask in rows)
         tokens = accepted(item.drafts, chosen)
         if not tokens:
-            return RowResult(error=UNSATISFIABLE[0])
+            return RowResult(error=NO_TOKEN_LEFT)
         return RowResult(tokens, self._chosen_logprobs(item, item.sampling, tokens), self._scores(item), hidden)
 
     def _chosen_logprobs(self, item: WorkItem, sampling: Sampling, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:

@@ -131,14 +131,12 @@ class EngineBench:
             ("a shared prefix and a question", load.prefix_tokens + OWN_TOKENS + 1),
         ):
             if wanted > longest:
-                raise ConfigError(
-                    f"expected {what} of at most {longest} tokens, got {wanted}; request less, or give more memory"
-                )
+                rule = f"expected {what} of at most {longest} tokens, got {wanted}; request less, or give more memory"
+                raise ConfigError(rule, code="sequence_too_long")
         most = opened.engine.scheduler.config.max_running
         if max(load.batches) > most:
-            raise ConfigError(
-                f"expected at most {most} sequences at once, got {max(load.batches)}; raise --max-running"
-            )
+            rule = f"expected at most {most} sequences at once, got {max(load.batches)}; raise --max-running"
+            raise ConfigError(rule, code="too_many_sequences")
         self._opened, self._load, self._roof, self._name = opened, load, roof, name
         self._llm = LLM(opened)
         self._num_prompts = 0
@@ -262,7 +260,8 @@ class EngineBench:
         if len(running) < batch:
             raise ConfigError(
                 f"expected {batch} requests at once, some ended before the last began; give the model more memory, or "
-                "choose smaller batches or shorter prompts"
+                "choose smaller batches or shorter prompts",
+                code="batch_ended_early",
             )
         # All sequences decode now; on average each has as many tokens as the middle step will see.
         capacity = engine.runner.capacity

@@ -16,6 +16,8 @@ class Pace:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
-            raise ConfigError(f"expected a concurrency of at least 1, got {self.concurrency}")
+            rule = f"expected a concurrency of at least 1, got {self.concurrency}"
+            raise ConfigError(rule, code="invalid_concurrency")
         if self.moments_s is None and self.concurrency is None:
-            raise ConfigError("expected a concurrency (closed loop) or arrivals (open loop), got neither")
+            rule = "expected a concurrency (closed loop) or arrivals (open loop), got neither"
+            raise ConfigError(rule, code="no_pace")

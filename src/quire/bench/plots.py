@@ -97,7 +97,8 @@ def _figure(width: float, height: float, title: str) -> "Figure":
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws pays
     except ImportError as error:
-        raise ConfigError("a picture needs matplotlib, which is missing; pip install 'matplotlib>=3.9,<4'") from error
+        rule = "a picture needs matplotlib, which is missing; pip install 'matplotlib>=3.9,<4'"
+        raise ConfigError(rule, code="matplotlib_missing") from error
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr,call-arg]
     lines = [shorten(line, int(9 * width), placeholder=" ...") for line in title.splitlines()]
@@ -110,7 +111,8 @@ def _write(figure: "Figure", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --plot") from error
+        rule = f"{path} cannot be written: {error.strerror}; give another path to --plot"
+        raise ConfigError(rule, code="cannot_write_plot") from error
 
 
 def _plain(panel: "Axes") -> None:

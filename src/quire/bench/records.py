@@ -148,9 +148,11 @@ def read_record(path: Path) -> Record:
             raise ConfigError(f"expected a result of at most {MAX_FILE_BYTES} bytes, {path} has more")
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as a result: {error}; give a file written by --save") from error
+        rule = f"{path} cannot be read as a result: {error}; give a file written by --save"
+        raise ConfigError(rule, code="cannot_read_result") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"expected a result of one JSON object, {path} is not; give a file written by --save")
+        rule = f"expected a result of one JSON object, {path} is not; give a file written by --save"
+        raise ConfigError(rule, code="result_not_object")
     return content
 
 

@@ -114,7 +114,8 @@ class Bench:
                 raise ConfigError(
                     f"expected a response of {self._client.server.url} to a first request within "
                     f"{self._wishes.ready_s:g} s, it failed ({outcome.error}): {outcome.detail or 'no details'}; check "
-                    "--model, --api-key and --no-ignore-eos"
+                    "--model, --api-key and --no-ignore-eos",
+                    code="first_request_failed",
                 )
 
 

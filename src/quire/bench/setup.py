@@ -74,7 +74,7 @@ class LoadSetup:
         for name in ("rate", "burstiness", "burst_size", "ramp_to", "ramp_seconds", "speedup"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
-                raise ConfigError(f"expected {_flag_name(name)} above 0, got {value:g}")
+                raise ConfigError(f"expected {_flag_name(name)} above 0, got {value:g}", (name,), code="flag_too_small")
         self._check_arrivals()
         self._check_trace()
 
@@ -97,7 +97,7 @@ class LoadSetup:
         try:
             trace = read_trace(Path(self.trace))
         except TraceError as error:
-            raise ConfigError(str(error)) from error
+            raise ConfigError(str(error), code="invalid_trace_file") from error
         longest = self.context or model_tokens
         if self.requests is not None:
             trace = trace.head(self.requests)
@@ -143,29 +143,33 @@ class LoadSetup:
 
     def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value not in choices:
-            raise ConfigError(f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}", (name,))
+            message = f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}"
+            raise ConfigError(message, (name,), code="unknown_choice")
 
     def _check_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and value < least:
-            raise ConfigError(f"expected {_flag_name(name)} of at least {least}, got {value}")
+            rule = f"expected {_flag_name(name)} of at least {least}, got {value}"
+            raise ConfigError(rule, (name,), code="flag_too_small")
 
     def _check_arrivals(self) -> None:
         if self.comes == "trace" and self.trace is None:
-            raise ConfigError("--arrivals trace needs a trace; give one with --trace FILE")
+            message = "--arrivals trace needs a trace; give one with --trace FILE"
+            raise ConfigError(message, ("trace",), code="flag_is_missing")
         if self.comes in ("poisson", "bursts", "ramp") and self.rate is None:
-            raise ConfigError(f"--arrivals {self.comes} needs a rate; give one with --rate PER_SECOND")
+            message = f"--arrivals {self.comes} needs a rate; give one with --rate PER_SECOND"
+            raise ConfigError(message, ("rate",), code="flag_is_missing")
         if self.comes == "ramp" and self.ramp_to is None:
-            raise ConfigError("--arrivals ramp needs a final rate; give one with --ramp-to PER_SECOND")
+            message = "--arrivals ramp needs a final rate; give one with --ramp-to PER_SECOND"
+            raise ConfigError(message, ("ramp_to",), code="flag_is_missing")
 
     def _check_trace(self) -> None:
         """A trace says how long everything is; a flag that would do nothing is a misunderstanding."""
         sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
         unused = [name for name in sizes if getattr(self, name) is not None]
         if self.trace is not None and unused:
-            raise ConfigError(
-                f"{_flag_name(unused[0])} applies to workloads only, a trace has its own lengths; leave it out"
-            )
+            message = f"{_flag_name(unused[0])} applies to workloads only, a trace has its own lengths; leave it out"
+            raise ConfigError(message, (unused[0],), code="flag_without_effect")
 
 
 def _flag_name(name: str) -> str:

@@ -187,6 +187,8 @@ class SequenceFinished(_Event, frozen=True):
     error: str | None
     retry_after_s: int | None = None
     """When to retry, of one that was displaced."""
+    code: str | None = None
+    """Of the error."""
 
 
 class Finished(_Event, frozen=True):

@@ -141,15 +141,21 @@ class TokenLogprobs(NamedTuple):
     alternatives: tuple[tuple[int, float], ...]
 
 
-UNSATISFIABLE = (
-    "no token is left to choose: all are banned, not allowed, or stop too early",
-    "penalties and biases make the row's numbers infinite",
-)
-"""Errors of rows whose requests contradict themselves: the client's, not the model's."""
-GRAMMAR_FAILED = "the grammar cannot say what may follow"
-"""How the errors of rows begin whose grammars fail in the middle: the client's, too."""
-WORK_CUT = "the work budget was passed"
-"""How the errors of rows begin whose masks, or what follows them, took too long (`work_budget`)."""
+class RowError(NamedTuple):
+    """Why a row failed: a code to decide by, and a message."""
+
+    code: str
+    message: str
+
+
+UNSATISFIABLE = "unsatisfiable_request"
+"""Code of rows whose requests contradict themselves: the client's error, not the model's."""
+GRAMMAR_FAILED = "grammar_failed"
+"""Code of rows whose grammars fail in the middle: the client's, too."""
+ROW_FAILED = "row_failed"
+"""Code of all others: the model's, or the device's."""
+NO_TOKEN_LEFT = RowError(UNSATISFIABLE, "no token is left to choose: all are banned, not allowed, or stop too early")
+INFINITE_NUMBERS = RowError(UNSATISFIABLE, "penalties and biases make the row's numbers infinite")
 
 
 class RowResult(NamedTuple):
@@ -163,7 +169,7 @@ class RowResult(NamedTuple):
     """Of each token the item scores."""
     hidden_states: tuple[bytes, ...] = ()
     """One for each of the item's `hidden_positions`: float32 numbers, little-endian."""
-    error: str | None = None
+    error: RowError | None = None
     """Why this row failed. Others are not touched by it, and what it wrote is never named."""
     forced: tuple[int, ...] = ()
     """Tokens that follow those chosen because nothing else may: known without having been sampled, and not yet fed."""

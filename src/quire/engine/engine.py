@@ -18,7 +18,7 @@ from quire.core.request import Request
 from quire.core.scheduling.policy import check_request
 from quire.core.scheduling.scheduler import held_by_nothing
 from quire.core.scheduling.scheduler_config import SchedulerConfig
-from quire.core.step import RowResult, StepPlan, StepResult
+from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.guides import GrammarMatchers
@@ -207,7 +207,8 @@ class Engine:
             result = self._result_of(plan)
         except BaseException as error:
             # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
-            rows = {item.sequence_id: RowResult(error=f"the step was aborted: {error!r}") for item in plan.items}
+            aborted = RowResult(error=RowError(ROW_FAILED, f"the step was aborted: {error!r}"))
+            rows = dict.fromkeys((item.sequence_id for item in plan.items), aborted)
             self._apply(StepResult(plan.step, rows), clock())
             self._give_up_states()
             raise

@@ -27,7 +27,7 @@ from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
 from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.scheduling import sequence as scheduled
-from quire.core.step import GRAMMAR_FAILED, NO_MASKS, WORK_CUT, Masks, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import GRAMMAR_FAILED, NO_MASKS, Masks, RowError, RowResult, StepPlan, StepResult, WorkItem
 from quire.core.work_budget import SERVICE_TOKENS_PER_S, WorkAccount, WorkBudget, WorkKind
 from quire.engine.grammar_thread import GrammarThread, ThreadWork
 from quire.errors import CheckpointError, InvalidParameterError
@@ -96,7 +96,7 @@ class _GrammarMatcher:
         """Of the place behind them, once it is made."""
         self.is_at_work = False
         """The matcher is the thread's, until its piece is taken back."""
-        self.error: str | None = None
+        self.error: RowError | None = None
         """Why this answer ends."""
         self.account = WorkAccount(tenant)
         self.follow_s = 0.0
@@ -333,7 +333,7 @@ class GrammarMatchers:
         request, params = sequence.request, sequence.request.params
         guide = self._guides.get((request.request_id, sequence.index))
         if guide is None:
-            return RowResult(error=f"{GRAMMAR_FAILED}: it cannot be compiled")
+            return RowResult(error=_grammar_error("it cannot be compiled"))
         if guide.error is not None:
             return RowResult(error=guide.error)
         is_forced = params.logprobs is None  # else every token is owed a row of its own
@@ -400,7 +400,7 @@ class GrammarMatchers:
         def finish(piece: ThreadWork) -> None:
             guide.is_at_work = False
             if piece.error is not None:
-                guide.error = _sentence(str(piece.error))
+                guide.error = _grammar_error(str(piece.error))
             done(piece)
 
         guide.is_at_work = True
@@ -451,12 +451,12 @@ class GrammarMatchers:
         cut = self.budget.spend(guide.account, WorkKind.GRAMMAR_MASK, seconds, self._now_s, num_units)
         self._look(guide)
         if cut is not None and guide.error is None:
-            guide.error = f"{WORK_CUT}: {cut.error}"
+            guide.error = RowError(cut.error.code, f"the work budget was passed: {cut.error}")
 
     @staticmethod
     def _look(guide: _GrammarMatcher) -> None:
         if guide.error is None and guide.matcher.is_error():
-            guide.error = _sentence(guide.matcher.get_error())
+            guide.error = _grammar_error(guide.matcher.get_error())
 
     def _owe(self, tenant: str, seconds: float) -> None:
         self._owed_s[tenant] = self._owed_s.get(tenant, 0.0) + seconds
@@ -478,5 +478,5 @@ def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
 
 
-def _sentence(error: str) -> str:
-    return f"{GRAMMAR_FAILED}: {error[:300]}"
+def _grammar_error(why: str) -> RowError:
+    return RowError(GRAMMAR_FAILED, f"the grammar cannot say what may follow: {why[:300]}")

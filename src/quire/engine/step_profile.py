@@ -78,14 +78,16 @@ class StepProfile:
         if wrong or not (any(costs.values()) or self.row_points):
             raise ConfigError(
                 f"expected costs of a profile from 0 to 3,600 seconds and not all of them 0, got {wrong or costs}; "
-                "correct the file, or leave --profile out"
+                "correct the file, or leave --profile out",
+                code="invalid_costs",
             )
         points = list(self.row_points)
         if len(points) == 1 or any(
             not 0 <= rows < more or not 0.0 <= took_s <= longer_s
             for (rows, took_s), (more, longer_s) in pairwise(points)
         ):
-            raise ConfigError(f"expected row_points of a profile to be none or at least two, rising, got {points}")
+            rule = f"expected row_points of a profile to be none or at least two, rising, got {points}"
+            raise ConfigError(rule, code="invalid_row_points")
 
     @property
     def origin(self) -> str:
@@ -138,7 +140,8 @@ class StepProfile:
             keys = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
             raise ConfigError(
                 f"expected {keys} and bytes (read in a second) as numbers for a profile by hand, the last two together "
-                f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100"
+                f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100",
+                code="invalid_profile_text",
             ) from error
         return cls.by_hand(
             numbers["prompt"], 1.0 / numbers["answer"], numbers.get("kv", 0.0), numbers.get("bytes", 1e12)
@@ -154,7 +157,8 @@ class StepProfile:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"the profile {path} cannot be read: {error}; make one with `quire bench engine MODEL --profile FILE`, "
-                "or give numbers by hand such as prompt=16000,answer=100"
+                "or give numbers by hand such as prompt=16000,answer=100",
+                code="cannot_read_profile",
             ) from error
 
     def as_json(self) -> dict[str, object]:

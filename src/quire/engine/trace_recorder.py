@@ -15,7 +15,7 @@ from quire.core.events import Refused, RequestEvent
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.request import Request
 from quire.core.scheduling.scheduler_config import SchedulerConfig
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT, RowResult, StepPlan, StepResult
+from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (
     AnyTraceRecord,
@@ -38,7 +38,7 @@ from quire.engine.trace_records import (
 from quire.observe.trace_file import TraceFile
 
 FAILED = "the row failed"
-"""What a trace with permuted tokens says of errors that may tell more."""
+"""The message of any error in a trace with permuted tokens: the true one may quote tokens, or a grammar."""
 Arguments = ParamSpec("Arguments")
 
 
@@ -196,13 +196,10 @@ class TraceRecorder:
         if row.error is None and not row.forced and not row.scores and not row.work_tokens:
             return tuple(self._names(row.token_ids))
         tokens, forced = tuple(self._names(row.token_ids)), tuple(self._names(row.forced))
-        return TracedOutcome(tokens, forced, len(row.scores), self._error(row.error), row.work_tokens)
-
-    def _error(self, error: str | None) -> str | None:
-        """A message may quote tokens, or a grammar, which is text."""
-        if error is None or self._has_own_tokens or error in UNSATISFIABLE:
-            return error
-        return next((words for words in (GRAMMAR_FAILED, WORK_CUT) if error.startswith(words)), FAILED)
+        code, error = row.error or (None, None)
+        if error is not None and not self._has_own_tokens:
+            error = FAILED
+        return TracedOutcome(tokens, forced, len(row.scores), error, row.work_tokens, code)
 
     def _record_events(self, events: Sequence[RequestEvent]) -> None:
         if found := event_fields(events):

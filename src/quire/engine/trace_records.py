@@ -164,6 +164,8 @@ class TracedOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str | None = None
     work_tokens: Count = 0
     """What was charged beside the tokens: a replay has no clock of its own."""
+    code: str | None = None
+    """Of the error; files of earlier versions have none."""
 
 
 class Returned(TraceRecord, frozen=True, kw_only=True, tag="result"):

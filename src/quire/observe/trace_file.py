@@ -34,14 +34,11 @@ def make_trace_file(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
-        raise ConfigError(
-            f"expected a new file for the trace, {path} exists; name another, or remove it", ("trace",)
-        ) from None
+        rule = f"expected a new file for the trace, {path} exists; name another, or remove it"
+        raise ConfigError(rule, ("trace",), code="trace_exists") from None
     except OSError as error:
-        raise ConfigError(
-            f"cannot create the trace {path}: {error.strerror}; name a file in an existing folder that you own",
-            ("trace",),
-        ) from error
+        rule = f"cannot create the trace {path}: {error.strerror}; name a file in an existing folder that you own"
+        raise ConfigError(rule, ("trace",), code="cannot_create_trace") from error
     os.close(descriptor)
 
 
@@ -134,9 +131,11 @@ def _opened(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise ConfigError(f"the trace {path} cannot be opened: {error.strerror}; restart the server") from error
+        rule = f"the trace {path} cannot be opened: {error.strerror}; restart the server"
+        raise ConfigError(rule, code="cannot_open_trace") from error
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(descriptor)
-        raise ConfigError(f"expected the trace {path} to be a plain file of this user with mode 0600; name another")
+        rule = f"expected the trace {path} to be a plain file of this user with mode 0600; name another"
+        raise ConfigError(rule, code="trace_not_private")
     return descriptor

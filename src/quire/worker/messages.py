@@ -66,6 +66,7 @@ class Failed(Message, frozen=True):
     kind: str
     """Name of the exception."""
     message: str
+    code: str | None = None
 
 
 class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):

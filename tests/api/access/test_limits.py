@@ -20,6 +20,7 @@ from quire.api.serving import Plan, run
 from quire.client.engines.served import ServedModel
 from quire.config import OnDemandModel, Settings, load_settings
 from quire.errors import CheckpointError, ConfigError
+from tests.support.errors import raises_code
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.served import served
@@ -193,14 +194,14 @@ def test_models_are_listed_while_one_is_still_loading_and_who_asks_it_waits(tmp_
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path) -> None:
     @asynccontextmanager
     async def broken(_model: OnDemandModel, _tell: Any) -> AsyncIterator[ServedModel]:
-        raise CheckpointError("there is no such model")
+        raise CheckpointError("there is no such model", code="no_such_model")
         yield
 
-    with pytest.raises(CheckpointError, match="no such model"):
+    with raises_code(CheckpointError, "no_such_model"):
         asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
     (tmp_path / "keys.json").write_text("nonsense")
     (tmp_path / "keys.json").chmod(0o600)
-    with pytest.raises(ConfigError, match="damaged"):
+    with raises_code(ConfigError, "keys_file_damaged"):
         asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
 
 

@@ -16,6 +16,7 @@ from quire.api.access.conversation_store import ConversationStore, KeptConversat
 from quire.api.access.keys import add_key
 from quire.errors import ConfigError
 from tests.api.dialects.test_tools import PLACE, tool_talker
+from tests.support.errors import raises_code
 from tests.support.servers.local_api import LiveServer, house
 
 MAX_BYTES = 2_000
@@ -254,7 +255,7 @@ def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "kept.db"
     path.touch(0o640)
     path.chmod(0o640)
-    with pytest.raises(ConfigError, match="only its owner") as told:
+    with raises_code(ConfigError, "store_not_private") as told:
         ConversationStore(path, 1 << 20)
     assert told.value.settings == ("store",)
 
@@ -263,7 +264,7 @@ def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_store_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "kept.db")
     (tmp_path / "kept.db").chmod(0o700 if (tmp_path / "kept.db").is_dir() else 0o600)
-    with pytest.raises(ConfigError, match="writable file"):
+    with raises_code(ConfigError, "cannot_write_store"):
         ConversationStore(tmp_path / "kept.db", 1 << 20)
 
 

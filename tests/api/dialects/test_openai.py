@@ -330,5 +330,7 @@ def test_a_path_that_is_no_text_is_no_mistake_of_ours(here: LiveServer) -> None:
 def test_a_request_that_leaves_no_token_to_choose_is_the_clients_mistake() -> None:
     reply: Any = SimpleNamespace(work_error=None)
     with pytest.raises(ApiError) as refused:
-        answering.check_finish(Piece(0, "", finish_reason="error", error=UNSATISFIABLE[0]), reply)
+        answering.check_finish(
+            Piece(0, "", finish_reason="error", error="none is left", error_code=UNSATISFIABLE), reply
+        )
     assert (refused.value.status, "contradicts itself" in refused.value.message) == (400, True)

@@ -20,6 +20,7 @@ from quire.cli.shared.ending import ending
 from quire.cli.shared.found_servers import FoundServer, linked_socket, running_servers, server_behind
 from quire.errors import ConfigError
 from tests.api.serving.test_process import started
+from tests.support.errors import raises_code
 from tests.support.machine.patience import PATIENCE_S
 
 AGENT = """#!{python}
@@ -129,16 +130,16 @@ def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pyt
     program.chmod(stat.S_IRWXU)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for words in (["launch", "aider"], ["connect", "aider"]):
-        with pytest.raises(ConfigError, match="no server of yours is running"):
+        with raises_code(ConfigError, "no_server_running"):
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-@pytest.mark.parametrize(("words", "message"), [(["nobody"], "as the agent, got"), (["qwen"], "not installed")])
+@pytest.mark.parametrize(("words", "code"), [(["nobody"], "unknown_agent"), (["qwen"], "agent_not_installed")])
 def test_an_agent_that_cannot_be_launched_is_refused(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match=message):
+    with raises_code(ConfigError, code):
         CliRunner().invoke(app, ["launch", *words], catch_exceptions=False)
 
 

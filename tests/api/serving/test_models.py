@@ -5,6 +5,7 @@ import pytest
 from quire.api.http.errors import ApiError
 from quire.api.models.registry import ModelEntry, Models
 from quire.errors import ConfigError
+from tests.support.errors import raises_code
 
 A, B = ModelEntry("a"), ModelEntry("claude-b")
 MODELS = Models([A, B], {"claude-*": "a", "gpt-5": "claude-b", "*": "claude-b"})
@@ -19,11 +20,11 @@ def test_a_models_own_name_comes_first_and_then_the_first_alias_that_fits(name: 
 
 
 def test_without_an_alias_for_it_a_name_is_unknown() -> None:
-    with pytest.raises(ApiError, match="there is no model"):
+    with raises_code(ApiError, "model_not_found"):
         Models([A], {"gpt-*": "a"}).named("other")
 
 
 def test_an_alias_must_name_a_model_that_is_there() -> None:
-    with pytest.raises(ConfigError, match="expected aliases of served models") as told:
+    with pytest.raises(ConfigError) as told:
         Models([A], {"x": "b"})
     assert told.value.settings == ("alias",)

@@ -16,6 +16,7 @@ from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings, OnDemandModel, ServerSettings
 from quire.errors import ConfigError
 from quire.sim.replay.replay import replay
+from tests.support.errors import raises_code
 from tests.support.servers.served import served
 
 TINY = ModelSettings(memory_bytes=40, block_size=4, max_step_tokens=32, max_running=8, max_sequence_tokens=120)
@@ -111,7 +112,7 @@ def test_each_model_has_a_file_of_its_own_made_when_it_is_needed(tmp_path: Path)
     assert first == again
     assert first.key != other.key
     assert Path(other.path).name == "trace-3.jsonl"
-    with pytest.raises(ConfigError, match="expected a new file"):
+    with raises_code(ConfigError, "trace_exists"):
         ModelTraces(ServerSettings(trace=tmp_path / "trace.jsonl"), models)
 
 

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from quire.core.request import FinishReason
-from quire.core.step import GRAMMAR_FAILED, WORK_CUT
+from quire.core.step import GRAMMAR_FAILED
+from quire.core.work_budget import WorkKind
 from quire.engine import grammar_thread, guides
 from quire.engine.guides import CATCH_UP, GrammarMatchers
 from quire.engine.trace_recorder import TraceSettings
+from quire.errors import WorkBudgetError
 from quire.observe.trace_file import make_trace_file
 from quire.sim.replay.replay import replay
 from quire.text.grammars.grammar import Grammar
@@ -43,9 +45,7 @@ class Clock:
         return self.now_s
 
 
-def ended(world: World) -> tuple[FinishReason, str]:
-    reason, error = world.ends["r", 0]
-    return reason, str(error)
+CUT = (FinishReason.ERROR, WorkBudgetError.code)
 
 
 @pytest.mark.parametrize("piece_s", [0.3, 0.05])
@@ -60,12 +60,11 @@ def test_a_sequence_that_takes_more_than_its_budget_ends_and_its_neighbour_loses
     monkeypatch.setattr(grammar_thread, "thread_time", Clock(piece_s))
     world.run()
     monkeypatch.undo()
-    assert ended(world)[0] is FinishReason.ERROR
-    assert ended(world)[1].startswith(f"{WORK_CUT}: grammar mask: expected at most ")
+    assert world.ends["r", 0] == CUT
+    assert world.guides.budget.num_cut.keys() == {WorkKind.GRAMMAR_MASK}
     world.ask("neighbour", grammar())
     world.run()
     assert world.tokens["neighbour", 0] == expected
-    assert world.guides.budget.num_cut
 
 
 def test_what_masks_take_is_charged_to_the_tenant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +118,11 @@ def test_a_cut_a_hold_and_a_charge_are_the_same_in_a_replay(tmp_path: Path, monk
     world.run()
     world.engine.close()
     monkeypatch.undo()
-    assert ended(world)[1].startswith(WORK_CUT)
+    assert world.ends["r", 0] == CUT
     text = path.read_text()
     assert '"work_tokens":' in text
     assert '"held":[' in text
-    assert WORK_CUT in text
+    assert f'"code":"{WorkBudgetError.code}"' in text
     (session,) = replay(path).sessions
     assert session.difference is None, session.difference
 
@@ -175,7 +174,7 @@ def test_a_matcher_that_fails_in_the_thread_ends_its_own_answer(monkeypatch: pyt
     world.ask("r", LETTERS)
     monkeypatch.setattr(guides._GrammarMatcher, "make_mask", fail)
     world.run()
-    assert ended(world) == (FinishReason.ERROR, f"{GRAMMAR_FAILED}: the library broke")
+    assert world.ends["r", 0] == (FinishReason.ERROR, GRAMMAR_FAILED)
 
 
 def test_a_client_that_leaves_while_its_grammar_is_compiled_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from quire.core.request import Continuation, PriorityClass, Request, ResolvedSam
 from quire.core.scheduling.drafts import Propose
 from quire.core.scheduling.scheduler import Holds, Scheduler, held_by_nothing
 from quire.core.scheduling.scheduler_config import SchedulerConfig
-from quire.core.step import RowResult, StepPlan, StepResult
+from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult
 from quire.sim.server.deliveries import Deliveries
 
 VOCABULARY = 50
@@ -114,7 +114,10 @@ class Server:
         for sequence in self.scheduler.running:
             if sequence.sequence_id in failed:
                 self.ledger.spoiled(sequence.request.request_id)
-        rows = {key: RowResult(error="broken") if key in failed else row for key, row in result.rows.items()}
+        rows = {
+            key: RowResult(error=RowError(ROW_FAILED, "broken")) if key in failed else row
+            for key, row in result.rows.items()
+        }
         self.now_s += 1.0
         self.take(self.scheduler.apply(StepResult(plan.step, rows), self.now_s))
         self.check()

@@ -78,6 +78,7 @@ EVENTS: list[RequestEvent] = [
     Token("a", 0, 7, 3, None, epoch=1),
     Preempted("a", 0, epoch=1),
     SequenceFinished("a", 1, FinishReason.ERROR, 3, "why", epoch=1),
+    SequenceFinished("a", 1, FinishReason.ERROR, 3, "why", code="grammar_failed", epoch=1),
     SequenceFinished("a", 0, FinishReason.DISPLACED, 0, None, 7, epoch=1),
     Finished("a", 3, 32, 6, epoch=1),
 ]
@@ -97,6 +98,7 @@ TO_PARENT = [
     messages.LoadProgress("loading", 1, 2),
     messages.Ready(ModelInfo(ModelIdentity("model", "layout"), 32, 100, 49152, 4096, "line", ("note",))),
     messages.Failed("ConfigError", "why"),
+    messages.Failed("ConfigError", "why", "port_in_use"),
     Stepped(tuple(EVENTS), WorkerLoad(1, 2, 3, 4, 5, 6, (7, 8))),
     messages.SnapshotMade(
         EngineSnapshot(

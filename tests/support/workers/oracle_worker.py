@@ -66,7 +66,7 @@ def open_oracle(command: Open, _progress: Progress, emit: Emit | None) -> Engine
     )
     time.sleep(float(os.environ.get(LOAD_S, "0")))
     if (needed := os.environ.get(NEEDS)) and not Path(needed).exists():
-        raise CheckpointError(f"{needed} is gone; put it back")
+        raise CheckpointError(f"{needed} is gone; put it back", code="weights_are_gone")
     diary = os.environ.get(DIARY)
     kind = RecordingRunner if diary else TimedRunner
     token_s = float(os.environ.get(PACE, "0"))

@@ -12,7 +12,7 @@ from quire.core.request import Continuation, PriorityClass, Request, ResolvedSam
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.step_cost import StepCost
 from quire.core.scheduling.waiting_queue import QueueConfig
-from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult
+from quire.core.step import GRAMMAR_FAILED, NO_MASKS, Masks, RowError, RowResult, StepPlan, StepResult
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.trace_recorder import TraceSettings
 from quire.observe.trace_file import make_trace_file
@@ -45,7 +45,7 @@ class _Spoilt:
     def _spoilt(self, row: RowResult) -> RowResult:
         dice = self._random.random()
         if dice < 0.01:
-            return RowResult(error="the grammar cannot say what may follow: <secret> was wrong")
+            return RowResult(error=RowError(GRAMMAR_FAILED, "<secret> was wrong"))
         if dice < 0.1 and row.token_ids and not row.logprobs:
             return row._replace(forced=(self._random.randrange(VOCABULARY),) * self._random.randint(1, 3))
         return row

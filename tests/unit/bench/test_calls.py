@@ -3,12 +3,11 @@
 import json
 from typing import Any
 
-import pytest
-
 from quire.bench.calls import CallMaker
 from quire.errors import ConfigError
 from quire.workload.visits import Span, Turn, Visit
 from quire.workload.writing import SpanWriter
+from tests.support.errors import raises_code
 
 VISIT = Visit(
     "v", (Turn((Span("one", 3),), 5), Turn((Span("two", 2),), 6)), system=(Span("system", 4),), priority="high"
@@ -45,7 +44,7 @@ def test_the_next_turn_as_text_begins_with_the_turn_and_answer_before() -> None:
 def test_token_ids_are_exact_and_cannot_hold_a_conversation() -> None:
     maker = CallMaker("m", "tokens", WRITER)
     assert len(body(maker)["prompt"]) == 7
-    with pytest.raises(ConfigError, match="text or chat"):
+    with raises_code(ConfigError, "invalid_config"):
         maker.check([VISIT])
 
 

@@ -8,6 +8,7 @@ import pytest
 from quire.bench import plots
 from quire.bench.outcome import Run
 from quire.errors import ConfigError
+from tests.support.errors import raises_code
 from tests.unit.bench.outcomes import outcome
 
 POINTS = [
@@ -45,11 +46,11 @@ def test_a_timeline_of_very_many_requests_draws_some_of_them(tmp_path: Path, mon
 
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'matplotlib"):
+    with raises_code(ConfigError, "matplotlib_missing"):
         plots.timeline(tmp_path / "none.png", RUN, "none")
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises_code(ConfigError, "cannot_write_plot"):
         plots.timeline(tmp_path / "file" / "x.png", RUN, "x")

@@ -17,6 +17,7 @@ from quire.bench.records import Record
 from quire.bench.runs import BenchOptions, RunListener, interleaved_servers, run_load, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
+from tests.support.errors import raises_code
 from tests.support.servers.scripted_server import scripted
 from tests.unit.bench.outcomes import outcome
 
@@ -101,7 +102,7 @@ def test_a_server_that_refuses_the_first_request_is_told_before_the_load() -> No
         async with scripted([answer]) as url:
             await run_load(ServerAddress(url), SETUP, BenchOptions(), RunListener())
 
-    with pytest.raises(ConfigError, match="to a first request within"):
+    with raises_code(ConfigError, "first_request_failed"):
         asyncio.run(main())
 
 
@@ -140,14 +141,14 @@ def test_a_record_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_no_result_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    for name, content in (("list.json", "[]"), ("odd.json", "{")):
+    for name, content, code in (("list.json", "[]", "result_not_object"), ("odd.json", "{", "cannot_read_result")):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ConfigError, match="written by --save"):
+        with raises_code(ConfigError, code):
             report.read_record(tmp_path / name)
-    with pytest.raises(ConfigError, match="written by --save"):
+    with raises_code(ConfigError, "cannot_read_result"):
         report.read_record(tmp_path / "none.json")
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with raises_code(ConfigError, "invalid_config"):
         report.save(tmp_path / "file" / "below.json", {})
 
 

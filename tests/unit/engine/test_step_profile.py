@@ -12,6 +12,7 @@ from quire.core.step import StepPlan, WorkItem
 from quire.engine.step_fit import TimedStep, fitted_profile
 from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import ConfigError, InvariantError
+from tests.support.errors import raises_code
 
 TRUE = StepProfile(
     "true",
@@ -47,7 +48,7 @@ def test_lines_go_straight_between_points_and_on_behind_the_last() -> None:
 
 @pytest.mark.parametrize("points", [((1, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0)), ((-1, 0.0), (2, 1.0))])
 def test_points_that_do_not_rise_are_refused(points: tuple[tuple[int, float], ...]) -> None:
-    with pytest.raises(ConfigError, match="expected row_points"):
+    with raises_code(ConfigError, "invalid_row_points"):
         StepProfile("p", row_points=points)
 
 
@@ -65,7 +66,7 @@ def test_a_profile_by_hand_says_so_and_reads_keys_and_values_as_fast_as_told() -
     ["prompt=1000", "prompt=x,answer=1", "prompt=1,answer=0", "prompt=1,answer=2,what=3", "=", "prompt=1,answer"],
 )
 def test_numbers_by_hand_that_mean_nothing_are_refused_with_an_example(given: str) -> None:
-    with pytest.raises(ConfigError, match="for example prompt=16000,answer=100"):
+    with raises_code(ConfigError, "invalid_profile_text"):
         StepProfile.parse(given)
 
 
@@ -79,7 +80,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
 def test_a_file_that_is_no_profile_is_refused_with_how_to_make_one(tmp_path: Path, text: str) -> None:
     file = tmp_path / "p.json"
     file.write_text(text)
-    with pytest.raises(ConfigError, match="quire bench engine MODEL --profile FILE"):
+    with raises_code(ConfigError, "cannot_read_profile"):
         StepProfile.read(file)
 
 
@@ -115,5 +116,5 @@ def test_more_tokens_never_take_less_time(seed: int) -> None:
 
 
 def test_too_few_steps_make_no_profile() -> None:
-    with pytest.raises(InvariantError, match="at least 40 steps"):
+    with raises_code(InvariantError, "invariant_broken"):
         fitted_profile("few", [TimedStep(StepLoad(1, 0, 1), 0.1)] * 39)

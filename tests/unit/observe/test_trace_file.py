@@ -11,6 +11,7 @@ import pytest
 from quire.errors import ConfigError
 from quire.observe import trace_file
 from quire.observe.trace_file import TraceFile, make_trace_file
+from tests.support.errors import raises_code
 
 
 @pytest.fixture
@@ -30,19 +31,19 @@ def test_it_is_made_for_its_owner_alone_whatever_the_mask(tmp_path: Path) -> Non
 
 
 def test_no_file_is_written_over(path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a new file"):
+    with raises_code(ConfigError, "trace_exists"):
         make_trace_file(path)
 
 
 def test_no_link_is_followed_to_a_file_that_is_to_be_made(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="expected a new file"):
+    with raises_code(ConfigError, "trace_exists"):
         make_trace_file(tmp_path / "link")
     assert not (tmp_path / "elsewhere").exists()
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot create the trace"):
+    with raises_code(ConfigError, "cannot_create_trace"):
         make_trace_file(tmp_path / "none" / "trace.jsonl")
 
 
@@ -59,10 +60,13 @@ def _is_gone(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("changed", [_others_may_read, _is_a_link, _is_gone])
-def test_a_file_that_is_not_what_was_made_is_refused(path: Path, changed: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize(
+    ("changed", "code"),
+    [(_others_may_read, "trace_not_private"), (_is_a_link, "cannot_open_trace"), (_is_gone, "cannot_open_trace")],
+)
+def test_a_file_that_is_not_what_was_made_is_refused(path: Path, changed: Callable[[Path], None], code: str) -> None:
     changed(path)
-    with pytest.raises(ConfigError, match="trace"):
+    with raises_code(ConfigError, code):
         TraceFile(path, 1 << 20)
 
 

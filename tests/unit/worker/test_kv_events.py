@@ -28,6 +28,7 @@ from quire.worker.child.kv_snapshot import (
     encode_kv_answer,
 )
 from quire.worker.kv_event_settings import KVEventSettings
+from tests.support.errors import raises_code
 from tests.support.servers.talkers import talker
 from tests.support.workers.oracle_worker import oracle_plan
 
@@ -241,7 +242,7 @@ def test_questions_of_no_protocol_stay_without_an_answer(router: Router) -> None
 
 
 def test_an_address_that_cannot_be_had_is_said_to_be_so() -> None:
-    with pytest.raises(ConfigError, match="kv_events"):
+    with raises_code(ConfigError, "invalid_config"):
         KVEventPublisher(KVEventSettings("tcp://127.0.0.1:nowhere"))
 
 

@@ -18,6 +18,7 @@ from quire.worker.messages import LoadProgress, Open, Ready
 from quire.worker.parent.session import WorkerSession
 from quire.worker.parent.supervisor import State, Supervisor
 from quire.worker.parent.worker_plan import WorkerPlan
+from tests.support.errors import raises_code
 
 OPEN = Open("no model", ModelSettings(), QueueConfig(), bytes(32), None)
 READY = Ready(ModelInfo(ModelIdentity("model", "layout"), 4, 8, 10, 64, "a line"))
@@ -41,7 +42,7 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
         supervisor = made()
         supervisor.clear_cache()
         assert (supervisor.pid, supervisor.num_progress, supervisor.is_ready) == (None, 0, False)
-        with pytest.raises(EngineDeadError, match="no worker is ready"):
+        with raises_code(EngineDeadError, "engine_dead"):
             supervisor.flight()
         await supervisor.close()
         assert await supervisor.drain(1.0)
@@ -72,7 +73,7 @@ def test_a_supervisor_that_fails_itself_tells_who_waits_for_it(monkeypatch: pyte
             raise RuntimeError("out of order")
 
         monkeypatch.setattr(supervisor, "_live_once", broken)
-        with pytest.raises(EngineDeadError, match="the supervisor failed: RuntimeError"):
+        with raises_code(EngineDeadError, "supervisor_failed"):
             await supervisor.start()
         await supervisor.close()
         assert supervisor.state is State.FAILED

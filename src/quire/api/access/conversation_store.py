@@ -159,7 +159,8 @@ def _locked(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
+        rule = f"expected a writable file as store, cannot write {path}: {error}"
+        raise ConfigError(rule, ("store",), code="cannot_write_store") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -181,10 +182,12 @@ def _opened(path: Path) -> sqlite3.Connection:
             raise ConfigError(
                 f"expected a store that only its owner can read, {path} has mode {stat.S_IMODE(mode):o}; run chmod 600",
                 ("store",),
+                code="store_not_private",
             )
         database = sqlite3.connect(path, check_same_thread=False)
         for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "PRAGMA secure_delete = ON", TABLE):
             database.execute(line)
     except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
+        rule = f"expected a writable file as store, cannot write {path}: {error}"
+        raise ConfigError(rule, ("store",), code="cannot_write_store") from error
     return database

@@ -60,15 +60,13 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
             raise ConfigError(f"key {self.name}: expected 64 hexadecimal digits as sha256; create the key again")
         classes = [one.value for one in PriorityClass]
         if self.max_class not in classes:
-            raise ConfigError(
-                f"key {self.name}: expected max_class to be one of {', '.join(classes)}, got {self.max_class!r}"
-            )
+            rule = f"key {self.name}: expected max_class to be one of {', '.join(classes)}, got {self.max_class!r}"
+            raise ConfigError(rule, code="unknown_max_class")
         for what in ("requests_per_minute", "tokens_per_minute", "concurrent"):
             value = getattr(self, what)
             if value is not None and value < 1:
-                raise ConfigError(
-                    f"key {self.name}: expected {what} of at least 1, got {value}; leave it out for no limit"
-                )
+                rule = f"key {self.name}: expected {what} of at least 1, got {value}; leave it out for no limit"
+                raise ConfigError(rule, code="invalid_key_limit")
 
     @property
     def ceiling(self) -> PriorityClass:
@@ -80,7 +78,8 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(NAME, name):
         raise ConfigError(
             f"expected a key name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}; "
-            "name it after its user, such as alice or ci-bot"
+            "name it after its user, such as alice or ci-bot",
+            code="invalid_key_name",
         )
 
 
@@ -110,6 +109,8 @@ def find(keys: Sequence[Key], secret: str) -> Key | None:
 class NoFileLeftError(ConfigError):
     """The process has too many open files to read one more; what is in it is as unknown as before."""
 
+    code = "too_many_open_files"
+
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
@@ -126,15 +127,16 @@ def read_keys(path: Path) -> tuple[Key, ...] | None:
         kind = NoFileLeftError if error.errno in SHORTAGES else ConfigError
         raise kind(f"cannot read the keys file {path}: {error.strerror}; check its owner") from error
     if mode & 0o077:
-        raise ConfigError(
-            f"expected a keys file that only its owner can read, {path} has mode {mode:04o}; run: chmod 600 {path}"
-        )
+        rule = f"expected a keys file that only its owner can read, {path} has mode {mode:04o}; run: chmod 600 {path}"
+        raise ConfigError(rule, code="keys_file_not_private")
     try:
         keys = tuple(msgspec.json.decode(raw, type=_File).keys)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"the keys file {path} is damaged: {error}; restore it, or create the keys again") from error
+        rule = f"the keys file {path} is damaged: {error}; restore it, or create the keys again"
+        raise ConfigError(rule, code="keys_file_damaged") from error
     if len({key.name for key in keys}) != len(keys):
-        raise ConfigError(f"the keys file {path} has two keys with the same name; remove one")
+        rule = f"the keys file {path} has two keys with the same name; remove one"
+        raise ConfigError(rule, code="duplicate_key_names")
     return keys
 
 
@@ -168,7 +170,8 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
     with _locked(path):
         keys = read_keys(path) or ()
         if any(one.name == name for one in keys):
-            raise ConfigError(f"expected an unused key name, {name!r} exists; revoke it first, or choose another")
+            rule = f"expected an unused key name, {name!r} exists; revoke it first, or choose another"
+            raise ConfigError(rule, code="key_name_taken")
         write_keys(path, [*keys, key])
     return secret
 
@@ -193,7 +196,7 @@ def _with_key(path: Path, name: str) -> Sequence[Key]:
     keys = read_keys(path) or ()
     if not any(key.name == name for key in keys):
         names = ", ".join(key.name for key in keys) or "none"
-        raise ConfigError(f"there is no key {name!r}; the keys are: {names}")
+        raise ConfigError(f"there is no key {name!r}; the keys are: {names}", code="unknown_key")
     return keys
 
 

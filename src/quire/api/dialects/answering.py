@@ -35,7 +35,7 @@ from quire.client.reply.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply.reply import Reply
 from quire.client.reply.stream import RequestHandle
 from quire.client.request.requests import RequestOptions, make_request
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
 from quire.errors import WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
@@ -390,16 +390,13 @@ def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:
 
 def check_finish(piece: Piece, reply: Reply) -> None:
     """Raise if the last piece ended its answer with an error."""
-    if reply.work_error is not None and piece.error is not None:
+    if piece.error_code == WorkBudgetError.code:
         LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
-        raise reply.work_error
-    if piece.error in UNSATISFIABLE:
+        raise reply.work_error or invalid(str(piece.error), code=WorkBudgetError.code)
+    if piece.error_code == UNSATISFIABLE:
         raise invalid(f"the request contradicts itself: {piece.error}")
-    if piece.error is not None and piece.error.startswith(GRAMMAR_FAILED):
+    if piece.error_code == GRAMMAR_FAILED:
         raise invalid(f"{piece.error}; use fewer rules")
-    if piece.error is not None and piece.error.startswith(WORK_CUT):
-        LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
-        raise invalid(piece.error, code=WorkBudgetError.code)
     if piece.finish_reason == "error":
         LOG.error("a row failed: %s", piece.error)
         message = "the model produced invalid values for this request; try a different prompt"

@@ -30,7 +30,7 @@ def check_all(make_runner: MakeRunner) -> list[str]:
         try:
             check(make_runner)
         except ConformanceError as error:
-            raise ConformanceError(f"{check.__name__}: {error}") from error
+            raise ConformanceError(f"{check.__name__}: {error}", code=error.code) from error
     return [check.__name__ for check in CHECKS]
 
 

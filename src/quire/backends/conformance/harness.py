@@ -14,6 +14,8 @@ MakeRunner = Callable[[], Runner]
 class ConformanceError(QuireError):
     """The runner does not keep the contract."""
 
+    code = "contract_not_kept"
+
 
 class Desk:
     """A minimal core: lays out blocks by hand and feeds one runner."""
@@ -23,7 +25,9 @@ class Desk:
         self.capacity = self.runner.capacity
         self._step = 0
         is_enough = self.capacity.block_size >= 4 and self.capacity.num_blocks >= 48
-        require(is_enough, f"expected at least 48 blocks of 4 tokens, the runner has {self.capacity}")
+        require(
+            is_enough, f"expected at least 48 blocks of 4 tokens, the runner has {self.capacity}", "runner_too_small"
+        )
 
     def run(
         self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
@@ -95,10 +99,10 @@ class Job:
         return WorkItem(self.sequence_id, (*tokens[first:end], *drafts), first, tuple(blocks), sampling)
 
 
-def require(holds: bool, message: str) -> None:
+def require(holds: bool, message: str, code: str | None = None) -> None:
     """Raise ConformanceError unless it holds."""
     if not holds:
-        raise ConformanceError(message)
+        raise ConformanceError(message, code=code)
 
 
 def prompt_of(desk: Desk, length: int, salt: int = 0) -> list[int]:

@@ -17,7 +17,8 @@ def check_states(make_runner: MakeRunner) -> list[str]:
     """Run every check on a runner with at least four state slots; their names. Raises ConformanceError."""
     for check in CHECKS:
         desk = Desk(make_runner)
-        require(desk.capacity.num_slots >= 4, f"expected 4 state slots, the runner has {desk.capacity.num_slots}")
+        num_slots = desk.capacity.num_slots
+        require(num_slots >= 4, f"expected 4 state slots, the runner has {num_slots}", "too_few_state_slots")
         check(desk)
         desk.runner.close()
     return [check.__name__.strip("_") for check in CHECKS]

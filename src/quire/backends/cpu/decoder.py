@@ -143,7 +143,8 @@ class Decoder:
         try:
             kernels().compute_step(call.address)
         except IndexError as error:
-            raise InvariantError(f"a step refers to data that does not exist: {error}") from error
+            rule = f"a step refers to data that does not exist: {error}"
+            raise InvariantError(rule, code="unknown_step_data") from error
         likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
         return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
 
@@ -200,5 +201,6 @@ def _refuse_unread(reader: WeightReader) -> None:
     if unread:
         raise CheckpointError(
             f"{len(unread)} unused tensors in the checkpoint, the first is {unread[0]!r}; config.json and weights "
-            "belong to different models"
+            "belong to different models",
+            code="unused_tensors",
         )

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from quire.backends.host.kv_shape import LayerShape, num_block_bytes
 from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
+from quire.errors import InvariantError
 
 KV_TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 HELD_AS: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8}
@@ -67,7 +68,8 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
+                rule = f"expected a block of {self.num_block_bytes} bytes, got {len(content)}"
+                raise InvariantError(rule, code="wrong_block_bytes")
             first = 0
             for array in self._in_order():
                 part = array[block]

@@ -91,6 +91,7 @@ def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
             f"arithmetic int8 needs weights of 4 to 8 bits, this model's are {names}; set arithmetic to auto, or "
             "choose the model in another format",
             ("arithmetic",),
+            code="no_integer_weights",
         )
 
 

@@ -56,11 +56,9 @@ class CpuRunner:
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         """Copies first, then every row at once, then the states to keep."""
         model, store = self._opened()
-        num_tokens = sum(len(item.token_ids) for item in plan.items)
-        if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(
-                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
-            )
+        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
+        if num_tokens > most:
+            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
         store.copy(plan.copies)
         states = self._states
         if states is not None:
@@ -77,7 +75,7 @@ class CpuRunner:
 
     def _opened(self) -> tuple[Decoder, KVStore]:
         if self._model is None or self._store is None:
-            raise InvariantError("the runner is closed")
+            raise InvariantError("the runner is closed", code="runner_is_closed")
         return self._model, self._store
 
 

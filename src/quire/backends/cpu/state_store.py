@@ -49,7 +49,8 @@ class StateStore:
         """Whole slots, in the order given: a later copy may read what an earlier one wrote."""
         for src, dst in copies:
             if not (0 <= src <= self.num_slots and 0 < dst <= self.num_slots):
-                raise InvariantError(f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}")
+                rule = f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}"
+                raise InvariantError(rule, code="invalid_state_copy")
             self.numbers[dst] = self.numbers[src]
 
     def runs(self, batch: Batch) -> Runs:

@@ -11,6 +11,7 @@ from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints.families import DecoderShape
 from quire.core.step import WorkItem
+from quire.errors import InvariantError
 
 NUMBER_BYTES = 4
 """Of an int32."""
@@ -27,7 +28,7 @@ class StepTiles:
 
     def __init__(self, items: Sequence[WorkItem], block_size: int, group_size: int) -> None:
         if not items:
-            raise ValueError("expected at least one item in a step, got none")
+            raise InvariantError("expected at least one item in a step, got none", code="step_without_items")
         first_rows: list[int] = []
         counts: list[int] = []
         positions: list[int] = []
@@ -49,7 +50,7 @@ class StepTiles:
         header[:] = [*first_rows, *counts, *positions, *offsets, *table]
         self.max_block = int(header[4 * len(items) :].view(np.uint32).max())
         if self.max_block > MAX_BLOCK:  # as if without a sign, a negative number is a large one
-            raise ValueError("expected block ids that are not negative")
+            raise InvariantError("expected block ids that are not negative", code="negative_block_id")
         stride = NUMBER_BYTES * len(items)
         first: int = numbers.ctypes.data
         tables, members = first + 4 * stride, first + NUMBER_BYTES * len(header)
@@ -77,6 +78,7 @@ def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
 
 def _check_item(num_rows: int, position: int, num_slots: int) -> None:
     if num_rows < 1 or position < 0:
-        raise ValueError("expected at least one token for every item, from a position that is not negative")
+        rule = "expected at least one token for every item, from a position that is not negative"
+        raise InvariantError(rule, code="item_without_tokens")
     if num_slots < position + num_rows:
-        raise ValueError("an item has fewer blocks than its last position needs")
+        raise InvariantError("an item has fewer blocks than its last position needs", code="too_few_blocks")

@@ -179,7 +179,8 @@ class WeightReader:
         if tensor.path.suffix == ".safetensors" and (strange := sorted(set(kinds) - allowed.keys())):
             raise CheckpointError(
                 f"expected weights of type {', '.join(allowed)}, got {strange[0]} for {name!r} in {tensor.path.name}; "
-                "choose a checkpoint that is not quantised, or its GGUF"
+                "choose a checkpoint that is not quantised, or its GGUF",
+                code="unknown_weight_type",
             )
         return FileRows(tensor, self._on_read)
 
@@ -294,4 +295,5 @@ def _finite(numbers: Floats, tensor: StoredTensor) -> Floats:
 
 
 def _not_finite(tensor: StoredTensor) -> CheckpointError:
-    return CheckpointError(f"{tensor.path.name} holds weights that are NaN or infinity; download it again")
+    message = f"{tensor.path.name} holds weights that are NaN or infinity; download it again"
+    return CheckpointError(message, code="weights_not_finite")

@@ -36,7 +36,8 @@ def read_rope(rule: RopeRule) -> Rope:
     if kind not in ROPE_TYPES:
         raise CheckpointError(
             f"config.json: expected RoPE scaling to be one of {', '.join(ROPE_TYPES)}, got {kind!r}: scaling that "
-            "depends on the length of a sequence cannot share a prefix cache; choose another model"
+            "depends on the length of a sequence cannot share a prefix cache; choose another model",
+            code="unsupported_rope",
         )
     try:
         with np.errstate(all="ignore"):
@@ -45,13 +46,11 @@ def read_rope(rule: RopeRule) -> Rope:
             plain: Floats = np.float32(1) / (base ** exponents.astype(np.float64)).astype(np.float32)
             made = _SCALINGS[kind](plain, rope, base)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(
-            f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
-        ) from error
+        rule = f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
+        raise CheckpointError(rule, code="invalid_rope") from error
     if not bool(np.isfinite(made.frequencies).all()) or not math.isfinite(made.scaling):
-        raise CheckpointError(
-            f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
-        )
+        rule = f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
+        raise CheckpointError(rule, code="invalid_rope")
     still = np.zeros(pairs - len(made.frequencies), np.float32)
     if len(still) and made.scaling != 1.0:
         raise CheckpointError(

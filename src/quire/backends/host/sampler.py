@@ -29,7 +29,7 @@ from quire.backends.host.exponential import exp_of
 from quire.backends.host.token_lists import Mask, RowLists, TokenLists
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.arrays import Ids, Numbers
-from quire.core.step import UNSATISFIABLE, Sampling, TokenLogprobs
+from quire.core.step import INFINITE_NUMBERS, NO_TOKEN_LEFT, ROW_FAILED, RowError, Sampling, TokenLogprobs
 from quire.errors import InvariantError
 
 MAX_SLICE_VALUES = 1 << 21
@@ -46,7 +46,7 @@ class Choice:
     """The token chosen for one row, or why there is none."""
 
     token_id: int | None
-    error: str | None = None
+    error: RowError | None = None
 
 
 class Likeliest(NamedTuple):
@@ -81,7 +81,7 @@ def choose(
     others = []
     for at, row in enumerate(rows):
         if not is_finite[at]:
-            choices[at] = Choice(None, "the model's logits are not finite")
+            choices[at] = Choice(None, RowError(ROW_FAILED, "the model's logits are not finite"))
         elif not row.is_greedy or row.is_shifted or not row.allows(tokens[at]):
             others.append(at)
     for part in _slices(others, logits.shape[1]):
@@ -203,7 +203,7 @@ class _Left(NamedTuple):
         """The token at a place that was chosen; behind the last one: none could be."""
         if place < len(self.numbers) and self.numbers[place] > NEG_INF:
             return Choice(place if self.token_ids is None else int(self.token_ids[place]))
-        return Choice(None, UNSATISFIABLE[bool((self.numbers > NEG_INF).any())])
+        return Choice(None, INFINITE_NUMBERS if (self.numbers > NEG_INF).any() else NO_TOKEN_LEFT)
 
 
 def _choose_left(logits: Sequence[Logits], rows: Sequence[_Row]) -> list[Choice]:

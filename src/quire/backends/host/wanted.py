@@ -17,11 +17,11 @@ from quire.backends.acceptance import accepted, masks_of
 from quire.backends.host import sampler
 from quire.backends.host.batch import Batch
 from quire.backends.host.token_lists import RowLists
-from quire.core.step import Masks, RowResult, Sampling, TokenLogprobs, WorkItem
+from quire.core.step import ROW_FAILED, Masks, RowError, RowResult, Sampling, TokenLogprobs, WorkItem
 
 LOGPROB_ROWS = 32
 """Rows whose log-probabilities are taken at once: bounds the memory, whatever the step."""
-NOT_FINITE = "the model's numbers are not finite"
+NOT_FINITE = RowError(ROW_FAILED, "the model's numbers are not finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Wanted:
                 chosen[number] = None  # unknown what follows a draft that was not computed
         return accepted(self._items[at].drafts, chosen)
 
-    def _errors(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, str]:
+    def _errors(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, RowError]:
         errors = {
             at: error
             for at, start in zip(self._sampled, self._starts, strict=True)

@@ -13,6 +13,7 @@ from quire.backends.kernels.arrays import Array, Floats, address_of, rows_of
 from quire.backends.kernels.extension import available, kernels
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.threads import num_threads
+from quire.errors import InvariantError
 
 WEIGHT_TYPES = {"float32": 0, "bfloat16": 1}
 PIECE_ROWS = 96
@@ -31,7 +32,8 @@ class PackedProduct:
         self, pieces: Iterable[Floats], shape: tuple[int, int], bias: Floats | None, dtype: str, arena: Arena
     ) -> None:
         if dtype not in WEIGHT_TYPES:
-            raise TypeError(f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}")
+            rule = f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}"
+            raise InvariantError(rule, code="unknown_weight_type")
         self._shape = shape
         self._type = WEIGHT_TYPES[dtype]
         self._packed = arena.take(kernels().packed_bytes(self._type, *shape))
@@ -59,14 +61,15 @@ class PackedProduct:
         address, stride = rows_of(rows, np.float32, self._shape[1])
         out_address, out_stride = rows_of(out, np.float32, self._shape[0])
         if len(out) != len(rows):
-            raise ValueError(f"expected {len(rows)} output rows, got {len(out)}")
+            raise InvariantError(f"expected {len(rows)} output rows, got {len(out)}", code="wrong_output_rows")
         self._call(*self._arguments, num_threads(), address, stride, out_address, out_stride, len(rows))
 
     def rows(self, indices: NDArray[np.int64]) -> Floats:
         """Rows of the weight as numbers, as its type holds them."""
         out = np.empty((len(indices), self._shape[1]), np.float32)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._shape[0]:
-            raise ValueError(f"expected row numbers from 0 to {self._shape[0] - 1}, got {indices.max()}")
+            rule = f"expected row numbers from 0 to {self._shape[0] - 1}, got {indices.max()}"
+            raise InvariantError(rule, code="row_out_of_range")
         address = address_of(indices, np.int64, (len(indices),))
         kernels().packed_rows(self._type, self._arguments[1], *self._shape, address, len(indices), out.ctypes.data)
         return out
@@ -76,13 +79,14 @@ class PackedProduct:
         first = 0
         for piece in pieces:
             if first % PIECE_ROWS or len(piece) > num_out - first:
-                raise ValueError(f"a piece of {len(piece)} rows does not fit at row {first} of {num_out}")
+                rule = f"a piece of {len(piece)} rows does not fit at row {first} of {num_out}"
+                raise InvariantError(rule, code="rows_not_whole")
             offset = kernels().packed_bytes(self._type, first, num_in)
             address = address_of(piece, np.float32, (len(piece), num_in))
             kernels().pack(self._type, address, len(piece), num_in, self._packed.ctypes.data + offset, num_threads())
             first += len(piece)
         if first != num_out:
-            raise ValueError(f"expected {num_out} rows of a weight, got {first}")
+            raise InvariantError(f"expected {num_out} rows of a weight, got {first}", code="rows_not_whole")
 
 
 def has_amx() -> bool:

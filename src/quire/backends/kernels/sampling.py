@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from quire.backends.kernels.arrays import Floats, Ids, Numbers, address_of, rows_of
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
+from quire.errors import InvariantError
 
 
 def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
@@ -15,7 +16,7 @@ def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
     address, stride = rows_of(logits, np.float32)
     num_rows, size = logits.shape
     if size == 0:
-        raise ValueError("expected at least one number in a row of logits, got none")
+        raise InvariantError("expected at least one number in a row of logits, got none")
     tokens, is_finite = np.empty(num_rows, np.int64), np.empty(num_rows, np.bool_)
     kernels().argmax(address, stride, tokens.ctypes.data, is_finite.ctypes.data, num_rows, size, num_threads())
     return tokens, is_finite

@@ -105,7 +105,8 @@ class Decoder:
         if not worst <= tolerance * max(1.0, most):
             raise CheckpointError(
                 "expected equal logits from the model's own attention and paged attention, they differ by "
-                f"{worst:.2g}; quire does not support its attention"
+                f"{worst:.2g}; quire does not support its attention",
+                code="attention_differs",
             )
 
 
@@ -148,7 +149,8 @@ def _make_caches(model: Any) -> list[Any]:
     if strange:
         raise CheckpointError(
             f"the MLX backend needs layers that keep keys and values, got {', '.join(strange)}; models with recurrent "
-            "layers run on the CPU backend: set backend to cpu"
+            "layers run on the CPU backend: set backend to cpu",
+            code="unknown_cache_type",
         )
     return caches
 

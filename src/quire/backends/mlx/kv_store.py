@@ -19,6 +19,7 @@ import numpy as np
 from quire.backends.host.kv_shape import LayerShape, num_block_bytes
 from quire.config.model_settings import KVDtype
 from quire.core.step import BlockCopy
+from quire.errors import InvariantError
 
 KV_TYPES: dict[KVDtype, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
@@ -67,7 +68,8 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
+                rule = f"expected a block of {self.num_block_bytes} bytes, got {len(content)}"
+                raise InvariantError(rule, code="wrong_block_bytes")
             first = 0
             for array in self.arrays:
                 num_bytes = array.nbytes // array.shape[0]

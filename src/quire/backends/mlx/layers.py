@@ -105,7 +105,8 @@ def attending(of: Pass) -> Iterator[None]:
     if of.num_answered != of.num_layers or not of.are_finite:
         raise CheckpointError(
             f"expected all {of.num_layers} layers to attend through the function that mlx-lm's models share, "
-            f"{of.num_answered} do; choose another model, or backend cpu if it runs this one"
+            f"{of.num_answered} do; choose another model, or backend cpu if it runs this one",
+            code="attention_not_replaced",
         )
 
 
@@ -129,7 +130,8 @@ def _with_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
         call = parameters.bind(*args, **named).arguments
         layer = _GOING[-1].writers.get(id(call["keys"]))
         if layer is None or call["mask"] is not None:
-            raise CheckpointError("the model changes keys or masks its attention by itself; choose another model")
+            rule = "the model changes keys or masks its attention by itself; choose another model"
+            raise CheckpointError(rule, code="own_keys_or_masks")
         return layer.attend(call["queries"], call["scale"], call.get("sinks"))
 
     return attention

@@ -102,7 +102,8 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings) -> Any:
         text = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
             f"mlx-lm cannot load this {checkpoint.config['model_type']} model: {text}; choose another model, or "
-            "backend cpu if it runs this one"
+            "backend cpu if it runs this one",
+            code="mlx_cannot_load",
         ) from error
     if settings.dtype != "auto":
         model.set_dtype(getattr(mx, settings.dtype))
@@ -120,7 +121,8 @@ def _probed(checkpoint: Checkpoint, settings: ModelSettings) -> Decoder:
         text = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"mlx-lm's {checkpoint.config['model_type']} cannot run over blocks: {text}; choose another model, or "
-            "backend cpu if it runs this one"
+            "backend cpu if it runs this one",
+            code="mlx_needs_own_cache",
         ) from error
 
 

@@ -68,11 +68,9 @@ class MlxRunner:
 
     def start(self, plan: StepPlan) -> PendingStep:
         """Built and set going by the thread that owns MLX."""
-        num_tokens = sum(len(item.token_ids) for item in plan.items)
-        if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(
-                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
-            )
+        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
+        if num_tokens > most:
+            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
         return _MlxStep(self, plan, self._owner.set_going(lambda: self._begin(plan)))
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
@@ -114,7 +112,7 @@ class MlxRunner:
 
     def _opened(self) -> tuple[Decoder, KVStore]:
         if self._model is None or self._store is None:
-            raise InvariantError("the runner is closed")
+            raise InvariantError("the runner is closed", code="runner_is_closed")
         return self._model, self._store
 
 

@@ -18,6 +18,7 @@ import torch
 from quire.backends.host.kv_shape import LayerShape, num_block_bytes
 from quire.backends.kernels import large_pages
 from quire.core.step import BlockCopy
+from quire.errors import InvariantError
 
 
 class KVStore:
@@ -55,7 +56,8 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                raise ValueError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
+                rule = f"expected a block of {self.num_block_bytes} bytes, got {len(content)}"
+                raise InvariantError(rule, code="wrong_block_bytes")
             first = 0
             for tensor in self._in_order():
                 num_bytes = tensor[block].numel() * tensor.itemsize

@@ -52,11 +52,9 @@ class TorchRunner:
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         """Copies first, then every row at once."""
         model, store = self._opened()
-        num_tokens = sum(len(item.token_ids) for item in plan.items)
-        if num_tokens > self._capacity.max_step_tokens:
-            raise InvariantError(
-                f"expected at most {self._capacity.max_step_tokens} tokens in a step, got {num_tokens}"
-            )
+        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
+        if num_tokens > most:
+            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
         store.copy(plan.copies)
         if not plan.items:
             return StepResult(plan.step, {})
@@ -67,7 +65,7 @@ class TorchRunner:
 
     def _opened(self) -> tuple[Adapter, KVStore]:
         if self._model is None or self._store is None:
-            raise InvariantError("the runner is closed")
+            raise InvariantError("the runner is closed", code="runner_is_closed")
         return self._model, self._store
 
 

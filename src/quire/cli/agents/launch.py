@@ -65,7 +65,8 @@ def launch(
     client = _client(agent)
     program = shutil.which(client.program)
     if program is None:
-        raise ConfigError(f"{client.program} is not installed; install it with: {client.install}")
+        rule = f"{client.program} is not installed; install it with: {client.install}"
+        raise ConfigError(rule, code="agent_not_installed")
     with ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
         home = Path(folder) / client.name
         setup = client.setup(found.server, home)
@@ -84,7 +85,8 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
     client = _client(agent)
     found = _running(model)
     if found is None:
-        raise ConfigError("no server of yours is running on this machine; start one with: quire serve MODEL")
+        rule = "no server of yours is running on this machine; start one with: quire serve MODEL"
+        raise ConfigError(rule, code="no_server_running")
     home = expanded("~", "set HOME") / f".quire-{client.name}"
     setup = client.setup(found.server, home)
     for path, text in setup.files.items():
@@ -101,7 +103,7 @@ def _shown(value: str, key: str) -> str:
 
 def _client(name: str) -> AgentClient:
     if name not in AGENTS:
-        raise ConfigError(f"expected one of {', '.join(AGENTS)} as the agent, got {name!r}")
+        raise ConfigError(f"expected one of {', '.join(AGENTS)} as the agent, got {name!r}", code="unknown_agent")
     return AGENTS[name]
 
 
@@ -111,9 +113,8 @@ def _server(model: str | None, folder: Path) -> Iterator[_Found]:
     if found is not None:
         yield found
     elif model is None:
-        raise ConfigError(
-            "no server of yours is running on this machine; pass --model to start one, or run: quire serve MODEL"
-        )
+        rule = "no server of yours is running on this machine; pass --model to start one, or run: quire serve MODEL"
+        raise ConfigError(rule, code="no_server_running")
     else:
         with _started(model, folder) as started:
             yield started

@@ -140,7 +140,8 @@ def server_base(url: str) -> str:
     except ValueError:  # a port that is none, half an IPv6 address
         is_good = False
     if not is_good:
-        raise ConfigError(f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it")
+        rule = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
+        raise ConfigError(rule, code="invalid_server_address")
     return f"{parts.scheme}://{parts.netloc}"
 
 

@@ -174,12 +174,12 @@ def _print_line(line: str) -> None:
 def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
     """Models by the name for clients: the served name, else the path's last part, else the hub id."""
     if served_names and len(served_names) != len(models):
-        raise ConfigError(
-            f"expected served_model_name once for each of {len(models)} models, got {len(served_names)}; or omit it"
-        )
+        rule = f"expected served_model_name once for each of {len(models)} models, got {len(served_names)}; or omit it"
+        raise ConfigError(rule, code="wrong_num_names")
     names = served_names or [_name_of(model) for model in models]
     if len(set(names)) != len(names):
-        raise ConfigError(f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each")
+        rule = f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each"
+        raise ConfigError(rule, code="duplicate_model_names")
     return dict(zip(names, models, strict=True))
 
 

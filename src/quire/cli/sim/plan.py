@@ -48,7 +48,8 @@ def plan(
     from quire.errors import ConfigError
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        raise ConfigError(f"expected --report in a folder that exists, got {report}; choose another path")
+        rule = f"expected --report in a folder that exists, got {report}; choose another path"
+        raise ConfigError(rule, code="report_without_folder")
     setup = _setup(fleet, trace, slo, requests, seed)
     name = trace.name.partition(".")[0]
     result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)

@@ -63,7 +63,8 @@ class FleetFlags:
         from quire.sim.fleet.policies import POLICIES
 
         if self.policy not in POLICIES:
-            raise ConfigError(f"expected policy to be one of {', '.join(POLICIES)}, got {self.policy!r}")
+            rule = f"expected policy to be one of {', '.join(POLICIES)}, got {self.policy!r}"
+            raise ConfigError(rule, code="unknown_policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

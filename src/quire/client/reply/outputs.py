@@ -35,6 +35,7 @@ class Piece:
     stop_reason: str | int | None = None
     """The stop text, or the client's own stop token, that ended it."""
     error: str | None = None
+    error_code: str | None = None
     part: Part = TEXT
     num_bytes: int = field(init=False, repr=False, compare=False)
     """About how much a client has yet to be sent; the same for pieces alone and joined."""
@@ -97,6 +98,7 @@ def _join(run: list[Piece]) -> Piece:
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        error_code=last.error_code,
         part=last.part,
     )
 
@@ -112,6 +114,7 @@ class Answer:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    error_code: str | None = None
     reasoning: str = ""
     """What the model thought before it answered."""
     tool_calls: tuple[ToolCall, ...] = ()

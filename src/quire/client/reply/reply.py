@@ -80,6 +80,7 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
         stop_reason=last.stop_reason,
         logprobs=tuple(entry for piece in pieces for entry in piece.logprobs),
         error=last.error,
+        error_code=last.error_code,
     )
 
 
@@ -323,7 +324,8 @@ class Reply:
         if reason is None and half.work_error is not None:
             self.stopped.append(event.sequence_index)
             reason = FinishReason.ERROR.value
-            piece = replace(piece, finish_reason=reason, error=str(half.work_error))
+            error = half.work_error
+            piece = replace(piece, finish_reason=reason, error=str(error), error_code=error.code)
         if reason is not None:
             parts += half.reader.finish()
         return self._show_parts(half, parts, piece)
@@ -358,7 +360,7 @@ class Reply:
             last = half.last.token_ids[-1]
             stop = last if last in self._params.stop_token_ids else None
         reason = FinishReason.STOP.value if half.text.stop else event.reason.value
-        piece = Piece(event.sequence_index, text, finish_reason=reason, stop_reason=stop, error=event.error)
+        piece = Piece(event.sequence_index, text, (), (), reason, stop, event.error, event.code)
         if half.reader is None:
             return self._show(half, piece)
         parts = [*half.reader.push(text), *half.reader.finish()]

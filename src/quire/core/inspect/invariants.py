@@ -28,7 +28,8 @@ def check(memory: KVMemory) -> None:
 def check_at_rest(memory: KVMemory) -> None:
     """With no sequence alive nothing is referenced, reserved or in flight. Cached blocks may remain."""
     check(memory)
-    _require(set(memory.tables) == set(memory.pins.tables), f"at rest: tables {sorted(memory.tables)} are still open")
+    is_closed = set(memory.tables) == set(memory.pins.tables)
+    _require(is_closed, f"at rest: tables {sorted(memory.tables)} are still open", "tables_still_open")
     _require(not memory.in_flight, f"at rest: {len(memory.in_flight)} digests are still in flight")
     _require(
         memory.pool.num_referenced == memory.pins.num_pinned_blocks,
@@ -42,7 +43,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
     """Waiting and running sequences, and what is counted of them, agree with each other and with the memory."""
     running, waiting = scheduler.running, list(scheduler.queue)
     keys = [sequence.key for sequence in running]
-    _require(keys == sorted(keys), "running: not in order of urgency")
+    _require(keys == sorted(keys), "running: not in order of urgency", "urgency_order_broken")
     for sequence in running:
         is_sound = sequence.status is SequenceStatus.RUNNING and sequence.table is not None
         _require(is_sound and sequence.num_uncomputed >= 1, f"running: sequence {sequence.sequence_id} cannot run")
@@ -65,7 +66,7 @@ def check_scheduler(scheduler: Scheduler) -> None:
         for sequence in live.sequences
         if sequence.status is not SequenceStatus.FINISHED
     )
-    _require(alive == expected, "a sequence is in no place, or in two places")
+    _require(alive == expected, "a sequence is in no place, or in two places", "sequence_in_no_place")
     _check_tenants(scheduler)
 
 
@@ -78,7 +79,8 @@ def _check_tenants(scheduler: Scheduler) -> None:
     for tenant in scheduler.queue.tenants.values():
         counted = (tenant.num_live, tenant.num_waiting)
         found = (num_live[tenant.name], num_waiting[tenant.name])
-        _require(counted == found, f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found")
+        message = f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found"
+        _require(counted == found, message, "tenants_miscounted")
 
 
 def _check_places(scheduler: Scheduler) -> None:
@@ -98,9 +100,9 @@ def _check_places(scheduler: Scheduler) -> None:
     _require(len(shares) == len(owners) == shares.num_taken + shares.num_promised, "places of the queue: miscounted")
 
 
-def _require(holds: bool, message: str) -> None:
+def _require(holds: bool, message: str, code: str | None = None) -> None:
     if not holds:
-        raise InvariantError(message)
+        raise InvariantError(message, code=code)
 
 
 def _check_free_queue(memory: KVMemory) -> None:
@@ -231,7 +233,8 @@ def _check_slots(memory: KVMemory) -> None:
     promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
     everywhere = Counter([*slots.blank, *running, *promised, *cached.values()])
     expected = Counter(range(1, slots.num_slots + 1))
-    _require(everywhere == expected, f"state slots: {everywhere - expected} too many, {expected - everywhere} missing")
+    message = f"state slots: {everywhere - expected} too many, {expected - everywhere} missing"
+    _require(everywhere == expected, message, "state_slots_miscounted")
     num_promised, num_fixed = slots.num_promised, slots.num_promised + slots.num_pinned
     _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
     most = memory.config.num_slots - memory.config.num_running_slots

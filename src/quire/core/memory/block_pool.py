@@ -97,7 +97,8 @@ class BlockPool:
         count = self._count(block)
         if count == 0:
             if not self.named[block]:
-                raise InvariantError(f"retain: block {block} is blank; it was released and forgotten")
+                rule = f"retain: block {block} is blank; it was released and forgotten"
+                raise InvariantError(rule, code="block_is_blank")
             self._unlink(block)
             self.num_cached -= 1
         self.ref_count[block] = count + 1
@@ -113,7 +114,7 @@ class BlockPool:
             # A negative index would wrap round to another table's block.
             count = ref_count[block] - 1 if 0 < block <= num_blocks else -1
             if count < 0:
-                raise InvariantError(f"release: block {block} has no holder")
+                raise InvariantError(f"release: block {block} has no holder", code="block_not_held")
             ref_count[block] = count
             if count:
                 continue
@@ -130,7 +131,8 @@ class BlockPool:
         """The tree named these blocks: when their last reference goes they are cached, not blank."""
         for block in blocks:
             if self._count(block) == 0 or self.named[block]:
-                raise InvariantError(f"name: expected block {block} to be referenced and not named yet")
+                rule = f"name: expected block {block} to be referenced and not named yet"
+                raise InvariantError(rule, code="cannot_name_block")
             self.named[block] = 1
         self.num_named += len(blocks)
 
@@ -138,7 +140,8 @@ class BlockPool:
         """The tree forgot these blocks, which `allocate` or `take_cached` has just taken from the queue."""
         for block in blocks:
             if not self.named[block] or self.ref_count[block] == 0:
-                raise InvariantError(f"unname: expected block {block} to be named and removed from the queue")
+                rule = f"unname: expected block {block} to be named and removed from the queue"
+                raise InvariantError(rule, code="cannot_unname_block")
             self.named[block] = 0
         self.num_named -= len(blocks)
 
@@ -173,10 +176,12 @@ class BlockPool:
         for _ in range(self.num_free + 2):
             after = self._next[block]
             if self._prev[after] != block:
-                raise InvariantError(f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}")
+                rule = f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}"
+                raise InvariantError(rule, code="broken_link")
             block = after
         if block != NULL_BLOCK:
-            raise InvariantError(f"free queue: not closed after {self.num_free} blocks and two sentinels")
+            rule = f"free queue: not closed after {self.num_free} blocks and two sentinels"
+            raise InvariantError(rule, code="free_queue_open")
 
     def _count(self, block: int) -> int:
         if not 0 < block <= self.num_blocks:
@@ -196,7 +201,8 @@ class BlockPool:
         for _ in range(count):
             block = next_[block]
             if ref_count[block]:
-                raise InvariantError(f"free queue: block {block} is queued and has {ref_count[block]} references")
+                rule = f"free queue: block {block} is queued and has {ref_count[block]} references"
+                raise InvariantError(rule, code="queued_block_referenced")
             ref_count[block] = 1
             taken.append(block)
         after = next_[block]

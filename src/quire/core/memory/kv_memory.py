@@ -180,9 +180,8 @@ class KVMemory:
         self._check_open(table)
         num_in_flight = table.num_reserved - table.num_computed
         if not 0 <= num_tokens <= num_in_flight or not num_in_flight:
-            raise InvariantError(
-                f"commit: table {table.table_id} has {num_in_flight} tokens in flight, got {num_tokens}"
-            )
+            rule = f"commit: table {table.table_id} has {num_in_flight} tokens in flight, got {num_tokens}"
+            raise InvariantError(rule, code="commit_beyond_reserved")
         self._check_exclusive(table)
         if table.in_flight_digests:
             self.in_flight.leave(table.in_flight_digests)
@@ -212,7 +211,8 @@ class KVMemory:
         if table.is_in_flight or not least <= num_tokens <= table.num_computed:
             raise InvariantError(
                 f"fork: expected table {table.table_id} at rest with {num_tokens} tokens computed, and no more if it "
-                f"has a state; it has {table.num_computed}"
+                f"has a state; it has {table.num_computed}",
+                code="cannot_fork_table",
             )
         self.tree.share_root(table.root)
         child = self._register(table.root)
@@ -234,7 +234,8 @@ class KVMemory:
             return
         self._check_open(table)
         if table.is_in_flight:
-            raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
+            rule = f"release: table {table.table_id} is being written by the step in flight"
+            raise InvariantError(rule, code="table_in_flight")
         self.pool.release(reversed(table.blocks))
         self.tree.close_root(table.root)
         if self.states is not None:
@@ -317,7 +318,8 @@ class KVMemory:
 
     def _check_open(self, table: BlockTable) -> None:
         if self.tables.get(table.table_id) is not table:
-            raise InvariantError(f"table {table.table_id} is not open in this memory: released, or another memory's")
+            rule = f"table {table.table_id} is not open in this memory: released, or another memory's"
+            raise InvariantError(rule, code="table_not_open")
 
     def _count_query(self, table: BlockTable) -> None:
         """A query counts once the sequence goes on with what it found; one that did not fit will query again."""
@@ -332,15 +334,16 @@ class KVMemory:
         if table.num_reserved > start or not start < known_end <= num_known or (num_drafts and known_end < num_known):
             raise InvariantError(
                 f"reserve: expected table {table.table_id} at rest, [{start}, {known_end}) within the {num_known} "
-                f"known tokens, and {num_drafts} drafts after the last of them"
+                f"known tokens, and {num_drafts} drafts after the last of them",
+                code="cannot_reserve_tokens",
             )
         if keep is not None and (end % self.config.block_size or self.states is None):
-            raise InvariantError(
-                f"reserve: expected a state on a block border of a model that has states, got one at {end}"
-            )
+            rule = f"reserve: expected a state on a block border of a model that has states, got one at {end}"
+            raise InvariantError(rule, code="cannot_keep_state")
         if num_drafts and self.states is not None:
             raise InvariantError(
-                f"reserve: expected no drafts with a state, got {num_drafts}; a wrong one could not be removed from it"
+                f"reserve: expected no drafts with a state, got {num_drafts}; a wrong one could not be removed from it",
+                code="drafts_with_state",
             )
 
     def _give_back_unused(self, table: BlockTable) -> None:
@@ -358,7 +361,8 @@ class KVMemory:
             if ref_count[block] != 1 or named[block]:
                 raise InvariantError(
                     f"commit: block {block} was written while it had {ref_count[block]} references"
-                    + " and a name" * named[block]
+                    + " and a name" * named[block],
+                    code="shared_block_written",
                 )
 
     def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:

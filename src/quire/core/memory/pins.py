@@ -40,7 +40,7 @@ class Pins:
         """Take the table in, or raise PinBudgetError and leave it to the caller."""
         num_fresh = sum(self.pin_count[block] == 0 for block in table.blocks)
         if len(self.tables) >= self.max_pins:
-            raise PinBudgetError(f"all {self.max_pins} pins are in use; unpin something")
+            raise PinBudgetError(f"all {self.max_pins} pins are in use; unpin something", code="too_many_pins")
         if self.num_pinned_blocks + num_fresh > self.budget_blocks:
             raise PinBudgetError(
                 f"expected at most {self.budget_blocks} pinned blocks, {self.num_pinned_blocks} are pinned and this "

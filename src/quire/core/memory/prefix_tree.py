@@ -125,7 +125,8 @@ class PrefixTree:
             if namespace.block_size != self.block_size:
                 raise InvariantError(
                     f"expected a namespace of {self.block_size}-token blocks, got one of {namespace.block_size}-token "
-                    "blocks"
+                    "blocks",
+                    code="wrong_block_size",
                 )
             root = Root(namespace, self.hasher.root(namespace))
             slot = self._free_slots.pop() if self._free_slots else len(self._roots)
@@ -151,7 +152,7 @@ class PrefixTree:
     def _root(self, root: int) -> Root:
         found = self._roots[~root]
         if found is None:
-            raise InvariantError(f"root {root} is used after it was closed")
+            raise InvariantError(f"root {root} is used after it was closed", code="root_is_closed")
         return found
 
     def _drop_root_if_unused(self, root: int) -> None:
@@ -205,9 +206,8 @@ class PrefixTree:
         Stops at a digest that another block carries. Returns how many blocks got their names.
         """
         if not parent or (parent > 0 and not self._parent[parent]):
-            raise InvariantError(
-                f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
-            )
+            rule = f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
+            raise InvariantError(rule, code="parent_not_named")
         shards, mask, records, parents = self._shards, self._shard_mask, self._records, self._parent
         newer, older, first_child = self._newer, self._older, self._first_child
         record_width, width = self._record_width, self._width
@@ -217,7 +217,7 @@ class PrefixTree:
             if digest in shard:
                 return index
             if parents[block]:
-                raise InvariantError(f"name: block {block} is named already")
+                raise InvariantError(f"name: block {block} is named already", code="block_named_already")
             shard[digest] = block
             start = block * record_width
             records[start : start + record_width] = digest + packed_tokens[at : at + width]
@@ -245,7 +245,7 @@ class PrefixTree:
         for block in blocks:
             parent = parents[block]
             if first_child[block] or not parent:
-                raise InvariantError(f"forget: expected block {block} to be a named leaf")
+                raise InvariantError(f"forget: expected block {block} to be a named leaf", code="block_not_leaf")
             start = block * record_width
             digest = bytes(records[start : start + DIGEST_BYTES])
             del shards[(digest[0] << 8 | digest[1]) & mask][digest]

@@ -68,7 +68,8 @@ class TableStates:
     def fork(self, table: BlockTable, child: BlockTable) -> None:
         """A second table over all that this one has computed."""
         if table.state_slot is None:
-            raise InvariantError(f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state")
+            rule = f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state"
+            raise InvariantError(rule, code="table_without_state")
         child.state_slot = self.slots.fork(table.state_slot)
 
     def release(self, table: BlockTable) -> None:
@@ -82,5 +83,6 @@ class TableStates:
         if not self.slots.may_pin(block, self._pin_share):
             raise PinBudgetError(
                 f"expected at most {self._pin_share:.0%} of the state slots that no running sequence needs to be "
-                f"pinned, {self.slots.num_pinned} are pinned; unpin something, or raise pin_share"
+                f"pinned, {self.slots.num_pinned} are pinned; unpin something, or raise pin_share",
+                code="too_many_pinned_states",
             )

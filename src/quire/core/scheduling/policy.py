@@ -120,15 +120,14 @@ def check_request(
     """
     limit, num_prompt, num_sequences = max_sequence_tokens, len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
-        raise RequestTooLargeError("expected at least one prompt token and one continuation, got none")
+        rule = "expected at least one prompt token and one continuation, got none"
+        raise RequestTooLargeError(rule, code="empty_request")
     if num_prompt + min(request.params.max_tokens, 1) > limit:
-        raise RequestTooLargeError(
-            f"expected at most {limit} tokens in a sequence, the prompt alone has {num_prompt}; shorten it"
-        )
+        rule = f"expected at most {limit} tokens in a sequence, the prompt alone has {num_prompt}; shorten it"
+        raise RequestTooLargeError(rule, code="prompt_too_long")
     if num_sequences > max_sequences:
-        raise RequestTooLargeError(
-            f"expected at most {max_sequences} continuations at once, got {num_sequences}; request fewer"
-        )
+        rule = f"expected at most {max_sequences} continuations at once, got {num_sequences}; request fewer"
+        raise RequestTooLargeError(rule, code="too_many_continuations")
     if adapter := request.namespace.adapter:
         raise InvalidParameterError(
             f"this model has no adapter named {adapter!r}, and none can be loaded yet; leave adapter out",
@@ -138,5 +137,6 @@ def check_request(
     if num_blocks > num_usable:
         raise RequestTooLargeError(
             f"expected a request of at most {num_usable} blocks of {block_size} tokens, it may need {num_blocks}; "
-            "shorten the prompt, request fewer tokens, or give the server more memory"
+            "shorten the prompt, request fewer tokens, or give the server more memory",
+            code="pool_too_small",
         )

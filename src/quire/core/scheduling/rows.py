@@ -9,7 +9,7 @@ from quire.core.request import FinishReason, ResolvedSampling
 from quire.core.scheduling.acceptance_rates import UNKNOWN
 from quire.core.scheduling.scheduler_config import ActiveRequest
 from quire.core.scheduling.sequence import Sequence, table_of
-from quire.core.step import RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
+from quire.core.step import RowError, RowResult, Sampling, Scoring, TokenLogprobs, WorkItem
 from quire.errors import InvariantError
 
 
@@ -64,11 +64,13 @@ def take_row(
         if not min(1, most) <= len(tokens) <= most or tokens[:-1] != drafts[: len(tokens) - 1]:
             raise InvariantError(
                 f"apply: sequence {item.sequence_id} got {len(tokens)} tokens, {tokens}; after the drafts {drafts} "
-                f"expected at most {most}, all but the last equal to them"
+                f"expected at most {most}, all but the last equal to them",
+                code="tokens_not_explained",
             )
     if forced:
         if not tokens:
-            raise InvariantError(f"apply: sequence {item.sequence_id} got forced tokens, {forced}, and chose none")
+            rule = f"apply: sequence {item.sequence_id} got forced tokens, {forced}, and chose none"
+            raise InvariantError(rule, code="forced_without_chosen")
         tokens += forced
     num_known = len(sequence.tokens)
     num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known
@@ -115,12 +117,13 @@ def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
 
 
 def end_of_sequence(
-    sequence: Sequence, live: ActiveRequest, reason: FinishReason, error: str | None
+    sequence: Sequence, live: ActiveRequest, reason: FinishReason, error: RowError | None
 ) -> SequenceFinished:
     """One continuation is over."""
     request, num_output = live.request, sequence.num_output_tokens
+    code, message = error or (None, None)
     return SequenceFinished(
-        request.request_id, sequence.index, reason, num_output, error, live.retry_after_s, epoch=request.epoch
+        request.request_id, sequence.index, reason, num_output, message, live.retry_after_s, code, epoch=request.epoch
     )
 
 

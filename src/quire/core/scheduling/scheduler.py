@@ -28,7 +28,7 @@ from quire.core.scheduling.sequence import Sequence, SequenceStatus, table_of
 from quire.core.scheduling.state_checkpoints import keep_behind, run_to_border
 from quire.core.scheduling.step_size import Fed, StepRoom, StepSizer
 from quire.core.scheduling.waiting_queue import WaitingQueue
-from quire.core.step import BlockCopy, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import BlockCopy, RowError, RowResult, StepPlan, StepResult, WorkItem
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 
 
@@ -201,7 +201,7 @@ class Scheduler:
         """What the next step computes. A plan with items is in flight until `apply`; an empty one is not. Running
         sequences that `holds` names are left out: what they need beside the step is not there yet."""
         if self.in_flight is not None:
-            raise InvariantError(f"plan: step {self.in_flight.step} has not returned")
+            raise InvariantError(f"plan: step {self.in_flight.step} has not returned", code="step_in_flight")
         self._now_s = now_s
         self.memory.advance(now_s)
         self._end_late()
@@ -239,7 +239,8 @@ class Scheduler:
         """Take in what the step returned: commit, accept tokens, end and fork sequences. Returns all events so far."""
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
-            raise InvariantError(f"apply: the result of step {result.step} does not belong to the plan in flight")
+            rule = f"apply: the result of step {result.step} does not belong to the plan in flight"
+            raise InvariantError(rule, code="result_not_planned")
         planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
             rows.backdate_admissions(self._events, step_s=now_s - self._now_s)
@@ -450,7 +451,7 @@ class Scheduler:
             self.placement.remove_sibling(has_place=leader.status is SequenceStatus.RUNNING)
         self._finish(sequence, FinishReason.CANCELLED)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, error: RowError | None = None) -> None:
         """End a sequence, and the siblings that would have branched off it."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)

@@ -36,12 +36,14 @@ class SchedulerConfig:
         if self.max_step_tokens < needed:
             raise ConfigError(
                 f"expected max_step_tokens of at least max_running + block size = {needed}, got "
-                f"{self.max_step_tokens}; raise it, or lower max_running"
+                f"{self.max_step_tokens}; raise it, or lower max_running",
+                code="step_budget_too_small",
             )
         if memory.num_slots and memory.num_running_slots <= self.max_running:
             raise ConfigError(
                 f"expected state slots for max_running sequences and the next, {self.max_running + 1}, got "
-                f"{memory.num_running_slots} of {memory.num_slots} for running sequences; lower max_running"
+                f"{memory.num_running_slots} of {memory.num_slots} for running sequences; lower max_running",
+                code="too_few_state_slots",
             )
         if not 0.0 <= self.step_limit_s < float("inf"):
             raise ConfigError(f"expected a step_limit_s of 0 or more seconds, got {self.step_limit_s}; 0: no limit")

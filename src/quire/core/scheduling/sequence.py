@@ -127,5 +127,6 @@ class Sequence:
 def table_of(sequence: Sequence) -> BlockTable:
     """The table of a sequence that runs."""
     if sequence.table is None:
-        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
+        rule = f"sequence {sequence.sequence_id} has no blocks: it does not run"
+        raise InvariantError(rule, code="sequence_without_blocks")
     return sequence.table

@@ -19,7 +19,7 @@ from quire.engine.engine import ModelInfo
 from quire.errors import MessageError, QuireError
 from quire.worker.messages import WorkerLoad
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_MESSAGE_BYTES = 64 << 20
 """A prompt of a million tokens has 5 MB, the largest tokenizers have 40."""
 MAX_STEP_BYTES = 16 << 20

@@ -61,7 +61,8 @@ class LatencyObjective:
         """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`."""
         limits = tuple(_limit(part.strip(), text) for part in text.split(","))
         if len({one.name for one in limits}) < len(limits):
-            raise ConfigError(f"expected each percentile once in an objective, got {text!r}; leave the second one out")
+            rule = f"expected each percentile once in an objective, got {text!r}; leave the second one out"
+            raise ConfigError(rule, code="percentile_named_twice")
         return cls(limits)
 
     def misses(self, report: FleetReport) -> tuple[str, ...]:
@@ -99,11 +100,11 @@ def _limit(part: str, text: str) -> LatencyLimit:
         percents = ", ".join(f"p{one}" for one in PERCENTS)
         raise ConfigError(
             f"expected an objective of {names}, one of {percents}, and a time in s or ms, such as "
-            f"ttft_p95=2s,tpot_p95=80ms, got {part!r} in {text!r}"
+            f"ttft_p95=2s,tpot_p95=80ms, got {part!r} in {text!r}",
+            code="invalid_objective",
         )
     limit_s = float(found["number"]) * UNITS_S[found["unit"]]
     if not 0.0 < limit_s <= MAX_LIMIT_S:
-        raise ConfigError(
-            f"expected a limit above 0 and at most {MAX_LIMIT_S:,.0f} s, got {part!r}; give a longer time"
-        )
+        rule = f"expected a limit above 0 and at most {MAX_LIMIT_S:,.0f} s, got {part!r}; give a longer time"
+        raise ConfigError(rule, code="invalid_time_limit")
     return LatencyLimit(found["latency"], int(found["percent"]), limit_s)

@@ -15,7 +15,7 @@ from quire.core.digests import KEY_BYTES, BlockHasher
 from quire.core.events import RequestEvent
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request, ResolvedSampling
-from quire.core.step import RowResult, StepPlan, StepResult, TokenLogprobs
+from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult, TokenLogprobs
 from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.trace_records import (
     AnyTraceRecord,
@@ -270,9 +270,8 @@ def row_differences(
 def _row_of(outcome: tuple[int, ...] | TracedOutcome) -> RowResult:
     if isinstance(outcome, TracedOutcome):
         scores = (A_SCORE,) * outcome.num_scores
-        return RowResult(
-            outcome.tokens, (), scores, error=outcome.error, forced=outcome.forced, work_tokens=outcome.work_tokens
-        )
+        error = None if outcome.error is None else RowError(outcome.code or ROW_FAILED, outcome.error)
+        return RowResult(outcome.tokens, (), scores, (), error, outcome.forced, outcome.work_tokens)
     return RowResult(outcome)
 
 

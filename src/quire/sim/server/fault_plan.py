@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from random import Random
 
 from quire.backends.oracle import OracleRunner
-from quire.core.step import RowResult, SlotCopy, StepPlan, StepResult, WorkItem
+from quire.core.step import ROW_FAILED, RowError, RowResult, SlotCopy, StepPlan, StepResult, WorkItem
 from quire.errors import QuireError
 
 
 class RunnerCrashError(QuireError):
     """The simulated device died, with all its data."""
+
+    code = "runner_crashed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class FaultyOracle:
             if self._random.random() < self._rates.error_per_row:
                 self._spoil(item)
                 self._spoil_state(item, plan.keeps)
-                rows[item.sequence_id] = RowResult(error="the row is not finite")
+                rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row is not finite"))
         return StepResult(result.step, rows)
 
     def _spoil_state(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:

@@ -69,14 +69,16 @@ def faults_from(environment: Mapping[str, str]) -> list[Fault]:
     if not text:
         return []
     if not environment.get(TESTING):
-        raise ConfigError(f"{FAULTS} breaks the server on purpose and needs {TESTING}=1; unset it")
+        rule = f"{FAULTS} breaks the server on purpose and needs {TESTING}=1; unset it"
+        raise ConfigError(rule, code="faults_not_allowed")
     try:
         faults = msgspec.json.decode(text, type=list[Fault])
     except (msgspec.MsgspecError, ValueError) as error:
-        raise ConfigError(f"{FAULTS} must be a list of faults, {text[:200]!r} given: {error}") from error
+        rule = f"{FAULTS} must be a list of faults, {text[:200]!r} given: {error}"
+        raise ConfigError(rule, code="invalid_faults") from error
     for fault in faults:
         if fault.kind not in KINDS:
-            raise ConfigError(f"a fault must be one of {', '.join(KINDS)}; {fault.kind!r} given")
+            raise ConfigError(f"expected one of {', '.join(KINDS)}, got {fault.kind!r}", code="unknown_fault_kind")
     return faults
 
 

@@ -34,7 +34,7 @@ from quire.engine.commands import Command
 from quire.engine.engine import Engine
 from quire.engine.loading import open_engine
 from quire.engine.loop import run_loop
-from quire.errors import InvariantError
+from quire.errors import InvariantError, QuireError
 from quire.lasting_objects import freeze_startup_objects
 from quire.worker import messages
 from quire.worker.child.faults import faults_from, with_faults
@@ -76,7 +76,8 @@ class Channel:
         self.flush()
         if self._num_backlog_bytes > MAX_BACKLOG_BYTES:
             raise InvariantError(
-                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read"
+                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read",
+                code="parent_not_reading",
             )
 
     @property
@@ -295,7 +296,8 @@ def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus)
         # A broken promise, a device that is gone, no memory: the parent replaces us and submits again.
         if worker is not None:
             worker.name_suspects()
-        channel.send(messages.Failed(type(error).__name__, str(error)))
+        code = error.code if isinstance(error, QuireError) else None
+        channel.send(messages.Failed(type(error).__name__, str(error), code))
         return FAILED
     finally:
         if worker is not None:

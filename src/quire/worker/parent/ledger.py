@@ -36,10 +36,12 @@ from quire.core.events import (
     Token,
 )
 from quire.core.request import FinishReason, Request
+from quire.core.step import RowError
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.errors import MessageError, QuireError
 from quire.worker.parent.ledger_entry import LedgerEntry
 
+QUARANTINED = "request_quarantined"
 POISON = "this request crashed the worker repeatedly, at last while it ran alone, and was quarantined"
 
 
@@ -147,7 +149,8 @@ class Ledger:
             if entry is None or entry.request.request_id != event.request_id:
                 raise MessageError(
                     f"the worker sent an event of {event.request_id[:64]!r} in epoch {event.epoch}, which was not "
-                    "assigned"
+                    "assigned",
+                    code="event_not_assigned",
                 )
             new_events += self._take(entry, event)
 
@@ -168,14 +171,14 @@ class Ledger:
             case Preempted():
                 return [event]
             case Replayed():  # made by the ledger alone
-                raise MessageError(f"{event.request_id}: unexpected event Replayed from a worker")
+                raise MessageError(f"{event.request_id}: unexpected event Replayed", code="unexpected_event")
 
     def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
         """It was not admitted. If its client has output already, the refusal is its end."""
         error = event.error
         self.num_progress += 1
         if entry.has_sent_output:
-            return self._end(entry, FinishReason.ERROR, str(error))
+            return self._end(entry, FinishReason.ERROR, RowError(error.code, str(error)))
         self._drop(entry)
         return [event]
 
@@ -198,11 +201,13 @@ class Ledger:
             return []
         tokens = entry.tokens.get(event.sequence_index)
         if tokens is None or event.sequence_index in entry.ends:
-            raise MessageError(f"a token for answer {event.sequence_index} of {event.request_id}, which is not open")
+            rule = f"a token for answer {event.sequence_index} of {event.request_id}, which is not open"
+            raise MessageError(rule, code="answer_not_open")
         if event.num_output_tokens != len(tokens) + 1 or not 0 <= event.token_id < self.vocabulary_size:
             raise MessageError(
                 f"token {event.token_id} came as number {event.num_output_tokens} of {event.request_id}, "
-                f"which has {len(tokens)}; the vocabulary has {self.vocabulary_size}"
+                f"which has {len(tokens)}; the vocabulary has {self.vocabulary_size}",
+                code="unexpected_token",
             )
         tokens.append(event.token_id)
         entry.num_strikes = 0
@@ -214,18 +219,20 @@ class Ledger:
             entry.dropped.remove(event.sequence_index)
             return []
         if event.sequence_index not in entry.tokens or event.sequence_index in entry.ends:
-            raise MessageError(f"the end of answer {event.sequence_index} of {event.request_id}, which is not open")
+            rule = f"the end of answer {event.sequence_index} of {event.request_id}, which is not open"
+            raise MessageError(rule, code="answer_not_open")
         if event.reason is FinishReason.CANCELLED and not entry.is_cancelled:
-            raise MessageError(f"{event.request_id} ended as cancelled, but was not cancelled")
+            raise MessageError(f"{event.request_id} ended as cancelled, but was not cancelled", code="not_cancelled")
         is_displaced = event.reason is FinishReason.DISPLACED
         if is_displaced != (event.retry_after_s is not None) or (is_displaced and any(entry.tokens.values())):
-            raise MessageError(f"{event.request_id} was displaced after output began, or without retry_after")
+            rule = f"{event.request_id} was displaced after output began, or without retry_after"
+            raise MessageError(rule, code="invalid_displacement")
         entry.ends[event.sequence_index] = event.reason
         return [event]
 
     def _take_finished(self, entry: LedgerEntry, event: Finished) -> list[RequestEvent]:
         if entry.dropped or not entry.is_answered:
-            raise MessageError(f"{event.request_id} finished before all of its sequences")
+            raise MessageError(f"{event.request_id} finished before all of its sequences", code="finished_too_early")
         num_cached = self._first_pass(entry, event.num_cached_tokens)
         if entry.num_cached_tokens is None:
             entry.num_cached_tokens = num_cached
@@ -239,7 +246,8 @@ class Ledger:
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
         """What a dead worker had cached counts, though its successor had to compute it."""
         if not 0 <= num_cached_tokens <= len(entry.request.prompt):
-            raise MessageError(f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached")
+            rule = f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached"
+            raise MessageError(rule, code="invalid_cached_tokens")
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
 
     def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:
@@ -247,9 +255,8 @@ class Ledger:
         end = event.first_position + len(event.logprobs)
         next_position = 1 + entry.num_prompt_logprobs
         if event.first_position > next_position or end > len(entry.request.prompt):
-            raise MessageError(
-                f"prompt logprobs {event.first_position} to {end} of {event.request_id} are out of order"
-            )
+            rule = f"prompt logprobs {event.first_position} to {end} of {event.request_id} are out of order"
+            raise MessageError(rule, code="logprobs_out_of_order")
         if end <= next_position:
             return []
         entry.num_prompt_logprobs = end - 1
@@ -267,7 +274,7 @@ class Ledger:
             if is_on_trial and entry.request.request_id in flying:
                 self.num_progress += 1
                 self.num_quarantined += 1
-                new_events += self._end(entry, FinishReason.ERROR, self._poison)
+                new_events += self._end(entry, FinishReason.ERROR, RowError(QUARANTINED, self._poison))
             else:
                 entry.num_strikes = entry.num_strikes + 1 if entry.request.request_id in flying else _pardoned(entry)
         return new_events + self.set_aside()
@@ -294,11 +301,12 @@ class Ledger:
         ]
         return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE)]
 
-    def _end(self, entry: LedgerEntry, reason: FinishReason, error: str | None = None) -> list[RequestEvent]:
+    def _end(self, entry: LedgerEntry, reason: FinishReason, error: RowError | None = None) -> list[RequestEvent]:
         """The last events of a request no worker will end."""
         name = entry.request.request_id
+        code, message = error or (None, None)
         events: list[RequestEvent] = [
-            SequenceFinished(name, index, reason, len(tokens), error)
+            SequenceFinished(name, index, reason, len(tokens), message, code=code)
             for index, tokens in entry.tokens.items()
             if index not in entry.ends
         ]

@@ -10,7 +10,7 @@ about requests: the ledger does. It lives on one event loop, the one that spawne
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from time import monotonic
 
@@ -259,7 +259,7 @@ class Supervisor:
             error = await self._sessions()
         except Exception as bug:
             log.exception("the supervisor of a worker has failed")
-            error = EngineDeadError(f"the supervisor failed: {bug!r}")
+            error = EngineDeadError(f"the supervisor failed: {bug!r}", code="supervisor_failed")
         finally:
             self._end(error)
 
@@ -290,9 +290,8 @@ class Supervisor:
             if ending.error is not None and self._ready is not None and not self._ready.done():
                 return ending.error  # the model or a setting is at fault: another attempt does not help
             if num_without_progress >= self._plan.limits.max_restarts_without_progress:
-                return EngineDeadError(
-                    f"giving up: {num_without_progress} consecutive workers made no progress; last: {ending.reason}"
-                )
+                rule = f"giving up: {num_without_progress} consecutive workers made no progress; last: {ending.reason}"
+                return EngineDeadError(rule, code="workers_made_no_progress")
             log.warning("%s; starting a new one", ending.reason)
             self.num_restarts += 1
             self.state = State.RESTARTING if self.state is State.READY else self.state
@@ -363,7 +362,7 @@ class Supervisor:
     def _fail(session: WorkerSession, failed: Failed) -> None:
         session.reason = f"failed: {failed.kind}: {failed.message}"
         permanent = _PERMANENT.get(failed.kind)
-        session.error = None if permanent is None else permanent(failed.message)
+        session.error = None if permanent is None else permanent(failed.message, code=failed.code)
 
     def _take(self, message: Stepped) -> None:
         new_events: list[RequestEvent] = []
@@ -436,4 +435,6 @@ async def _within(timeout_s: float, event: asyncio.Event) -> None:
         await asyncio.wait_for(event.wait(), timeout_s)
 
 
-_PERMANENT: dict[str, Callable[[str], QuireError]] = {"CheckpointError": CheckpointError, "ConfigError": ConfigError}
+_PERMANENT: dict[str, type[CheckpointError | ConfigError]] = {
+    kind.__name__: kind for kind in (CheckpointError, ConfigError)
+}

@@ -16,6 +16,7 @@ from quire.checkpoints import resolve
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
 from quire.errors import CheckpointError, ConfigError
+from tests.support.errors import raises_code
 from tests.support.machine.process_memory import AMPLE_BYTES
 from tests.support.models.models import Ask, Machine
 from tests.support.models.quantised import Pack, Quantised, awq, compressed, gptq, retyped
@@ -85,11 +86,11 @@ def test_quantised_weights_answer_as_what_they_stand_for(name: str, tmp_path: Pa
     assert answers(directory, replace(SETTINGS, arithmetic="float")) == expected
     assert answers(directory, replace(SETTINGS, dtype="float32")) == expected
     assert answers(directory, replace(SETTINGS, arithmetic="int8"))
-    with pytest.raises(ConfigError, match="on the CPU backend only"):
+    with raises_code(ConfigError, "weights_need_cpu"):
         load_backend(resolve(str(directory)), replace(SETTINGS, backend="torch"))
     save_file({**rest, **{key: value for key, value in parts.items() if "scale" not in key}},
               directory / "model.safetensors")  # fmt: skip
-    with pytest.raises(CheckpointError, match="to be a matrix with"):
+    with pytest.raises(CheckpointError):
         resolve(str(directory))
 
 

@@ -18,6 +18,7 @@ from quire.backends.cpu.tiles import StepTiles
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.threads import num_threads, use_threads
 from tests.support.core.attention_world import NAN, World, close
+from tests.support.errors import raises_code
 from tests.support.machine import kernels
 from tests.support.machine.kernels import rotate
 
@@ -315,15 +316,15 @@ def test_one_openmp_runtime_is_mapped() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     world = World()
     item = world.add(40, 2)
-    with pytest.raises(ValueError, match="fewer blocks"):
+    with raises_code(ValueError, "too_few_blocks"):
         StepTiles([item._replace(block_ids=item.block_ids[:1])], 32, 3)
-    with pytest.raises(ValueError, match="not negative"):
+    with raises_code(ValueError, "negative_block_id"):
         StepTiles([item._replace(block_ids=(-1, 1))], 32, 3)
-    with pytest.raises(ValueError, match="at least one item"):
+    with raises_code(ValueError, "step_without_items"):
         StepTiles([], 32, 3)
-    with pytest.raises(ValueError, match="at least one token"):
+    with raises_code(ValueError, "item_without_tokens"):
         StepTiles([item._replace(token_ids=())], 32, 3)
-    with pytest.raises(ValueError, match="contiguous numbers of float32"):
+    with raises_code(ValueError, "wrong_array_layout"):
         sampling.argmax(np.zeros((2, 8)))  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ import pytest
 from quire.core.memory.state_slots import ZERO_SLOT, StateCheckpoint, StateSlots
 from quire.core.step import SlotCopy
 from quire.errors import InvariantError
+from tests.support.errors import raises_code
 
 PINNED, TRANSIENT, SPARSE = StateCheckpoint.PINNED, StateCheckpoint.TRANSIENT, StateCheckpoint.SPARSE
 
@@ -31,7 +32,7 @@ class TestRunning:
         slots = StateSlots(2, 2)
         slots.begin(None)
         slots.begin(None)
-        with pytest.raises(InvariantError, match="all 2 state slots are in use"):
+        with raises_code(InvariantError, "state_slots_exhausted"):
             slots.begin(None)
 
     def test_who_begins_with_nothing_gets_the_state_before_the_first_token(self) -> None:
@@ -236,7 +237,7 @@ class TestPinning:
         for block in (11, 12, 13, 14):
             kept(slots, block)
         assert (slots.slot_of(10), slots.use(10), slots.num_pinned) == (slot, slot, 1)
-        with pytest.raises(InvariantError, match="block 10 is pinned"):
+        with raises_code(InvariantError, "block_is_pinned"):
             slots.forget([10])
 
     def test_a_pinned_state_is_in_passing_no_more(self) -> None:

@@ -46,7 +46,8 @@ def _check_row(type_name: str, rows: Rows, row_bytes: int) -> None:
     if rows.shape[1:] != (row_bytes,):
         raise CheckpointError(
             f"expected {row_bytes} bytes for each output of a tensor of type {type_name}, got {rows.shape}; the file "
-            "is damaged: download it again"
+            "is damaged: download it again",
+            code="wrong_row_bytes",
         )
 
 
@@ -64,6 +65,7 @@ def _gguf_type(name: str) -> tuple[Any, Any, int, int]:
     if kind is None or kind not in gguf.quants._type_traits:
         raise CheckpointError(
             f"expected a weight of a type that the gguf package can read, got {name}; choose the model in one of "
-            f"{', '.join(sorted(GGUF_NAMES))}"
+            f"{', '.join(sorted(GGUF_NAMES))}",
+            code="unknown_weight_type",
         )
     return gguf.quants, kind, *gguf.GGML_QUANT_SIZES[kind]

@@ -51,10 +51,11 @@ class PackedWeight:
     def product(self, rows: Floats, out: Floats, arithmetic: Arithmetic, num_threads: int) -> None:
         """`out` [row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
         if arithmetic not in self.format.arithmetics:
-            raise InvariantError(f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic")
+            rule = f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic"
+            raise InvariantError(rule, code="no_such_arithmetic")
         row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
         if len(out) != len(rows):
-            raise InvariantError(f"expected {len(rows)} rows of results, got {len(out)}")
+            raise InvariantError(f"expected {len(rows)} rows of results, got {len(out)}", code="wrong_output_rows")
         kernels().panel_product(
             *self._head,
             int(arithmetic),
@@ -71,7 +72,8 @@ class PackedWeight:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         # As if without a sign, a negative number is a large one.
         if indices.ndim != 1 or (len(indices) and indices.view(np.uint64).max() >= self.num_out):
-            raise InvariantError(f"expected rows between 0 and {self.num_out - 1}, got {indices}")
+            rule = f"expected rows between 0 and {self.num_out - 1}, got {indices}"
+            raise InvariantError(rule, code="row_out_of_range")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
             *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads
@@ -131,7 +133,8 @@ def _check_joined(sources: Sequence[Source]) -> None:
         shapes = ", ".join(f"{each.format.name} [{each.num_out}, {each.num_in}]" for each in sources)
         raise InvariantError(
             "expected tensors of one weight to have one format, equal inputs and, but for the last, a multiple of "
-            f"{PANEL_OUTPUTS} outputs, got {shapes}"
+            f"{PANEL_OUTPUTS} outputs, got {shapes}",
+            code="cannot_join_weights",
         )
 
 
@@ -140,6 +143,7 @@ def _stride(rows: Floats, size: int) -> int:
     if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != size or (size > 1 and rows.strides[1] != 4):
         raise InvariantError(
             f"expected float32 rows of {size} contiguous numbers, got {rows.dtype} {rows.shape} with strides "
-            f"{rows.strides}"
+            f"{rows.strides}",
+            code="wrong_array_layout",
         )
     return rows.strides[0] // 4

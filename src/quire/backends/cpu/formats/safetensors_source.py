@@ -32,7 +32,8 @@ class StoredArray:
         if self.type == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         if self.type not in {"F16", "F32"}:
-            raise CheckpointError(f"expected scales of type BF16, F16 or F32, got {self.type}")
+            rule = f"expected scales of type BF16, F16 or F32, got {self.type}"
+            raise CheckpointError(rule, code="unknown_scale_type")
         return self.array.astype(np.float32)
 
 
@@ -68,7 +69,8 @@ class _Coded:
         if self.scales.shape != wanted or self.zeros.shape != wanted:
             raise CheckpointError(
                 f"weight [{self.num_out}, {self.num_in}] with groups of {group}: expected scales and zeros {wanted}, "
-                f"got {self.scales.shape} and {self.zeros.shape}; the files belong to different models"
+                f"got {self.scales.shape} and {self.zeros.shape}; the files belong to different models",
+                code="wrong_scales",
             )
 
         def read(first: int, end: int) -> RowPiece:
@@ -118,7 +120,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def awq_source(tensors: Tensors, options: SchemeOptions) -> Source:
     """AWQ: words of neighbouring outputs, [in, out / 8], in an order of their own."""
     if options.num_bits != 4:
-        raise CheckpointError(f"expected AWQ weights of 4 bits, got {options.num_bits}")
+        raise CheckpointError(f"expected AWQ weights of 4 bits, got {options.num_bits}", code="wrong_num_bits")
     words = tensors["qweight"].array
     num_in, num_out = words.shape[0], words.shape[1] * 8
 
@@ -176,7 +178,8 @@ def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
     if num_bits == 8:
         return as_bytes
     if num_bits != 4:
-        raise CheckpointError(f"expected codes of 4 or 8 bits, got {num_bits}; choose the model in another format")
+        rule = f"expected codes of 4 or 8 bits, got {num_bits}; choose the model in another format"
+        raise CheckpointError(rule, code="wrong_num_bits")
     codes = np.empty((len(as_bytes), as_bytes.shape[1], 2), dtype=np.uint8)
     np.bitwise_and(as_bytes, 15, out=codes[..., 0])
     np.right_shift(as_bytes, 4, out=codes[..., 1])
@@ -199,5 +202,6 @@ def _refuse_order(indices: StoredArray | None, options: SchemeOptions) -> None:
     if (groups >= 0).all() and (groups != np.arange(len(groups)) // (options.group_size or len(groups))).any():
         raise CheckpointError(
             "expected groups of neighbouring inputs in a quantised weight, got another order (desc_act); choose the "
-            "model quantised without it"
+            "model quantised without it",
+            code="groups_in_other_order",
         )

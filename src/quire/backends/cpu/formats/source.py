@@ -54,7 +54,8 @@ class Source:
         if self.format.has_group and (self.group <= 0 or self.group % self.format.block_size):
             raise CheckpointError(
                 f"expected groups of a multiple of {self.format.block_size} inputs for a weight of format "
-                f"{self.format.name}, got {self.group}; choose the model with other groups"
+                f"{self.format.name}, got {self.group}; choose the model with other groups",
+                code="wrong_group_size",
             )
 
     def pieces(self) -> Iterator[tuple[int, RowPiece]]:

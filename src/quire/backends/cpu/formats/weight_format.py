@@ -37,7 +37,8 @@ class WeightFormat:
         if num_in <= 0 or num_in % self.block_size:
             raise CheckpointError(
                 f"expected a multiple of {self.block_size} inputs for a weight of format {self.name}, got {num_in}; "
-                "choose the model in another format"
+                "choose the model in another format",
+                code="inputs_not_whole",
             )
         return num_in // self.block_size * self.block_bytes
 
