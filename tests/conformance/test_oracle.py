@@ -298,7 +298,7 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
     with raises_code(InvariantError, "block_written_twice"):
         runner.start(StepPlan(1, (), (item, twice))).wait()
     reader = item._replace(sequence_id=3, first_position=8, token_ids=(1,), block_ids=(*item.block_ids[:2], 9))
-    with raises_code(InvariantError, "block_read_while_written"):
+    with raises_code(InvariantError, "invariant_broken"):
         runner.start(StepPlan(1, (), (item, reader))).wait()
 
 

@@ -200,8 +200,8 @@ MUTANTS = [
     Mutant(
         "released while being written",
         MEMORY,
-        '        if table.is_in_flight:\n            rule = f"release',
-        '        if False:\n            rule = f"release',
+        '        if table.is_in_flight:\n            raise InvariantError(f"release',
+        '        if False:\n            raise InvariantError(f"release',
     ),
     Mutant("a write into a shared block unnoticed", MEMORY, "        self._check_exclusive(table)\n", ""),
     Mutant("a release leaves the table open", MEMORY, "        del self.tables[table.table_id]\n", ""),

@@ -234,7 +234,7 @@ class MembershipMachine(RuleBasedStateMachine):
     @rule(member=members)
     def join(self, member: str) -> None:
         if self.state[member] is not GONE:
-            with pytest.raises(InvariantError, match="has to leave first"):
+            with pytest.raises(InvariantError):
                 self.membership.join(member, self.now_s)
             return
         assignment = self.membership.join(member, self.now_s)
@@ -314,7 +314,7 @@ class MembershipMachine(RuleBasedStateMachine):
         if self.state[member] is GONE:
             return
         if not self.open[member]:
-            with pytest.raises(InvariantError, match="no open request"):
+            with pytest.raises(InvariantError):
                 self.membership.unassign(Assignment(member, self.epoch[member]))
             return
         told = self.membership.unassign(self.open[member].pop())

@@ -255,7 +255,7 @@ def test_the_exit_code_is_one_if_nothing_meets_the_objective(trace_file: Path) -
 
 def wrong_flags(tmp_path: Path) -> Iterator[tuple[tuple[str, ...], str]]:
     yield ("--slo", "fast"), "invalid_objective"
-    yield ("--slo", "ttft_p95=1s", "--policy", "best"), "unknown_policy"
+    yield ("--slo", "ttft_p95=1s", "--policy", "best"), "invalid_config"
     yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path / "no" / "plan.html")), "report_without_folder"
     yield ("--slo", "ttft_p95=1s", "--report", str(tmp_path)), "report_without_folder"
     yield ("--slo", "ttft_p95=1s", "--share", "0"), "empty_load"

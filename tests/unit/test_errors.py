@@ -13,7 +13,7 @@ from quire import errors
 from quire.errors import ConfigError, InvalidParameterError, InvariantError, QuireError
 
 SOURCE = Path(quire.__file__).parent
-SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)+")
+SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def types_of_errors() -> list[type[QuireError]]:

@@ -76,8 +76,7 @@ class GuardedRoutes(list[BaseRoute]):
         """Add a route that has a guard. Raises InvariantError for one without."""
         if not isinstance(route, GuardedRoute):
             path = getattr(route, "path", route)
-            rule = f"expected one guard for a route, {path} has 0; add it with add_route"
-            raise InvariantError(rule, code="route_without_guard")
+            raise InvariantError(f"expected one guard for a route, {path} has 0; add it with add_route")
         super().append(route)
 
 

@@ -60,8 +60,7 @@ def listen_unix(path: Path) -> socket.socket:
         listener.listen(16)
     except OSError as error:
         listener.close()
-        rule = f"cannot create the admin socket {path}: {error.strerror}; choose another"
-        raise ConfigError(rule, code="cannot_create_socket") from error
+        raise ConfigError(f"cannot create the admin socket {path}: {error.strerror}; choose another") from error
     listener.setblocking(False)
     return listener
 

@@ -84,8 +84,7 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
             code="no_int8_kv",
         )
     if any(tensor.parts for tensor in checkpoint.tensors.values()):
-        rule = f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights"
-        raise ConfigError(rule, code="weights_need_cpu")
+        raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights")
     if settings.arithmetic == "int8":
         raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
     try:

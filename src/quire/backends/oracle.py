@@ -175,13 +175,11 @@ class OracleRunner:
             first, last = item.first_position // size, (item.first_position + len(item.token_ids) - 1) // size
             for block in item.block_ids[first : last + 1]:
                 if writer.setdefault(block, item.sequence_id) != item.sequence_id:
-                    rule = f"block {block} is written by two rows of one step"
-                    raise InvariantError(rule, code="block_written_twice")
+                    raise InvariantError(f"block {block} is written by two rows in a step", code="block_written_twice")
         for item in plan.items:
             for block in item.block_ids:
                 if writer.get(block, item.sequence_id) != item.sequence_id:
-                    rule = f"block {block} is written by one row and read by another in one step"
-                    raise InvariantError(rule, code="block_read_while_written")
+                    raise InvariantError(f"block {block} is written by one row and read by another in one step")
 
     def _write(self, item: WorkItem) -> None:
         size, blocks, table = self._capacity.block_size, self._blocks, item.block_ids

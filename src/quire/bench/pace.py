@@ -16,8 +16,6 @@ class Pace:
 
     def __post_init__(self) -> None:
         if self.concurrency is not None and self.concurrency < 1:
-            rule = f"expected a concurrency of at least 1, got {self.concurrency}"
-            raise ConfigError(rule, code="invalid_concurrency")
+            raise ConfigError(f"expected a concurrency of at least 1, got {self.concurrency}", code="no_concurrency")
         if self.moments_s is None and self.concurrency is None:
-            rule = "expected a concurrency (closed loop) or arrivals (open loop), got neither"
-            raise ConfigError(rule, code="no_pace")
+            raise ConfigError("expected a concurrency (closed loop) or arrivals (open loop), got neither")

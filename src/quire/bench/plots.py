@@ -111,8 +111,7 @@ def _write(figure: "Figure", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
-        rule = f"{path} cannot be written: {error.strerror}; give another path to --plot"
-        raise ConfigError(rule, code="cannot_write_plot") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --plot") from error
 
 
 def _plain(panel: "Axes") -> None:

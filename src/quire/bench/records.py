@@ -151,8 +151,7 @@ def read_record(path: Path) -> Record:
         rule = f"{path} cannot be read as a result: {error}; give a file written by --save"
         raise ConfigError(rule, code="cannot_read_result") from error
     if not isinstance(content, dict):
-        rule = f"expected a result of one JSON object, {path} is not; give a file written by --save"
-        raise ConfigError(rule, code="result_not_object")
+        raise ConfigError(f"expected a result of one JSON object, {path} is not; give a file written by --save")
     return content
 
 

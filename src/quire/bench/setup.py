@@ -74,7 +74,7 @@ class LoadSetup:
         for name in ("rate", "burstiness", "burst_size", "ramp_to", "ramp_seconds", "speedup"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
-                raise ConfigError(f"expected {_flag_name(name)} above 0, got {value:g}", (name,), code="flag_too_small")
+                raise ConfigError(f"expected {_flag_name(name)} above 0, got {value:g}", (name,), code="too_low")
         self._check_arrivals()
         self._check_trace()
 
@@ -149,8 +149,7 @@ class LoadSetup:
     def _check_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value is not None and value < least:
-            rule = f"expected {_flag_name(name)} of at least {least}, got {value}"
-            raise ConfigError(rule, (name,), code="flag_too_small")
+            raise ConfigError(f"expected {_flag_name(name)} of at least {least}, got {value}", (name,), code="too_low")
 
     def _check_arrivals(self) -> None:
         if self.comes == "trace" and self.trace is None:

@@ -86,8 +86,7 @@ class StepProfile:
             not 0 <= rows < more or not 0.0 <= took_s <= longer_s
             for (rows, took_s), (more, longer_s) in pairwise(points)
         ):
-            rule = f"expected row_points of a profile to be none or at least two, rising, got {points}"
-            raise ConfigError(rule, code="invalid_row_points")
+            raise ConfigError(f"expected row_points of a profile to be none or at least two, rising, got {points}")
 
     @property
     def origin(self) -> str:

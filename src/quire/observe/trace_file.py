@@ -136,6 +136,5 @@ def _opened(path: Path) -> int:
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(descriptor)
-        rule = f"expected the trace {path} to be a plain file of this user with mode 0600; name another"
-        raise ConfigError(rule, code="trace_not_private")
+        raise ConfigError(f"expected the trace {path} to be a plain file of this user with mode 0600; name another")
     return descriptor

@@ -201,7 +201,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path:
         asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
     (tmp_path / "keys.json").write_text("nonsense")
     (tmp_path / "keys.json").chmod(0o600)
-    with raises_code(ConfigError, "keys_file_damaged"):
+    with raises_code(ConfigError, "invalid_config"):
         asyncio.run(run(Plan(kept("x"), settings(tmp_path)), print, broken))
 
 

@@ -264,7 +264,7 @@ def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_store_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "kept.db")
     (tmp_path / "kept.db").chmod(0o700 if (tmp_path / "kept.db").is_dir() else 0o600)
-    with raises_code(ConfigError, "cannot_write_store"):
+    with raises_code(ConfigError, "invalid_config"):
         ConversationStore(tmp_path / "kept.db", 1 << 20)
 
 

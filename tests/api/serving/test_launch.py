@@ -134,7 +134,7 @@ def test_without_a_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pyt
             CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-@pytest.mark.parametrize(("words", "code"), [(["nobody"], "unknown_agent"), (["qwen"], "agent_not_installed")])
+@pytest.mark.parametrize(("words", "code"), [(["nobody"], "unknown_agent"), (["qwen"], "invalid_config")])
 def test_an_agent_that_cannot_be_launched_is_refused(
     words: list[str], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ def test_the_operator_loads_and_unloads_a_model(tmp_path: Path, monkeypatch: pyt
             time.sleep(0.005)
         with pytest.raises(ConfigError, match="k is kept"):
             model_moves.request_unload("k")
-        with raises_code(ConfigError, "no_server_with_model"):
+        with raises_code(ConfigError, "invalid_config"):
             model_moves.request_load("other")
         found = server_behind(here.socket_path)
         monkeypatch.setattr("quire.cli.shared.found_servers.running_servers", lambda: [found, found])

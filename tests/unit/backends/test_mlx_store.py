@@ -131,7 +131,7 @@ def test_a_block_goes_out_as_bytes_and_back_into_another(dtype: KVDtype) -> None
 @pytest.mark.parametrize("change", [-1, 1])
 def test_bytes_of_another_length_are_no_block(change: int) -> None:
     store = KVStore(SHAPES, NUM_BLOCKS, BLOCK_SIZE, "float32")
-    with raises_code(ValueError, "wrong_block_bytes"):
+    with raises_code(ValueError, "invariant_broken"):
         store.write_blocks([1], [bytes(store.num_block_bytes + change)])
 
 

@@ -293,7 +293,7 @@ def test_the_memory_plan_says_that_layers_with_a_window_keep_everything() -> Non
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with raises_code(ConfigError, "unknown_device"):
+    with raises_code(ConfigError, "invalid_config"):
         load_backend(resolve(str(architectures.directory("llama"))), ModelSettings(device="cuda"))
 
 

@@ -108,7 +108,7 @@ def test_a_visit_ends_when_an_answer_does_not_come() -> None:
 
 
 def test_a_load_without_a_pace_is_refused() -> None:
-    with raises_code(ConfigError, "no_pace"):
+    with raises_code(ConfigError, "invalid_config"):
         Pace()
-    with raises_code(ConfigError, "invalid_concurrency"):
+    with raises_code(ConfigError, "no_concurrency"):
         Pace(concurrency=0)

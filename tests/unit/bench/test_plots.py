@@ -52,5 +52,5 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with raises_code(ConfigError, "cannot_write_plot"):
+    with raises_code(ConfigError, "invalid_config"):
         plots.timeline(tmp_path / "file" / "x.png", RUN, "x")

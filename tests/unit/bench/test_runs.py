@@ -141,7 +141,7 @@ def test_a_record_comes_back_from_its_file_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_no_result_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    for name, content, code in (("list.json", "[]", "result_not_object"), ("odd.json", "{", "cannot_read_result")):
+    for name, content, code in (("list.json", "[]", "invalid_config"), ("odd.json", "{", "cannot_read_result")):
         (tmp_path / name).write_text(content)
         with raises_code(ConfigError, code):
             report.read_record(tmp_path / name)

@@ -48,7 +48,7 @@ def test_lines_go_straight_between_points_and_on_behind_the_last() -> None:
 
 @pytest.mark.parametrize("points", [((1, 1.0),), ((1, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0)), ((-1, 0.0), (2, 1.0))])
 def test_points_that_do_not_rise_are_refused(points: tuple[tuple[int, float], ...]) -> None:
-    with raises_code(ConfigError, "invalid_row_points"):
+    with raises_code(ConfigError, "invalid_config"):
         StepProfile("p", row_points=points)
 
 

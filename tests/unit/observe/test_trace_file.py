@@ -62,7 +62,7 @@ def _is_gone(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "code"),
-    [(_others_may_read, "trace_not_private"), (_is_a_link, "cannot_open_trace"), (_is_gone, "cannot_open_trace")],
+    [(_others_may_read, "invalid_config"), (_is_a_link, "cannot_open_trace"), (_is_gone, "cannot_open_trace")],
 )
 def test_a_file_that_is_not_what_was_made_is_refused(path: Path, changed: Callable[[Path], None], code: str) -> None:
     changed(path)

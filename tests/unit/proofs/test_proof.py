@@ -53,7 +53,7 @@ def test_only_picks_sections_by_words_of_their_titles(tmp_path: Path) -> None:
 
 
 def test_a_title_has_no_comma_because_only_has_commas_between_words() -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="commas"):
         section("one, two")
 
 
@@ -106,7 +106,7 @@ def test_the_words_of_a_bound_come_from_its_number(proof: Proof) -> None:
 
 def test_a_key_that_was_used_is_refused_and_breaks_its_section_off(proof: Proof) -> None:
     proof.report("key", 1)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="'key' was reported before"):
         proof.at_most("key", 1, 2)
     again = Section("again", lambda proof: proof.report("key", 2))
     assert proof.run([again]) == 1

@@ -47,7 +47,7 @@ def test_a_limit_of_no_time_or_of_days_is_refused(given: str) -> None:
 
 
 def test_one_percentile_twice_is_refused() -> None:
-    with raises_code(ConfigError, "percentile_named_twice"):
+    with raises_code(ConfigError, "invalid_config"):
         LatencyObjective.parse("ttft_p95=2s,ttft_p95=3s")
 
 

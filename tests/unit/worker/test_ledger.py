@@ -56,7 +56,7 @@ def test_what_cannot_be_is_an_error(name: str) -> None:
 
 
 def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:
-    with raises_code(MessageError, "invalid_cached_tokens"):
+    with raises_code(MessageError, "malformed_message"):
         ledger().take([FirstToken("a", 4, epoch=1)], [])
 
 

@@ -281,7 +281,7 @@ def test_the_longer_lives_bring_nothing_the_longer_the_wait() -> None:
 
 
 def test_faults_are_refused_outside_tests() -> None:
-    with raises_code(ConfigError, "faults_not_allowed"):
+    with raises_code(ConfigError, "needs_testing"):
         faults_from({"QUIRE_FAULTS": "[]"})
     with raises_code(ConfigError, "unknown_fault_kind"):
         faults_from({"QUIRE_FAULTS": '[{"kind": "sneeze"}]', "QUIRE_TESTING": "1"})

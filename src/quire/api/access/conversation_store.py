@@ -159,8 +159,7 @@ def _locked(path: Path) -> int:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        rule = f"expected a writable file as store, cannot write {path}: {error}"
-        raise ConfigError(rule, ("store",), code="cannot_write_store") from error
+        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -188,6 +187,5 @@ def _opened(path: Path) -> sqlite3.Connection:
         for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL", "PRAGMA secure_delete = ON", TABLE):
             database.execute(line)
     except (OSError, sqlite3.Error) as error:
-        rule = f"expected a writable file as store, cannot write {path}: {error}"
-        raise ConfigError(rule, ("store",), code="cannot_write_store") from error
+        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
     return database

@@ -132,11 +132,9 @@ def read_keys(path: Path) -> tuple[Key, ...] | None:
     try:
         keys = tuple(msgspec.json.decode(raw, type=_File).keys)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        rule = f"the keys file {path} is damaged: {error}; restore it, or create the keys again"
-        raise ConfigError(rule, code="keys_file_damaged") from error
+        raise ConfigError(f"the keys file {path} is damaged: {error}; restore it, or create the keys again") from error
     if len({key.name for key in keys}) != len(keys):
-        rule = f"the keys file {path} has two keys with the same name; remove one"
-        raise ConfigError(rule, code="duplicate_key_names")
+        raise ConfigError(f"the keys file {path} has two keys with the same name; remove one", code="duplicate_keys")
     return keys
 
 

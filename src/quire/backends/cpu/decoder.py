@@ -143,8 +143,7 @@ class Decoder:
         try:
             kernels().compute_step(call.address)
         except IndexError as error:
-            rule = f"a step refers to data that does not exist: {error}"
-            raise InvariantError(rule, code="unknown_step_data") from error
+            raise InvariantError(f"a step refers to data that does not exist: {error}", code="unknown_data") from error
         likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
         return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
 

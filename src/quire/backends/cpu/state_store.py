@@ -49,8 +49,7 @@ class StateStore:
         """Whole slots, in the order given: a later copy may read what an earlier one wrote."""
         for src, dst in copies:
             if not (0 <= src <= self.num_slots and 0 < dst <= self.num_slots):
-                rule = f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}"
-                raise InvariantError(rule, code="invalid_state_copy")
+                raise InvariantError(f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}")
             self.numbers[dst] = self.numbers[src]
 
     def runs(self, batch: Batch) -> Runs:

@@ -78,7 +78,6 @@ def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
 
 def _check_item(num_rows: int, position: int, num_slots: int) -> None:
     if num_rows < 1 or position < 0:
-        rule = "expected at least one token for every item, from a position that is not negative"
-        raise InvariantError(rule, code="item_without_tokens")
+        raise InvariantError("expected at least one token for every item, from a position that is not negative")
     if num_slots < position + num_rows:
         raise InvariantError("an item has fewer blocks than its last position needs", code="too_few_blocks")

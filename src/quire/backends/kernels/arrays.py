@@ -17,8 +17,7 @@ def address_of(array: Array, dtype: type[np.generic], shape: tuple[int, ...] | N
     """Of a dense array of this type, and of exactly this shape if one is given."""
     if array.dtype != dtype or not array.flags.c_contiguous or (shape is not None and array.shape != shape):
         wanted = "" if shape is None else f" of {shape}"
-        rule = f"expected a dense array{wanted} of {np.dtype(dtype)}, got {layout(array)}"
-        raise InvariantError(rule, code="wrong_array_layout")
+        raise InvariantError(f"expected a dense array{wanted} of {np.dtype(dtype)}, got {layout(array)}")
     return array.ctypes.data
 
 
@@ -29,8 +28,7 @@ def rows_of(array: Array, dtype: type[np.generic], width: int | None = None) -> 
     is_apart = is_fitting and array.size > 0 and (array.shape[1] > 1 and array.strides[1] != item)
     if not is_fitting or is_apart or array.strides[0] % item:
         numbers = "contiguous" if width is None else f"{width} contiguous"
-        rule = f"expected rows of {numbers} numbers of {np.dtype(dtype)} each, got {layout(array)}"
-        raise InvariantError(rule, code="wrong_array_layout")
+        raise InvariantError(f"expected rows of {numbers} numbers of {np.dtype(dtype)} each, got {layout(array)}")
     return array.ctypes.data, array.strides[0] // item
 
 

@@ -32,8 +32,7 @@ class PackedProduct:
         self, pieces: Iterable[Floats], shape: tuple[int, int], bias: Floats | None, dtype: str, arena: Arena
     ) -> None:
         if dtype not in WEIGHT_TYPES:
-            rule = f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}"
-            raise InvariantError(rule, code="unknown_weight_type")
+            raise InvariantError(f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}")
         self._shape = shape
         self._type = WEIGHT_TYPES[dtype]
         self._packed = arena.take(kernels().packed_bytes(self._type, *shape))
@@ -68,7 +67,7 @@ class PackedProduct:
         """Rows of the weight as numbers, as its type holds them."""
         out = np.empty((len(indices), self._shape[1]), np.float32)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._shape[0]:
-            rule = f"expected row numbers from 0 to {self._shape[0] - 1}, got {indices.max()}"
+            rule = f"expected rows 0 to {self._shape[0] - 1}, got {indices.max()}"
             raise InvariantError(rule, code="row_out_of_range")
         address = address_of(indices, np.int64, (len(indices),))
         kernels().packed_rows(self._type, self._arguments[1], *self._shape, address, len(indices), out.ctypes.data)

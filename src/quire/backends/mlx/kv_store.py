@@ -68,8 +68,7 @@ class KVStore:
         """Put such bytes back, perhaps into other blocks."""
         for block, content in zip(block_ids, data, strict=True):
             if len(content) != self.num_block_bytes:
-                rule = f"expected a block of {self.num_block_bytes} bytes, got {len(content)}"
-                raise InvariantError(rule, code="wrong_block_bytes")
+                raise InvariantError(f"expected a block of {self.num_block_bytes} bytes, got {len(content)}")
             first = 0
             for array in self.arrays:
                 num_bytes = array.nbytes // array.shape[0]

@@ -130,8 +130,7 @@ def _with_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
         call = parameters.bind(*args, **named).arguments
         layer = _GOING[-1].writers.get(id(call["keys"]))
         if layer is None or call["mask"] is not None:
-            rule = "the model changes keys or masks its attention by itself; choose another model"
-            raise CheckpointError(rule, code="own_keys_or_masks")
+            raise CheckpointError("the model changes keys or masks its attention by itself; choose another model")
         return layer.attend(call["queries"], call["scale"], call.get("sinks"))
 
     return attention

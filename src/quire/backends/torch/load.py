@@ -22,8 +22,7 @@ from quire.errors import ConfigError
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
     """Load the model within the budget, or raise before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
-        rule = f"expected a device that torch can use, got {settings.device!r}; try cpu"
-        raise ConfigError(rule, code="unknown_device")
+        raise ConfigError(f"expected a device that torch can use, got {settings.device!r}; try cpu")
     torch.set_num_threads(use_threads(settings.num_threads))
     budget_bytes = memory_plan.budget(settings)
     with as_checkpoint_error(checkpoint.name):

@@ -65,8 +65,7 @@ def launch(
     client = _client(agent)
     program = shutil.which(client.program)
     if program is None:
-        rule = f"{client.program} is not installed; install it with: {client.install}"
-        raise ConfigError(rule, code="agent_not_installed")
+        raise ConfigError(f"{client.program} is not installed; install it with: {client.install}")
     with ending(), TemporaryDirectory(prefix="quire-launch-") as folder, _server(model, Path(folder)) as found:
         home = Path(folder) / client.name
         setup = client.setup(found.server, home)

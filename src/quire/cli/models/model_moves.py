@@ -27,8 +27,7 @@ def _move(name: str, verb: str, timeout_s: float = 10.0) -> None:
 
     having = [one for one in running_servers() if one.named(name) is not None]
     if not having:
-        rule = f"no server of yours on this machine has a model {name!r}; start one with: quire serve"
-        raise ConfigError(rule, code="no_server_with_model")
+        raise ConfigError(f"no server of yours on this machine has a model {name!r}; start one with: quire serve")
     if len(having) > 1:
         urls = ", ".join(one.url for one in having)
         rule = f"expected one server with {name!r}, got {len(having)} ({urls}); stop the others"

@@ -178,8 +178,7 @@ def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
         raise ConfigError(rule, code="wrong_num_names")
     names = served_names or [_name_of(model) for model in models]
     if len(set(names)) != len(names):
-        rule = f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each"
-        raise ConfigError(rule, code="duplicate_model_names")
+        raise ConfigError(f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each")
     return dict(zip(names, models, strict=True))
 
 

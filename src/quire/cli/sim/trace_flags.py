@@ -63,8 +63,7 @@ class FleetFlags:
         from quire.sim.fleet.policies import POLICIES
 
         if self.policy not in POLICIES:
-            rule = f"expected policy to be one of {', '.join(POLICIES)}, got {self.policy!r}"
-            raise ConfigError(rule, code="unknown_policy")
+            raise ConfigError(f"expected policy to be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

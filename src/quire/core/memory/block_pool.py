@@ -97,8 +97,7 @@ class BlockPool:
         count = self._count(block)
         if count == 0:
             if not self.named[block]:
-                rule = f"retain: block {block} is blank; it was released and forgotten"
-                raise InvariantError(rule, code="block_is_blank")
+                raise InvariantError(f"retain: block {block} is blank; it was forgotten", code="block_is_blank")
             self._unlink(block)
             self.num_cached -= 1
         self.ref_count[block] = count + 1
@@ -131,8 +130,7 @@ class BlockPool:
         """The tree named these blocks: when their last reference goes they are cached, not blank."""
         for block in blocks:
             if self._count(block) == 0 or self.named[block]:
-                rule = f"name: expected block {block} to be referenced and not named yet"
-                raise InvariantError(rule, code="cannot_name_block")
+                raise InvariantError(f"name: expected block {block} referenced, not named", code="cannot_name_block")
             self.named[block] = 1
         self.num_named += len(blocks)
 
@@ -140,8 +138,7 @@ class BlockPool:
         """The tree forgot these blocks, which `allocate` or `take_cached` has just taken from the queue."""
         for block in blocks:
             if not self.named[block] or self.ref_count[block] == 0:
-                rule = f"unname: expected block {block} to be named and removed from the queue"
-                raise InvariantError(rule, code="cannot_unname_block")
+                raise InvariantError(f"unname: expected block {block} to be named and removed from the queue")
             self.named[block] = 0
         self.num_named -= len(blocks)
 
@@ -176,12 +173,10 @@ class BlockPool:
         for _ in range(self.num_free + 2):
             after = self._next[block]
             if self._prev[after] != block:
-                rule = f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}"
-                raise InvariantError(rule, code="broken_link")
+                raise InvariantError(f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}")
             block = after
         if block != NULL_BLOCK:
-            rule = f"free queue: not closed after {self.num_free} blocks and two sentinels"
-            raise InvariantError(rule, code="free_queue_open")
+            raise InvariantError(f"free queue: not closed after {self.num_free} blocks", code="free_queue_open")
 
     def _count(self, block: int) -> int:
         if not 0 < block <= self.num_blocks:
@@ -201,8 +196,7 @@ class BlockPool:
         for _ in range(count):
             block = next_[block]
             if ref_count[block]:
-                rule = f"free queue: block {block} is queued and has {ref_count[block]} references"
-                raise InvariantError(rule, code="queued_block_referenced")
+                raise InvariantError(f"free queue: block {block} is queued and has {ref_count[block]} references")
             ref_count[block] = 1
             taken.append(block)
         after = next_[block]

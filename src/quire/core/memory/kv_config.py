@@ -31,22 +31,20 @@ class KVMemoryConfig:
     """Of those, how many no pin and no kept state may take: one for each sequence that runs, and one for the next."""
 
     def __post_init__(self) -> None:
-        if self.num_blocks < 1:
-            rule = f"expected num_blocks of at least 1, got {self.num_blocks}; raise the memory budget"
-            raise ConfigError(rule, code="invalid_num_blocks")
-        if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            rule = f"expected block_size to be a power of two, got {self.block_size}; 32 suits most models"
-            raise ConfigError(rule, code="invalid_block_size")
-        if not 0.0 <= self.pin_share <= 1.0:
-            raise ConfigError(f"expected pin_share between 0 and 1, got {self.pin_share}", code="invalid_pin_share")
-        if not 0.0 < self.max_pin_s < inf:
-            raise ConfigError(f"expected max_pin_s above 0 and finite, got {self.max_pin_s}", code="invalid_max_pin_s")
-        if self.max_pins < 0:
-            rule = f"expected max_pins of at least 0, got {self.max_pins}; 0 forbids pins"
-            raise ConfigError(rule, code="invalid_max_pins")
-        if self.num_evictions_remembered < 1:
-            rule = f"expected num_evictions_remembered of at least 1, got {self.num_evictions_remembered}"
-            raise ConfigError(rule, code="invalid_num_evictions_remembered")
+        for name, is_fitting, rule in (
+            ("num_blocks", self.num_blocks >= 1, "of at least 1"),
+            (
+                "block_size",
+                self.block_size >= 1 and not self.block_size & (self.block_size - 1),
+                "to be a power of two",
+            ),
+            ("pin_share", 0.0 <= self.pin_share <= 1.0, "between 0 and 1"),
+            ("max_pin_s", 0.0 < self.max_pin_s < inf, "above 0 and finite"),
+            ("max_pins", self.max_pins >= 0, "of at least 0"),
+            ("num_evictions_remembered", self.num_evictions_remembered >= 1, "of at least 1"),
+        ):
+            if not is_fitting:
+                raise ConfigError(f"expected {name} {rule}, got {getattr(self, name)}", code=f"invalid_{name}")
         if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
             raise ConfigError(
                 f"expected at least 1 and at most all of {self.num_slots} state slots for running sequences, got "

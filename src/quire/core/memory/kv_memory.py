@@ -234,8 +234,7 @@ class KVMemory:
             return
         self._check_open(table)
         if table.is_in_flight:
-            rule = f"release: table {table.table_id} is being written by the step in flight"
-            raise InvariantError(rule, code="table_in_flight")
+            raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
         self.pool.release(reversed(table.blocks))
         self.tree.close_root(table.root)
         if self.states is not None:
@@ -318,8 +317,7 @@ class KVMemory:
 
     def _check_open(self, table: BlockTable) -> None:
         if self.tables.get(table.table_id) is not table:
-            rule = f"table {table.table_id} is not open in this memory: released, or another memory's"
-            raise InvariantError(rule, code="table_not_open")
+            raise InvariantError(f"table {table.table_id} is not open in this memory", code="table_not_open")
 
     def _count_query(self, table: BlockTable) -> None:
         """A query counts once the sequence goes on with what it found; one that did not fit will query again."""

@@ -205,7 +205,7 @@ class StateSlots:
                 self._passing.discard(block)
                 self._blank.append(slot)
             elif block in self._pinned:
-                raise InvariantError(f"forget: block {block} is pinned, and its state with it", code="block_is_pinned")
+                raise InvariantError(f"forget: block {block} is pinned, and its state with it")
 
     def clear(self) -> None:
         """Forget every cached state."""
@@ -245,8 +245,7 @@ class StateSlots:
         if self._blank:
             return self._blank.pop()
         if not self._cached:
-            rule = f"all {self.num_slots} state slots are in use: too many sequences run"
-            raise InvariantError(rule, code="state_slots_exhausted")
+            raise InvariantError(f"all {self.num_slots} state slots are in use: too many sequences run")
         block, slot = self._cached.popitem(last=False)
         self._passing.discard(block)
         self.num_evictions += 1

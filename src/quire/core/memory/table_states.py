@@ -68,8 +68,7 @@ class TableStates:
     def fork(self, table: BlockTable, child: BlockTable) -> None:
         """A second table over all that this one has computed."""
         if table.state_slot is None:
-            rule = f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state"
-            raise InvariantError(rule, code="table_without_state")
+            raise InvariantError(f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state")
         child.state_slot = self.slots.fork(table.state_slot)
 
     def release(self, table: BlockTable) -> None:

@@ -52,7 +52,7 @@ class Placement:
         """It runs no more; the places of it and its siblings are free."""
         at = bisect_left(self.running, sequence.key, key=_urgency)
         if self.running[at] is not sequence:
-            rule = f"sequence {sequence.sequence_id} is not where its key places it among the running"
+            rule = f"sequence {sequence.sequence_id} is not at its key's place"
             raise InvariantError(rule, code="sequence_misplaced")
         del self.running[at]
         self._blocked = None

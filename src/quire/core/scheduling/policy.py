@@ -123,8 +123,9 @@ def check_request(
         rule = "expected at least one prompt token and one continuation, got none"
         raise RequestTooLargeError(rule, code="empty_request")
     if num_prompt + min(request.params.max_tokens, 1) > limit:
-        rule = f"expected at most {limit} tokens in a sequence, the prompt alone has {num_prompt}; shorten it"
-        raise RequestTooLargeError(rule, code="prompt_too_long")
+        raise RequestTooLargeError(
+            f"expected at most {limit} tokens in a sequence, the prompt alone has {num_prompt}; shorten it"
+        )
     if num_sequences > max_sequences:
         rule = f"expected at most {max_sequences} continuations at once, got {num_sequences}; request fewer"
         raise RequestTooLargeError(rule, code="too_many_continuations")

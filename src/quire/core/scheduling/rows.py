@@ -69,8 +69,7 @@ def take_row(
             )
     if forced:
         if not tokens:
-            rule = f"apply: sequence {item.sequence_id} got forced tokens, {forced}, and chose none"
-            raise InvariantError(rule, code="forced_without_chosen")
+            raise InvariantError(f"apply: sequence {item.sequence_id} got forced tokens, {forced}, and chose none")
         tokens += forced
     num_known = len(sequence.tokens)
     num_before, room = num_known - sequence.num_prompt_tokens, max_sequence_tokens - num_known

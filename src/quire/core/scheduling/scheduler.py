@@ -239,8 +239,7 @@ class Scheduler:
         """Take in what the step returned: commit, accept tokens, end and fork sequences. Returns all events so far."""
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
-            rule = f"apply: the result of step {result.step} does not belong to the plan in flight"
-            raise InvariantError(rule, code="result_not_planned")
+            raise InvariantError(f"apply: step {result.step} is not the one in flight", code="result_not_planned")
         planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
             rows.backdate_admissions(self._events, step_s=now_s - self._now_s)

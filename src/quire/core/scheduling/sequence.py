@@ -127,6 +127,5 @@ class Sequence:
 def table_of(sequence: Sequence) -> BlockTable:
     """The table of a sequence that runs."""
     if sequence.table is None:
-        rule = f"sequence {sequence.sequence_id} has no blocks: it does not run"
-        raise InvariantError(rule, code="sequence_without_blocks")
+        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
     return sequence.table

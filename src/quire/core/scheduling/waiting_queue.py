@@ -43,15 +43,13 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         if self.max_requests < 1:
-            rule = f"expected max_requests of at least 1, got {self.max_requests}"
-            raise ConfigError(rule, code="invalid_max_requests")
+            raise ConfigError(f"expected max_requests of at least 1, got {self.max_requests}", code="queue_too_small")
         if not 0.0 <= self.class_reserve <= 1.0 / len(PriorityClass):
             rule = f"expected class_reserve between 0 and a third, got {self.class_reserve}"
             raise ConfigError(rule, code="invalid_class_reserve")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0.0:
-                rule = f"expected the weight of a tenant above 0, got {weight} for {tenant!r}"
-                raise ConfigError(rule, code="invalid_tenant_weights")
+                raise ConfigError(f"expected the weight of a tenant above 0, got {weight} for {tenant!r}")
 
     def head_start_s(self, priority: PriorityClass) -> float:
         """How many seconds a class is worth."""

@@ -337,7 +337,7 @@ class FleetSimulation:
                 by_gateway[self._homes[name]].append(name)
         num_known = sum(map(len, by_gateway)) + len(self._waiting)
         if num_known != self.num_open:
-            rule = f"check: {self.num_open} requests are open, {num_known} are accounted for"
+            rule = f"check: {self.num_open} requests are open, {num_known} known"
             raise InvariantError(rule, code="requests_miscounted")
         for gateway, names in zip(self.gateways, by_gateway, strict=True):
             gateway.policy.check(names)

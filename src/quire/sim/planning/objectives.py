@@ -61,8 +61,7 @@ class LatencyObjective:
         """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`."""
         limits = tuple(_limit(part.strip(), text) for part in text.split(","))
         if len({one.name for one in limits}) < len(limits):
-            rule = f"expected each percentile once in an objective, got {text!r}; leave the second one out"
-            raise ConfigError(rule, code="percentile_named_twice")
+            raise ConfigError(f"expected each percentile once in an objective, got {text!r}; leave the second one out")
         return cls(limits)
 
     def misses(self, report: FleetReport) -> tuple[str, ...]:

@@ -125,8 +125,7 @@ class Planner:
         """Called with a line for each run."""
         self.facts = LoadFacts.of(setup.make_requests())
         if not self.facts.num_requests:
-            rule = "expected at least one request in the load, got none; keep a larger share of the trace"
-            raise ConfigError(rule, code="empty_load")
+            raise ConfigError("expected a request in the load, got none; keep more of the trace", code="empty_load")
         self._on_progress = on_progress
         self._trials: dict[tuple[int, int], Trial] = {}
         self._complete: dict[tuple[int, MemberSize], FleetReport] = {}

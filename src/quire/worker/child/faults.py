@@ -69,8 +69,7 @@ def faults_from(environment: Mapping[str, str]) -> list[Fault]:
     if not text:
         return []
     if not environment.get(TESTING):
-        rule = f"{FAULTS} breaks the server on purpose and needs {TESTING}=1; unset it"
-        raise ConfigError(rule, code="faults_not_allowed")
+        raise ConfigError(f"{FAULTS} breaks the server on purpose, needs {TESTING}=1; unset it", code="needs_testing")
     try:
         faults = msgspec.json.decode(text, type=list[Fault])
     except (msgspec.MsgspecError, ValueError) as error:

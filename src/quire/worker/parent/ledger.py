@@ -246,8 +246,7 @@ class Ledger:
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
         """What a dead worker had cached counts, though its successor had to compute it."""
         if not 0 <= num_cached_tokens <= len(entry.request.prompt):
-            rule = f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached"
-            raise MessageError(rule, code="invalid_cached_tokens")
+            raise MessageError(f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached")
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
 
     def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:

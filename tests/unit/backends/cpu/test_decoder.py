@@ -82,7 +82,7 @@ def test_a_token_or_a_row_that_nobody_has_is_refused(tmp_path: Path) -> None:
     model, store = runner._opened()
     for token, row in ((model.vocabulary_size, 0), (-1, 0), (5, 1), (5, -1)):
         batch = make_batch([WorkItem(1, (token,), 0, (1,))], store.block_size)
-        with raises_code(InvariantError, "unknown_step_data"):
+        with raises_code(InvariantError, "unknown_data"):
             model.compute(batch, store, np.array([row]))
 
 
@@ -130,7 +130,7 @@ def test_rows_that_are_needed_come_in_order_and_hold_those_that_are_wanted(neede
     assert isinstance(runner, CpuRunner)
     model, store = runner._opened()
     batch = make_batch([WorkItem(0, (5, 6, 7, 8), 0, (1,))], store.block_size)
-    with raises_code(InvariantError, "unknown_step_data"):
+    with raises_code(InvariantError, "unknown_data"):
         model.compute(batch, store, np.array([1]), 0, np.array(needed))
 
 
@@ -229,5 +229,5 @@ def test_a_block_as_bytes_is_keys_then_values_layer_after_layer() -> None:
     assert store.read_blocks([4, 5, 3]) == [data, data, *store.read_blocks([1])]
     store.write_blocks([2], [data])
     assert store.read_blocks([2]) == [data]
-    with raises_code(ValueError, "wrong_block_bytes"):
+    with raises_code(ValueError, "invariant_broken"):
         store.write_blocks([1], [b"abc"])

@@ -128,5 +128,5 @@ def test_plain_numbers_stay_what_they_are(name: str) -> None:
 def test_other_types_are_refused_by_name() -> None:
     with raises_code(CheckpointError, "unknown_weight_type"):
         gguf_source("I32", np.zeros((2, 8), np.uint8), 2)
-    with raises_code(CheckpointError, "unknown_scale_type"):
+    with raises_code(CheckpointError, "invalid_checkpoint"):
         StoredArray("I32", np.zeros(2, np.int32)).floats()

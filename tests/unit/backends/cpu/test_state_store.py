@@ -55,7 +55,7 @@ def test_a_copy_from_slot_0_is_the_state_before_the_first_token() -> None:
 @pytest.mark.parametrize("copy", [SlotCopy(1, 0), SlotCopy(0, 0), SlotCopy(3, 1), SlotCopy(1, 3), SlotCopy(-1, 1)])
 def test_a_copy_to_slot_0_or_out_of_range_is_refused(copy: SlotCopy) -> None:
     store = numbered(2)
-    with raises_code(InvariantError, "invalid_state_copy"):
+    with raises_code(InvariantError, "invariant_broken"):
         store.copy([copy])
     assert held(store) == [0, 1, 2]
 

@@ -40,7 +40,7 @@ def test_keys_are_stored_transposed() -> None:
 
 
 def test_bytes_of_another_size_are_refused() -> None:
-    with raises_code(ValueError, "wrong_block_bytes"):
+    with raises_code(ValueError, "invariant_broken"):
         make_store().write_blocks([1], [b"abc"])
 
 

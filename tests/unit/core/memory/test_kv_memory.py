@@ -419,7 +419,7 @@ class TestMisuse:
         shadow = new_shadow()
         sequence = shadow.begin(SPACE, list(range(5)))
         shadow.reserve(sequence, 2)
-        with raises_code(InvariantError, "table_in_flight"):
+        with raises_code(InvariantError, "invariant_broken"):
             shadow.memory.release(sequence.table)
         with raises_code(InvariantError, "cannot_reserve_tokens"):
             shadow.memory.reserve(sequence.table, sequence.tokens, 1)

@@ -261,7 +261,7 @@ class TestForks:
         shadow = new_shadow()
         sequence = computed(shadow, list(range(6)), [])
         sequence.table.state_slot = None
-        with raises_code(InvariantError, "table_without_state"):
+        with raises_code(InvariantError, "invariant_broken"):
             shadow.memory.fork(sequence.table, 6)
 
 

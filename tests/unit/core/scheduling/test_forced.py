@@ -99,7 +99,7 @@ def test_tokens_that_nobody_chose_before_cannot_be_forced() -> None:
     server = Server(num_blocks=200, max_step_tokens=24)
     server.ask(range(60), 5)
     plan = server.plan()
-    with raises_code(InvariantError, "forced_without_chosen"):
+    with raises_code(InvariantError, "invariant_broken"):
         server.scheduler.apply(StepResult(plan.step, {1: RowResult(forced=(1,))}), 0.0)
 
 

@@ -170,7 +170,7 @@ class TestPromptsAlone:
         server.ask(range(11), 0)
         server.run()
         for num_prompt, max_tokens in ((11, 1), (12, 0)):
-            with raises_code(RequestTooLargeError, "prompt_too_long"):
+            with raises_code(RequestTooLargeError, "request_too_large"):
                 server.ask(range(num_prompt), max_tokens)
 
 
@@ -221,7 +221,7 @@ class TestStops:
         server = Server(max_sequence_tokens=9)
         server.ask([1] * 5, 4)
         server.run()
-        with raises_code(RequestTooLargeError, "prompt_too_long"):
+        with raises_code(RequestTooLargeError, "request_too_large"):
             server.ask([1] * 9, 4)
 
     def test_by_a_row_error_which_touches_nobody_else(self) -> None:
@@ -1022,7 +1022,7 @@ class TestChecks:
         server.step()
         sequence = server.scheduler.running[0]
         table, sequence.table = sequence.table, None
-        with raises_code(InvariantError, "sequence_without_blocks"):
+        with raises_code(InvariantError, "invariant_broken"):
             server.scheduler.placement.fork_if_due(sequence)
         sequence.table = table
         server.scheduler.live["r1"].sequences.append(sequence)

@@ -231,9 +231,9 @@ def test_a_tenant_whose_requests_all_went_is_forgotten_by_the_class() -> None:
 @pytest.mark.parametrize(
     ("settings", "code"),
     [
-        ({"max_requests": 0}, "invalid_max_requests"),
+        ({"max_requests": 0}, "queue_too_small"),
         ({"class_reserve": 0.4}, "invalid_class_reserve"),
-        ({"tenant_weights": {"a": 0.0}}, "invalid_tenant_weights"),
+        ({"tenant_weights": {"a": 0.0}}, "invalid_config"),
     ],
 )
 def test_a_setting_that_breaks_a_rule_is_refused(settings: dict[str, object], code: str) -> None:

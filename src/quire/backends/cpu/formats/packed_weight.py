@@ -51,8 +51,7 @@ class PackedWeight:
     def product(self, rows: Floats, out: Floats, arithmetic: Arithmetic, num_threads: int) -> None:
         """`out` [row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
         if arithmetic not in self.format.arithmetics:
-            rule = f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic"
-            raise InvariantError(rule, code="no_such_arithmetic")
+            raise InvariantError(f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic")
         row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
         if len(out) != len(rows):
             raise InvariantError(f"expected {len(rows)} rows of results, got {len(out)}", code="wrong_output_rows")
@@ -72,8 +71,7 @@ class PackedWeight:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
         # As if without a sign, a negative number is a large one.
         if indices.ndim != 1 or (len(indices) and indices.view(np.uint64).max() >= self.num_out):
-            rule = f"expected rows between 0 and {self.num_out - 1}, got {indices}"
-            raise InvariantError(rule, code="row_out_of_range")
+            raise InvariantError(f"expected rows between 0 and {self.num_out - 1}, got {indices}")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
             *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads

@@ -32,8 +32,7 @@ class StoredArray:
         if self.type == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         if self.type not in {"F16", "F32"}:
-            rule = f"expected scales of type BF16, F16 or F32, got {self.type}"
-            raise CheckpointError(rule, code="unknown_scale_type")
+            raise CheckpointError(f"expected scales of type BF16, F16 or F32, got {self.type}")
         return self.array.astype(np.float32)
 
 
@@ -178,8 +177,7 @@ def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
     if num_bits == 8:
         return as_bytes
     if num_bits != 4:
-        rule = f"expected codes of 4 or 8 bits, got {num_bits}; choose the model in another format"
-        raise CheckpointError(rule, code="wrong_num_bits")
+        raise CheckpointError(f"expected codes of 4 or 8 bits, got {num_bits}; choose the model in another format")
     codes = np.empty((len(as_bytes), as_bytes.shape[1], 2), dtype=np.uint8)
     np.bitwise_and(as_bytes, 15, out=codes[..., 0])
     np.right_shift(as_bytes, 4, out=codes[..., 1])
