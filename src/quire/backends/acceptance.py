@@ -32,7 +32,6 @@ def masks_of(masks: Masks, item: WorkItem, vocabulary_size: int) -> Sequence[byt
     if len(item_masks) != num_positions or any(len(one) != num_bytes for one in item_masks):
         raise InvariantError(
             f"expected a mask of {num_positions} rows of {num_bytes} bytes for sequence {item.sequence_id}, got rows "
-            f"of {[len(one) for one in item_masks]}",
-            code="wrong_mask_size",
+            f"of {[len(one) for one in item_masks]}"
         )
     return item_masks

@@ -123,8 +123,7 @@ def decide(
         raise ConfigError(
             f"expected a memory budget that holds model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in "
             f"all, got {_gib(budget_bytes)}; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, or lower "
-            "max_step_tokens or max_sequence_tokens",
-            code="pool_exceeds_memory",
+            "max_step_tokens or max_sequence_tokens"
         )
     longest = min(wanted_tokens, num_blocks * settings.block_size)
     return MemoryPlan(

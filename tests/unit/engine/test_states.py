@@ -116,5 +116,5 @@ def test_a_model_with_states_is_not_guessed_for(num_slots: int) -> None:
 
 def test_fewer_slots_than_may_run_are_refused() -> None:
     assert new_engine(OracleRunner(capacity(5))).memory.config.num_running_slots == 5
-    with raises_code(ConfigError, "invalid_state_slots"):
+    with raises_code(ConfigError, "invalid_config"):
         new_engine(OracleRunner(capacity(4)))

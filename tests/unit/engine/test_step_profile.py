@@ -66,7 +66,7 @@ def test_a_profile_by_hand_says_so_and_reads_keys_and_values_as_fast_as_told() -
     ["prompt=1000", "prompt=x,answer=1", "prompt=1,answer=0", "prompt=1,answer=2,what=3", "=", "prompt=1,answer"],
 )
 def test_numbers_by_hand_that_mean_nothing_are_refused_with_an_example(given: str) -> None:
-    with raises_code(ConfigError, "invalid_profile_text"):
+    with raises_code(ConfigError, "invalid_config"):
         StepProfile.parse(given)
 
 

@@ -563,7 +563,7 @@ def test_a_folder_too_deep_for_a_socket_is_said_to_be_so(tmp_path: Path, monkeyp
     monkeypatch.setattr("tempfile.tempdir", str(deep))
 
     async def main() -> None:
-        with raises_code(ConfigError, "temporary_path_too_long"):
+        with raises_code(ConfigError, "invalid_config"):
             async with served():
                 pass
 

@@ -200,6 +200,5 @@ def _refuse_unread(reader: WeightReader) -> None:
     if unread:
         raise CheckpointError(
             f"{len(unread)} unused tensors in the checkpoint, the first is {unread[0]!r}; config.json and weights "
-            "belong to different models",
-            code="unused_tensors",
+            "belong to different models"
         )

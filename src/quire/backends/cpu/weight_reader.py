@@ -179,8 +179,7 @@ class WeightReader:
         if tensor.path.suffix == ".safetensors" and (strange := sorted(set(kinds) - allowed.keys())):
             raise CheckpointError(
                 f"expected weights of type {', '.join(allowed)}, got {strange[0]} for {name!r} in {tensor.path.name}; "
-                "choose a checkpoint that is not quantised, or its GGUF",
-                code="unknown_weight_type",
+                "choose a checkpoint that is not quantised, or its GGUF"
             )
         return FileRows(tensor, self._on_read)
 

@@ -48,8 +48,7 @@ class KVMemoryConfig:
         if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
             raise ConfigError(
                 f"expected at least 1 and at most all of {self.num_slots} state slots for running sequences, got "
-                f"{self.num_running_slots}",
-                code="invalid_state_slots",
+                f"{self.num_running_slots}"
             )
 
     @property

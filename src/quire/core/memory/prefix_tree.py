@@ -125,8 +125,7 @@ class PrefixTree:
             if namespace.block_size != self.block_size:
                 raise InvariantError(
                     f"expected a namespace of {self.block_size}-token blocks, got one of {namespace.block_size}-token "
-                    "blocks",
-                    code="wrong_block_size",
+                    "blocks"
                 )
             root = Root(namespace, self.hasher.root(namespace))
             slot = self._free_slots.pop() if self._free_slots else len(self._roots)

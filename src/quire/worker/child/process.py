@@ -76,8 +76,7 @@ class Channel:
         self.flush()
         if self._num_backlog_bytes > MAX_BACKLOG_BYTES:
             raise InvariantError(
-                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read",
-                code="parent_not_reading",
+                f"a parent may leave {MAX_BACKLOG_BYTES} bytes unread, {self._num_backlog_bytes} are; it does not read"
             )
 
     @property

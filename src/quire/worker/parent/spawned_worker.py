@@ -84,8 +84,7 @@ def private_folder(held: contextlib.ExitStack) -> Path:
     if len(os.fsencode(folder)) > MAX_SOCKET_PATH - len("/worker"):
         raise ConfigError(
             f"the folder for temporary files must have a path of at most {MAX_SOCKET_PATH} bytes for a socket to lie "
-            f"in it, {folder.parent} is longer; set TMPDIR to a shorter one",
-            code="temporary_path_too_long",
+            f"in it, {folder.parent} is longer; set TMPDIR to a shorter one"
         )
     return folder
 

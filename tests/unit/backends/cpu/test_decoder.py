@@ -178,7 +178,7 @@ def test_weights_in_other_types_or_not_finite_are_refused(tmp_path: Path) -> Non
     file = directory / "model.safetensors"
     tensors = load_file(file)
     for name, value, code in (
-        ("model.norm.weight", tensors["model.norm.weight"].astype(np.int8), "unknown_weight_type"),
+        ("model.norm.weight", tensors["model.norm.weight"].astype(np.int8), "invalid_checkpoint"),
         ("model.norm.weight", np.full(96, np.nan, np.float32), "weights_not_finite"),
     ):
         save_file({**tensors, name: value}, file)

@@ -98,7 +98,7 @@ def test_the_wire_hash_is_the_low_63_bits() -> None:
 
 
 def test_a_namespace_of_another_block_size_is_refused() -> None:
-    with raises_code(InvariantError, "wrong_block_size"):
+    with raises_code(InvariantError, "invariant_broken"):
         new_tree().open_root(namespace(block_size=4))
 
 

@@ -39,7 +39,7 @@ class TestMisuse:
 
     @pytest.mark.parametrize(("num_slots", "num_running"), [(4, 0), (4, 5), (0, 1), (-1, -1), (4, -1)])
     def test_slots_that_leave_nobody_one_to_run_in_are_refused(self, num_slots: int, num_running: int) -> None:
-        with raises_code(ConfigError, "invalid_state_slots"):
+        with raises_code(ConfigError, "invalid_config"):
             KVMemoryConfig(8, 4, num_slots=num_slots, num_running_slots=num_running)
 
     def test_a_state_for_which_there_is_no_slot_is_not_kept_and_nothing_else_changes(self) -> None:

@@ -46,8 +46,7 @@ def _check_row(type_name: str, rows: Rows, row_bytes: int) -> None:
     if rows.shape[1:] != (row_bytes,):
         raise CheckpointError(
             f"expected {row_bytes} bytes for each output of a tensor of type {type_name}, got {rows.shape}; the file "
-            "is damaged: download it again",
-            code="wrong_row_bytes",
+            "is damaged: download it again"
         )
 
 

@@ -131,8 +131,7 @@ def _check_joined(sources: Sequence[Source]) -> None:
         shapes = ", ".join(f"{each.format.name} [{each.num_out}, {each.num_in}]" for each in sources)
         raise InvariantError(
             "expected tensors of one weight to have one format, equal inputs and, but for the last, a multiple of "
-            f"{PANEL_OUTPUTS} outputs, got {shapes}",
-            code="cannot_join_weights",
+            f"{PANEL_OUTPUTS} outputs, got {shapes}"
         )
 
 
