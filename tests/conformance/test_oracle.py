@@ -12,7 +12,7 @@ from quire.backends.oracle import OracleRunner, answer_alone
 from quire.backends.protocol import Capacity
 from quire.core.request import ResolvedSampling
 from quire.core.scheduling.acceptance_rates import Draft
-from quire.core.step import NO_MASKS, BlockCopy, Masks, Sampling, StepPlan, StepResult, WorkItem
+from quire.core.step import NO_MASKS, ROW_FAILED, BlockCopy, Masks, RowError, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
 from tests.support.errors import raises_code
 from tests.support.servers.server import VOCABULARY, Server
@@ -111,7 +111,9 @@ def without_logprobs(result: StepResult) -> StepResult:
 
 
 def with_failed_rows(result: StepResult) -> StepResult:
-    return result._replace(rows={key: row._replace(error="no") for key, row in result.rows.items()})
+    return result._replace(
+        rows={key: row._replace(error=RowError(ROW_FAILED, "no")) for key, row in result.rows.items()}
+    )
 
 
 def depending_on_company(result: StepResult) -> StepResult:

@@ -17,6 +17,7 @@ from quire.backends.mlx.runner import MlxRunner
 from quire.config.model_settings import KVDtype
 from quire.core.request import ResolvedSampling
 from quire.core.step import BlockCopy, Sampling, StepPlan, WorkItem
+from quire.errors import InvariantError
 from tests.support.errors import raises_code
 from tests.support.machine.process_memory import kept_for_this_file
 from tests.support.models.mlx_models import SETTINGS, made_by_mlx
@@ -131,7 +132,7 @@ def test_a_block_goes_out_as_bytes_and_back_into_another(dtype: KVDtype) -> None
 @pytest.mark.parametrize("change", [-1, 1])
 def test_bytes_of_another_length_are_no_block(change: int) -> None:
     store = KVStore(SHAPES, NUM_BLOCKS, BLOCK_SIZE, "float32")
-    with raises_code(ValueError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         store.write_blocks([1], [bytes(store.num_block_bytes + change)])
 
 

@@ -46,11 +46,11 @@ def read_rope(rule: RopeRule) -> Rope:
             plain: Floats = np.float32(1) / (base ** exponents.astype(np.float64)).astype(np.float32)
             made = _SCALINGS[kind](plain, rope, base)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        rule = f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
-        raise CheckpointError(rule, code="invalid_rope") from error
+        message = f"the RoPE parameters of config.json are not valid: {rope} ({error}); download the model again"
+        raise CheckpointError(message, code="invalid_rope") from error
     if not bool(np.isfinite(made.frequencies).all()) or not math.isfinite(made.scaling):
-        rule = f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
-        raise CheckpointError(rule, code="invalid_rope")
+        message = f"the RoPE parameters of config.json give no finite frequencies: {rope}; download the model again"
+        raise CheckpointError(message, code="invalid_rope")
     still = np.zeros(pairs - len(made.frequencies), np.float32)
     if len(still) and made.scaling != 1.0:
         raise CheckpointError(

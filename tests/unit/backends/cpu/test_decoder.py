@@ -229,5 +229,5 @@ def test_a_block_as_bytes_is_keys_then_values_layer_after_layer() -> None:
     assert store.read_blocks([4, 5, 3]) == [data, data, *store.read_blocks([1])]
     store.write_blocks([2], [data])
     assert store.read_blocks([2]) == [data]
-    with raises_code(ValueError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         store.write_blocks([1], [b"abc"])

@@ -72,7 +72,7 @@ def test_groups_in_an_order_of_their_own_are_refused() -> None:
 
 def test_bits_groups_and_scales_that_do_not_fit_are_refused() -> None:
     made = Quantised.draw(4, 16, 64, 32, 3)
-    with raises_code(CheckpointError, "wrong_num_bits"):
+    with raises_code(CheckpointError, "invalid_checkpoint"):
         SCHEMES["gptq"](gptq(made, 4), SchemeOptions(3, 32))
     with raises_code(CheckpointError, "wrong_num_bits"):
         SCHEMES["awq"](awq(made, 4), SchemeOptions(8, 32))

@@ -17,6 +17,7 @@ from quire.backends.cpu.measured_roof import read_sum
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.threads import num_threads, use_threads
+from quire.errors import InvariantError
 from tests.support.core.attention_world import NAN, World, close
 from tests.support.errors import raises_code
 from tests.support.machine import kernels
@@ -316,15 +317,15 @@ def test_one_openmp_runtime_is_mapped() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     world = World()
     item = world.add(40, 2)
-    with raises_code(ValueError, "too_few_blocks"):
+    with raises_code(InvariantError, "too_few_blocks"):
         StepTiles([item._replace(block_ids=item.block_ids[:1])], 32, 3)
-    with raises_code(ValueError, "negative_block_id"):
+    with raises_code(InvariantError, "negative_block_id"):
         StepTiles([item._replace(block_ids=(-1, 1))], 32, 3)
-    with raises_code(ValueError, "step_without_items"):
+    with raises_code(InvariantError, "step_without_items"):
         StepTiles([], 32, 3)
-    with raises_code(ValueError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         StepTiles([item._replace(token_ids=())], 32, 3)
-    with raises_code(ValueError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         sampling.argmax(np.zeros((2, 8)))  # type: ignore[arg-type]
 
 

@@ -12,6 +12,7 @@ from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PIECE_ROWS, PackedProduct, held
 from quire.backends.kernels.threads import num_threads, physical_cores, use_threads
+from quire.errors import InvariantError
 from tests.support.errors import raises_code
 
 needs_kernels = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
@@ -55,7 +56,7 @@ def test_rows_come_back_as_the_type_holds_them(dtype: str, size: tuple[int, int]
     weight = numbers(*size)
     indices = DICE.integers(0, size[0], 40)
     assert np.array_equal(packed(weight, None, dtype).rows(indices), held(weight, dtype)[indices])
-    with raises_code(ValueError, "row_out_of_range"):
+    with raises_code(InvariantError, "row_out_of_range"):
         packed(weight, None, dtype).rows(np.array([size[0]]))
 
 
@@ -68,7 +69,7 @@ def test_a_weight_in_pieces_is_the_weight(dtype: str) -> None:
     whole = PackedProduct(pieces, (len(weight), 40), None, dtype, Arena())
     assert np.array_equal(multiplied(whole, rows), multiplied(packed(weight, None, dtype), rows))
     for wrong in ([weight[:7], weight[7:]], [weight[:PIECE_ROWS]], [weight, weight[:1]]):
-        with raises_code(ValueError, "rows_not_whole"):
+        with raises_code(InvariantError, "rows_not_whole"):
             PackedProduct(wrong, (len(weight), 40), None, dtype, Arena())
 
 
@@ -99,11 +100,11 @@ def test_products_take_rows_that_lie_apart_and_refuse_others() -> None:
     product, wide = packed(numbers(50, 64)), numbers(20, 100)
     assert np.array_equal(multiplied(product, wide[:, 3:67]), multiplied(product, np.ascontiguousarray(wide[:, 3:67])))
     for rows in (wide, wide[:, :64].astype(np.float64), wide[:, ::2], wide[0]):
-        with raises_code(ValueError, "invariant_broken"):
+        with raises_code(InvariantError, "invariant_broken"):
             multiplied(product, rows)  # type: ignore[arg-type]
-    with raises_code(ValueError, "wrong_output_rows"):
+    with raises_code(InvariantError, "wrong_output_rows"):
         product.product(wide[:, :64], np.empty((3, 50), np.float32))
-    with raises_code(TypeError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         packed(numbers(4, 4), None, "float16")
 
 

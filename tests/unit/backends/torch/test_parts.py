@@ -10,6 +10,7 @@ from quire.backends.torch.adapter import _any_shape
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import LinearKind, choose_kind, padded
 from quire.core.step import BlockCopy
+from quire.errors import InvariantError
 from tests.support.errors import raises_code
 
 CPU = torch.device("cpu")
@@ -40,7 +41,7 @@ def test_keys_are_stored_transposed() -> None:
 
 
 def test_bytes_of_another_size_are_refused() -> None:
-    with raises_code(ValueError, "invariant_broken"):
+    with raises_code(InvariantError, "invariant_broken"):
         make_store().write_blocks([1], [b"abc"])
 
 
