@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 
@@ -26,7 +27,6 @@ from quire.client.engines.client import EngineClient
 from quire.client.engines.served import ServedModel, Serving, plan_worker
 from quire.client.reply.outputs import Answer, Completion
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import RequestOptions
 from quire.config import ModelSettings
 from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
@@ -62,7 +62,7 @@ class Ask:
 
     prompt: str | list[int]
     params: SamplingParams
-    how: RequestOptions = field(default_factory=RequestOptions)
+    how: dict[str, Any] = field(default_factory=dict)
     num_tokens: int = 0
     done: Completion | None = None
     error: str = ""
@@ -92,7 +92,7 @@ def question(random: Random, max_tokens: int, *, may_branch: bool = False) -> As
         ignore_eos=random.random() < 0.7,
         n=random.choice([1, 1, 1, 1, 3]) if may_branch else 1,
     )
-    how = RequestOptions(tenant=random.choice(["a", "b"]), priority=random.choice(["high", "normal", "low"]))
+    how = {"tenant": random.choice(["a", "b"]), "priority": random.choice(["high", "normal", "low"])}
     return Ask(text, params, how)
 
 

@@ -19,11 +19,11 @@ from benchmarks.record import ROOT, say
 from benchmarks.test_model import smollm2_directory
 from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing, add_key
 from quire.api.app import make_app
 from quire.api.models.registry import Models
+from quire.api.server_state import ServerState
 from quire.observe.metrics import Metrics
 
 CHAT, TOKENIZE = "/v1/chat/completions", "/tokenize"
@@ -156,7 +156,7 @@ def timed(connection: http.client.HTTPConnection, secret: str, method: str, path
 
 def routes() -> list[tuple[str, str]]:
     """Every method and path of the application, and one that it does not have."""
-    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     found = [(method, route.path.replace("{name:path}", "m")) for route in app.routes for method in route.methods]  # type: ignore[attr-defined]
     return [*sorted(found), ("POST", "/nowhere")]
 

@@ -19,7 +19,6 @@ from proofs.engine.worker import Ask, until
 from proofs.fleet.processes import MemberLife, member_lives, oracle_command
 from proofs.framework.proof import Proof, section
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import RequestOptions
 from quire.errors import QuireError
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
@@ -81,7 +80,7 @@ def _question(random: Random, number: int) -> Stream:
         ignore_eos=True,
         n=random.choice((1, 1, 1, 2)),
     )
-    how = RequestOptions(tenant=random.choice(("a", "b")), priority=random.choice(("high", "normal", "low")))
+    how = {"tenant": random.choice(("a", "b")), "priority": random.choice(("high", "normal", "low"))}
     return Stream(f"{number} begins like no other, {random.getrandbits(40)}", params, how)
 
 

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 import quire
 from benchmarks.record import ROOT, say
 from proofs.framework.proof import Proof, run, section
-from proofs.house import docstrings, measures
+from proofs.house import docstrings, measures, way_in
 from proofs.house.worker_probe import REPORT
 from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
@@ -203,4 +203,4 @@ def at_most(proof: Proof, key: str, value: float, where: str, bound: float) -> N
 
 
 if __name__ == "__main__":
-    sys.exit(run("house"))
+    sys.exit(run("house", sys.modules[__name__], way_in))

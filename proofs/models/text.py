@@ -28,7 +28,7 @@ from quire.checkpoints.gguf.config import Metadata
 from quire.checkpoints.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_tokenizer
 from quire.errors import QuireError
 from quire.text.chat.canonical import ANY_SPELLING, canonical
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 
 TEMPLATES: Mapping[str, str] = {
     "gpt-oss": "openai-gpt-oss-120b",
@@ -158,12 +158,8 @@ def _judged(template: ChatTemplate, named: Named, one: Conversation) -> str:
 
 def _ours(template: ChatTemplate, one: Conversation) -> str | None:
     try:
-        return template.render(
-            canonical(one.messages, ANY_SPELLING),
-            tools=one.tools,
-            add_generation_prompt=one.is_open,
-            enable_thinking=one.thinks,
-        ).text
+        arguments = TemplateArguments(tools=one.tools, add_generation_prompt=one.is_open, enable_thinking=one.thinks)
+        return template.render(canonical(one.messages, ANY_SPELLING), arguments).text
     except QuireError:
         return None
 

@@ -55,7 +55,7 @@ class Way:
     forms: frozenset[str]
 
     @classmethod
-    def of(cls, calls: Iterable[Call], idle: frozenset[str]) -> "Way":
+    def of(cls, calls: Iterable[Call], idle: frozenset[str] = frozenset()) -> "Way":
         kept = [call for call in calls if call.callee not in idle]
         hops = tuple(f"{call.caller} -> {call.callee}" for call in kept if not call.is_return)
         return cls(hops, frozenset(name for call in kept for name in call.classes))
@@ -70,13 +70,17 @@ class Trace:
     sent_s: float
     idle: frozenset[str]
 
-    def way_in(self) -> Way:
+    def calls_in(self) -> list[Call]:
         """Until the scheduler has it."""
         queued_s = next(call.at_s for call in self.worker if call.is_return and call.callee == SUBMIT)
         handed_s = max(call.at_s for call in self.parent if call.callee == SEND and self.sent_s < call.at_s <= queued_s)
         calls = [call for call in self.parent if self.sent_s < call.at_s <= handed_s]
         calls += [call for call in self.worker if handed_s < call.at_s <= queued_s]
-        return Way.of(calls, self.idle)
+        return [call for call in calls if call.callee not in self.idle]
+
+    def way_in(self) -> Way:
+        """The same as a way."""
+        return Way.of(self.calls_in())
 
     def ways_out(self) -> list[Way]:
         """One for each token that is neither the first nor the last ones."""

@@ -41,8 +41,8 @@ MUTANTS = [
     Mutant(
         "a keep-alive opens a stream",
         ANSWERING,
-        'self._writer.keep_alive if self._has_written else b""',
-        "self._writer.keep_alive",
+        "            elif self._has_begun:\n                await self._write(writer.keep_alive)\n",
+        "            elif True:\n                await self._write_part(writer.keep_alive)\n",
     ),
     Mutant("a stream has no beginning", ANSWERING, "data = self._writer.begin(self._replies) + data", "pass"),
     Mutant(

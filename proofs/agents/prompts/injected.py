@@ -18,15 +18,16 @@ import tokenizers
 from benchmarks.record import say
 from proofs.framework.proof import Proof, section
 from proofs.models.public_tokenizers import Published, published
+from quire.api.access.admission import AdmissionSettings
 from quire.api.dialects.anthropic.messages import AnthropicMessages
-from quire.api.dialects.dialect import Dialect, Target
-from quire.api.dialects.images import Images
+from quire.api.dialects.dialect import Dialect, ResolvedRequest
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.responses import Responses
 from quire.api.http.errors import ApiError
+from quire.api.models.registry import ModelEntry
 from quire.checkpoints import load_tokenizer
+from quire.client.request.requests import DEFAULT_OPTIONS
 from quire.client.request.text_model import TextModel
-from quire.core.request import PriorityClass
 from quire.errors import QuireError
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -114,16 +115,14 @@ class Tried:
         self._text = TextModel(
             model.name, cast("Any", info), self._tokenizer, template, frozenset({0}), {}, writes_tools=True
         )
-        to = SimpleNamespace(
-            model=SimpleNamespace(name="m"), options={"tenant": "x"}, text=self._text, priority=PriorityClass.NORMAL
-        )
-        self._to = cast("Target", to)
+        self._request = ResolvedRequest(ModelEntry("m"), DEFAULT_OPTIONS)
 
     def ids(self, dialect: str, body: Body) -> list[int] | str:
         """Of the prompt that a body comes to, or why it comes to none."""
         made = SPOKEN[dialect]
         try:
-            return list(made.generation(made.parse(body), self._to).prompts[0])
+            rendered, _ = made.render(made.parse(body), self._request, self._text)
+            return list(rendered.prompts[0])
         except (ApiError, QuireError) as error:
             return str(error)
 
@@ -144,9 +143,9 @@ class Tried:
 
 
 SPOKEN: dict[str, Dialect] = {
-    "chat": Chat(),
-    "responses": Responses(Images()),
-    "messages": AnthropicMessages(Images()),
+    "chat": Chat(AdmissionSettings()),
+    "responses": Responses(AdmissionSettings()),
+    "messages": AnthropicMessages(AdmissionSettings()),
 }
 
 

@@ -12,7 +12,7 @@ from benchmarks.record import say
 from proofs.framework.proof import Proof, section
 from proofs.models.llamacpp_source import published_templates
 from proofs.models.public_tokenizers import published
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.parsers.probe import PROBE_TOOL, tool_format
 from quire.text.parsers.tool_format import ToolFormat
 
@@ -102,7 +102,7 @@ def found_format(source: str) -> ToolFormat | None:
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
 
     def render(messages: Sequence[dict[str, Any]], begins: bool) -> str:
-        return template.render(messages, tools=[PROBE_TOOL], add_generation_prompt=begins).text
+        return template.render(messages, TemplateArguments(tools=[PROBE_TOOL], add_generation_prompt=begins)).text
 
     try:
         return tool_format(render, template.own_text, [*ENDS, END_OF_SENTENCE])

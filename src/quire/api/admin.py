@@ -16,12 +16,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.api.access.admission import Admission
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
 from quire.api.models.model_park import ModelManager
 from quire.api.prefix.warnings import warnings_response
 from quire.api.server import Shutdown
+from quire.api.server_state import ServerState
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.errors import DrainingError
 
@@ -36,7 +36,7 @@ class PublicAddress:
 
 
 def make_admin(
-    admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None = None
+    admission: ServerState, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None = None
 ) -> RequestMiddleware:
     """The operator's application."""
     endpoints = _AdminEndpoints(admission, shutdown, address, park)
@@ -62,7 +62,7 @@ def make_admin(
 
 class _AdminEndpoints:
     def __init__(
-        self, admission: Admission, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None
+        self, admission: ServerState, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None
     ) -> None:
         self._admission = admission
         self._shutdown = shutdown

@@ -17,15 +17,12 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from quire import __version__
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, public, require_admin, require_key
 from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
-from quire.api.dialects.answering import GenerationResponse
+from quire.api.dialects.answering import GenerationResponse, TextResponse
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
 from quire.api.dialects.anthropic.names import COUNT_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
-from quire.api.dialects.body_answers import TextResponse
-from quire.api.dialects.images import Images
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.explain import ExplainBody, Explaining
@@ -45,6 +42,7 @@ from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
 from quire.api.prefix.reuse_route import retrieve_reuse
 from quire.api.prefix.warnings_route import cache_warnings
+from quire.api.server_state import ServerState
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.api.web_page import PAGES, PageFiles, WebPage
 from quire.errors import InvariantError, QuireError
@@ -80,13 +78,15 @@ class GuardedRoutes(list[BaseRoute]):
         super().append(route)
 
 
-def make_app(admission: Admission, gate: Gate) -> Starlette:
+def make_app(admission: ServerState, gate: Gate) -> Starlette:
     """All public routes."""
     handlers = dict.fromkeys((ApiError, QuireError, Exception), error_response)
     app = Starlette(exception_handlers={HTTPException: _no_such_route, **handlers})
     app.router.redirect_slashes = False
     app.router.routes = GuardedRoutes()
-    app.state.admission, app.state.gate = admission, gate
+    app.state.admission, app.state.gate, settings = admission, gate, admission.settings
+    app.state.chat, app.state.responses = Chat(settings), Responses(settings)
+    app.state.messages, app.state.completions = AnthropicMessages(settings), Completions()
     admission.metrics.watch(lambda: pictures(admission), lambda: admission.work_spent().num_cut)
     _add_routes(app)
     if admission.settings.has_page:
@@ -95,7 +95,7 @@ def make_app(admission: Admission, gate: Gate) -> Starlette:
     return app
 
 
-def make_asgi(admission: Admission, gate: Gate, ended: OnEnded | None = None) -> RequestMiddleware:
+def make_asgi(admission: ServerState, gate: Gate, ended: OnEnded | None = None) -> RequestMiddleware:
     """The application as a server runs it; `ended` is called with every request that is over."""
     pages = Pages(admission.settings.origins, gate.ring)
     return RequestMiddleware(make_app(admission, gate), admission.note_refusal, pages, ended=ended)
@@ -155,27 +155,22 @@ BODIES: dict[str, type[BaseModel]] = {
 
 async def _chat(request: Request) -> Response:
     """The next message of a conversation."""
-    admission, caller = _admitted(request)
-    return GenerationResponse(admission, caller, Chat(admission.settings.are_images_dropped))
+    return GenerationResponse(*_admitted(request), request.app.state.chat)
 
 
 async def _completions(request: Request) -> Response:
     """The continuation of a prompt."""
-    return GenerationResponse(*_admitted(request), Completions())
+    return GenerationResponse(*_admitted(request), request.app.state.completions)
 
 
 async def _responses(request: Request) -> Response:
     """The next items of a conversation."""
-    admission, caller = _admitted(request)
-    settings = admission.settings
-    return GenerationResponse(admission, caller, Responses(Images(settings.are_images_dropped), settings.store))
+    return GenerationResponse(*_admitted(request), request.app.state.responses)
 
 
 async def _messages(request: Request) -> Response:
     """The next message of a conversation, in the format of the Anthropic API."""
-    admission, caller = _admitted(request)
-    settings = admission.settings
-    return GenerationResponse(admission, caller, AnthropicMessages(Images(settings.are_images_dropped), settings.store))
+    return GenerationResponse(*_admitted(request), request.app.state.messages)
 
 
 async def _count_tokens(request: Request) -> Response:
@@ -265,7 +260,7 @@ async def _ready(request: Request) -> Response:
     return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
 
 
-def pictures(admission: Admission) -> Iterator[Picture]:
+def pictures(admission: ServerState) -> Iterator[Picture]:
     """Every model as it stands, for gauges."""
     for model in admission.models:
         states = [record.state for record, _ in admission.open_requests.values() if record.model == model.name]
@@ -284,12 +279,12 @@ def pictures(admission: Admission) -> Iterator[Picture]:
         )
 
 
-def _admission(request: Request) -> Admission:
-    admission: Admission = request.app.state.admission
+def _admission(request: Request) -> ServerState:
+    admission: ServerState = request.app.state.admission
     return admission
 
 
-def _admitted(request: Request) -> tuple[Admission, Caller]:
+def _admitted(request: Request) -> tuple[ServerState, Caller]:
     """For routes with a body: the admission, and the caller that the guard has admitted."""
     return _admission(request), request.scope["quire.caller"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire import __version__
-from quire.api.access.admission import Admission, AdmissionSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.conversation_store import opened_store
 from quire.api.access.keys import KeyRing
@@ -24,6 +24,7 @@ from quire.api.listening import listen, listening_unix
 from quire.api.models.model_park import ModelManager, OpenClient, ParkLimits, Weigh, weightless
 from quire.api.models.registry import ModelEntry, Models
 from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
+from quire.api.server_state import ServerState
 from quire.client.request.conversation import StablePrefix
 from quire.config import OnDemandModel, Settings
 from quire.errors import ConfigError
@@ -57,7 +58,7 @@ class Prepared:
     models: Models
     park: ModelManager
     limits: AdmissionSettings
-    admission: Admission
+    admission: ServerState
     cache_group: str
 
     @property
@@ -88,7 +89,7 @@ def prepare(plan: Plan, opening: OpenClient) -> Prepared:
         stable_prefix,
         store,
     )
-    admission = Admission(models, Metrics(server_settings.metrics_prefix), limits)
+    admission = ServerState(models, Metrics(server_settings.metrics_prefix), limits)
     return Prepared(ring, models, park, limits, admission, server_settings.cache_group or "")
 
 

@@ -17,6 +17,8 @@ from enum import StrEnum
 from math import ceil
 from typing import TypeVar
 
+import msgspec
+
 from quire.errors import WorkBudgetError
 
 SERVICE_TOKENS_PER_S = 1_000
@@ -96,13 +98,12 @@ class WorkCut:
         return WorkBudgetError(self.kind.value, self.scope.value, self.spent_s, self.limit_s, self.retry_after_s)
 
 
-@dataclass(slots=True)
-class WorkAccount:
+class WorkAccount(msgspec.Struct):
     """What one request, or one member, has cost so far."""
 
     tenant: str
-    spent_s: dict[WorkKind, float] = field(default_factory=dict)
-    num_units: dict[WorkKind, int] = field(default_factory=dict)
+    spent_s: dict[WorkKind, float] = {}
+    num_units: dict[WorkKind, int] = {}
 
     @property
     def total_s(self) -> float:

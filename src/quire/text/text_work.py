@@ -7,7 +7,7 @@ as in a program that runs a model in its own process, the work is the caller's o
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from time import monotonic, thread_time
 from typing import TypeVar
@@ -115,3 +115,8 @@ _CURRENT: ContextVar[TextWork | None] = ContextVar("text_work", default=None)
 def current_work() -> TextWork:
     """What this thread does; the caller's own where no pool began it."""
     return _CURRENT.get() or TextWork("", TextBudget())
+
+
+def timed_work(kind: WorkKind) -> AbstractContextManager[None]:
+    """Charge what this thread does inside to its current work. Raises as `TextWork.spend` when it is done."""
+    return current_work().timed(kind)

@@ -14,13 +14,13 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from quire.api.access import keys as keys_module
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate, require_admin
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, read_keys, revoke_key, write_keys
 from quire.api.app import add_route, make_app
 from quire.api.asgi import Pages, RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models.registry import Models
+from quire.api.server_state import ServerState
 from quire.cli import app
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
@@ -32,7 +32,7 @@ PATH = "/v1/admin/probe"
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 
 
-def with_probe(admission: Admission, gate: Gate) -> RequestMiddleware:
+def with_probe(admission: ServerState, gate: Gate) -> RequestMiddleware:
     """The server, and one route more that only the operator may see."""
     public_app = make_app(admission, gate)
     add_route(public_app, "GET", PATH, probe, require_admin)
@@ -203,7 +203,7 @@ def test_the_description_says_which_routes_an_admin_key_opens(here: tuple[LiveSe
 
 
 def test_a_guard_belongs_to_a_route_and_not_to_a_prefix() -> None:
-    public_app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    public_app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     with raises_code(InvariantError, "invariant_broken"):
         public_app.router.routes.append(Route("/v1/admin/open", probe))
 

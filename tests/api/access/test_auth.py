@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.api.access import keys as keys_module
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate, public, require_admin, require_key
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
 from quire.api.app import GuardedRoute, add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models.registry import Models
+from quire.api.server_state import ServerState
 from quire.api.web_page import PAGES, WebPage
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
@@ -47,7 +47,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServe
 
 
 def routes() -> list[GuardedRoute]:
-    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     found = [route for route in app.routes if isinstance(route, GuardedRoute)]
     assert len(found) == len(app.routes), "a route that is no GuardedRoute has no guard"
     return found
@@ -268,7 +268,7 @@ def test_a_route_without_a_guard_cannot_be_added() -> None:
     async def unguarded_asgi(scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
-    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     before = list(app.routes)
     ways: list[Callable[[], object]] = [
         lambda: app.add_route("/open", unguarded),
@@ -293,7 +293,7 @@ def test_the_guard_is_asked_before_the_endpoint() -> None:
         asked.append("endpoint")
         return Response()
 
-    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     add_route(app, "GET", "/refused", endpoint, refuse)
     sent = asyncio.run(answered(RequestMiddleware(app), "/refused"))
     assert (sent[0]["status"], asked) == (401, ["guard"])

@@ -22,7 +22,7 @@ def caller(requests: int | None = None, tokens: int | None = None) -> Caller:
 
 def test_a_bill_is_settled_to_what_it_came_to_and_given_back_whole() -> None:
     asking = caller(1000, 1_000_000)
-    bill = opened_bill(asking, 500)
+    bill = opened_bill(asking, 4000, None)
     assert (bill.num_requests, bill.num_tokens) == (1, 500)
     bill.settle(4, 80)
     bill.count_output(10)
@@ -41,9 +41,9 @@ def test_a_bill_is_settled_to_what_it_came_to_and_given_back_whole() -> None:
 
 def test_what_was_let_in_may_overdraw_and_the_next_has_to_wait_for_it() -> None:
     asking = caller(tokens=60)
-    opened_bill(asking, 1).settle(1, 120)
+    opened_bill(asking, 8, None).settle(1, 120)
     with raises_code(ApiError, "rate_limit_exceeded") as told:
-        check_quota(asking, 1)
+        check_quota(asking, 8, None)
     assert told.value.retry_after_s == pytest.approx(61, abs=1)
 
 
@@ -57,9 +57,9 @@ def test_a_bill_without_limits_takes_nothing() -> None:
 def test_text_is_a_token_for_every_eight_bytes_and_never_more_than_the_longest_sequence() -> None:
     with house() as here:
         models = here.admission.models
-        assert [text_tokens(count, models) for count in (0, 1, 8, 9, 800)] == [0, 1, 1, 2, 100]
-        assert text_tokens(2_000_000, models) == 512
-    assert text_tokens(8_000_000, Models([ModelEntry("loading")])) == 1_000_000
+        assert [text_tokens(count, models.max_sequence_tokens) for count in (0, 1, 8, 9, 800)] == [0, 1, 1, 2, 100]
+        assert text_tokens(2_000_000, models.max_sequence_tokens) == 512
+    assert text_tokens(8_000_000, Models([ModelEntry("loading")]).max_sequence_tokens) == 1_000_000
 
 
 def test_what_is_answered_costs_what_it_came_to(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.app import BODIES, make_app
 from quire.api.models.registry import Models
+from quire.api.server_state import ServerState
 from quire.api.web_page import PAGES, WebPage
 from quire.observe.metrics import Metrics
 from tests.support.servers.local_api import LiveServer
@@ -27,7 +27,7 @@ def told(here: LiveServer) -> Operations:
 
 
 def test_it_has_every_route_but_those_that_are_for_probes_alone(told: Operations) -> None:
-    app = make_app(Admission(Models([]), Metrics()), Gate(KeyRing(None)))
+    app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     routes = [route for route in app.routes if isinstance(route, Route)]
     routed = {(route.path_format, method.lower()) for route in routes for method in route.methods or ()}
     page = {(path, method) for one in PAGES for path in WebPage(one).paths for method in ("get", "head")}

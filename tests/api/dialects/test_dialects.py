@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.api.dialects import answering
+from quire.api.dialects.answering import StreamResponse
 from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.dialects.openai.chat import ChatWriter
 from quire.api.dialects.openai.error_body import OPENAI_ERRORS
 from quire.api.dialects.openai.schemas import ChatFields
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_HEADERS
+from quire.api.http.request_record import RequestRecord
 from quire.backends.oracle import OracleRunner
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import TEXT, Piece, ReasoningPart, ToolCallPart
@@ -57,14 +59,14 @@ def paced() -> Iterator[tuple[LiveServer, PacedRunner]]:
 @pytest.fixture
 def rings(monkeypatch: pytest.MonkeyPatch) -> Semaphore:
     """Silences are short; one permit for each time somebody looks whether there is one."""
-    rings, look = Semaphore(0), answering.Batches._check_silence
+    rings, look = Semaphore(0), StreamResponse._check_silence
 
-    def counted(batches: answering.Batches) -> None:
-        look(batches)
+    def counted(response: StreamResponse) -> None:
+        look(response)
         rings.release()
 
     monkeypatch.setattr(answering, "STREAM_SILENT_S", 0.01)
-    monkeypatch.setattr(answering.Batches, "_check_silence", counted)
+    monkeypatch.setattr(StreamResponse, "_check_silence", counted)
     return rings
 
 
@@ -81,9 +83,13 @@ def ask(here: LiveServer, path: str = PATH, **more: Any) -> HTTPConnection:
     return connection
 
 
-def batches_of(*streams: Stream) -> answering.Batches:
-    asked: Any = streams
-    return answering.Batches(asked)
+async def unsent(_message: Any) -> None:
+    raise AssertionError("nothing is sent")
+
+
+def response_to(*streams: Stream) -> StreamResponse:
+    handles: Any = list(streams)
+    return StreamResponse(unsent, RequestRecord("a", "POST", PATH, handles=handles), ())
 
 
 def lines_until(response: HTTPResponse, line: bytes) -> list[bytes]:
@@ -131,8 +137,8 @@ def test_batches_hold_everything_in_its_order_and_then_raise_what_a_stream_ended
             stream.end(error)
 
     async def read() -> None:
-        with batches_of(*streams) as batches:
-            async for batch in batches:
+        async with response_to(*streams) as response:
+            async for batch in response:
                 for at, piece in batch:
                     heard[at].append(piece.text)
 
@@ -160,12 +166,12 @@ def test_a_long_silence_is_an_empty_batch(
     monkeypatch.setattr(answering, "STREAM_SILENT_S", silent_s)
 
     async def listen() -> list[Any]:
-        with batches_of(Stream("one", lambda _: None)) as batches:
-            reading = asyncio.ensure_future(anext(batches))
+        async with response_to(Stream("one", lambda _: None)) as response:
+            reading = asyncio.ensure_future(anext(aiter(response)))
             await turns()
             told = [reading.result()] if reading.done() else []
             reading.cancel()
-            return told
+        return told
 
     assert asyncio.run(listen()) == heard
 

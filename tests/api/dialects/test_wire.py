@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.client.request.text_model import TextModel
+from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.text.chat.rendering.wire import Rendered
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
@@ -68,9 +68,9 @@ def test_what_is_known_and_not_built_is_refused(here: LiveServer, path: str, ask
 def test_a_conversation_is_counted_with_what_its_template_is_told(
     here: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
+    told: list[TemplateArguments] = []
 
-    def spy(_self: TextModel, _messages: Any, **arguments: Any) -> Rendered:
+    def spy(_self: TextModel, _messages: Any, arguments: TemplateArguments) -> Rendered:
         told.append(arguments)
         return Rendered("a", ())
 
@@ -78,7 +78,7 @@ def test_a_conversation_is_counted_with_what_its_template_is_told(
     asked = {"model": "oracle", "messages": HELLO, "documents": [{"text": "a"}], "reasoning_effort": "low"}
     assert here.post("/tokenize", asked).json["count"] == 1
     assert here.post(CHAT, asked | {"max_tokens": 2}).status == 200
-    assert told[0] == told[1] == {"documents": [{"text": "a"}], "extra": {"reasoning_effort": "low"}}
+    assert told[0] == told[1] == TemplateArguments(documents=[{"text": "a"}], extra={"reasoning_effort": "low"})
 
 
 def test_special_tokens_of_a_prompt_can_be_left_out(here: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import Admission, AdmissionSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import add_key
 from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.server import Shutdown
+from quire.api.server_state import ServerState
 from quire.client.request.conversation import StablePrefix
 from quire.config.sources import load_settings
 from tests.support.fleet.prefix_corpus import RULES
@@ -152,7 +153,7 @@ def test_the_operators_socket_shows_the_lines_of_all(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     secrets = [add_key(keys, name) for name in ("one", "two")]
 
-    def both(admission: Admission, gate: Gate) -> Any:
+    def both(admission: ServerState, gate: Gate) -> Any:
         public = make_asgi(admission, gate)
         operator = make_admin(admission, Shutdown(admission, 1.0), PublicAddress("http://x", is_locked=True))
 

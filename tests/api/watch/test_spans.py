@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Gate
 from quire.api.app import make_asgi
 from quire.api.http.request_span import RequestSpans
+from quire.api.server_state import ServerState
 from quire.errors import ConfigError
 from quire.observe import spans
 from quire.observe.spans import RequestSpan, RequestSpanWriter, open_spans
@@ -42,7 +42,7 @@ def traced() -> Iterator[Traced]:
     exporter = InMemorySpanExporter()
     writer = RequestSpanWriter(SimpleSpanProcessor(exporter), "1.2.3")
 
-    def make(admission: Admission, gate: Gate) -> object:
+    def make(admission: ServerState, gate: Gate) -> object:
         return make_asgi(admission, gate, RequestSpans(writer).ended)
 
     with house(make=make) as here:

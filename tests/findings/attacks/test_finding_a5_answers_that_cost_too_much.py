@@ -9,7 +9,7 @@ from quire.api.http.errors import api_error_of
 from quire.client.reply import reply as reply_room
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import make_request
+from quire.client.request.requests import RequestOptions, make_request
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason
 from quire.core.work_budget import LIMITS, TENANT_BURST_S, WorkAccount, WorkKind
@@ -43,7 +43,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
 
 def reply(budget: TextBudget | None = None) -> Reply:
     text = talker().text
-    request = make_request(text, [1, 2, 3], PARAMS, tenant="team")
+    request = make_request(text, [1, 2, 3], PARAMS, RequestOptions(tenant="team"))
     return Reply(request, PARAMS, text.tokenizer, work=budget or TextBudget())
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from quire.api.access.admission import Admission
 from quire.api.access.keys import add_key
+from quire.api.server_state import ServerState
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.servers.local_api import LiveServer, house
@@ -59,10 +59,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     go_on = threading.Event()
     really_render, really_encode = ChatTemplate.render, Tokenizer.encode
 
-    def slow_render(template: ChatTemplate, messages: Any, **arguments: Any) -> Any:
+    def slow_render(template: ChatTemplate, messages: Any, *arguments: Any) -> Any:
         if str(messages[0]["content"]).startswith("slow"):
             go_on.wait(60)
-        return really_render(template, messages, **arguments)
+        return really_render(template, messages, *arguments)
 
     def slow_encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
         if text.startswith("slow"):
@@ -82,7 +82,7 @@ def ask(here: LiveServer, path: str, body: Any, secret: str, timeout_s: float = 
     return connection
 
 
-def num_open_requests(admission: Admission, tenant: str) -> Callable[[], int]:
+def num_open_requests(admission: ServerState, tenant: str) -> Callable[[], int]:
     return lambda: sum(caller.tenant == tenant for _, caller in admission.open_requests.values())
 
 

@@ -11,13 +11,14 @@ from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.api.access.admission import Admission, AdmissionSettings
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
 from quire.api.app import make_asgi
 from quire.api.listening import listen
 from quire.api.models.registry import ModelEntry, Models
 from quire.api.server import Shutdown, make_server, serve_app
+from quire.api.server_state import ServerState
 from quire.client.engines.async_engine import AsyncEngine
 from quire.client.engines.opening import OpenedModel
 from quire.core.inspect import invariants
@@ -33,7 +34,7 @@ class LiveServer:
     """A server that runs, seen from a test's thread."""
 
     port: int
-    admission: Admission
+    admission: ServerState
     shutdown: Shutdown
     loop: asyncio.AbstractEventLoop
     opened: dict[str, OpenedModel]
@@ -152,7 +153,7 @@ def house(
     drain_s: float = 5.0,
     send_buffer_bytes: int | None = None,
     is_checked: bool = True,
-    make: Callable[[Admission, Gate], Any] = make_asgi,
+    make: Callable[[ServerState, Gate], Any] = make_asgi,
     cache_group: str = "",
 ) -> Iterator[LiveServer]:
     """A server for as long as the test runs; afterwards nothing is held."""
@@ -165,7 +166,7 @@ def house(
         async with AsyncExitStack() as stack:
             fronts = {name: await stack.enter_async_context(AsyncEngine(one)) for name, one in opened.items()}
             named = Models([ModelEntry(name, engine_client=engine_client) for name, engine_client in fronts.items()])
-            admission = Admission(named, Metrics(), settings)
+            admission = ServerState(named, Metrics(), settings)
             shutdown = Shutdown(admission, drain_s)
             listener = listen("127.0.0.1", 0)
             if send_buffer_bytes is not None:

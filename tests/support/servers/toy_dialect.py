@@ -11,23 +11,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller, Gate, require_key
 from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.dialects.answering import GenerationResponse
-from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import names
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
 from quire.api.http.headers import Headers
 from quire.api.models.registry import Models
+from quire.api.server_state import ServerState
 from quire.client.reply.outputs import Piece, ReasoningPart, TextPart
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
+from quire.client.request.requests import RequestOptions
+from quire.client.request.text_model import TextModel
 
 PATH = "/toy"
 PLAIN = b"text/plain; charset=utf-8"
@@ -96,15 +99,13 @@ class Toy:
             raise invalid("say must be a text; send one", "say")
         return body
 
-    def address(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> Address:
-        """Whom it asks."""
-        return Address(models.named(fields.get("model")), {"tenant": caller.tenant})
+    def resolve(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
+        options = RequestOptions(tenant=caller.tenant)
+        return ResolvedRequest(models.named(fields.get("model")), options, bool(fields.get("stream")))
 
-    def generation(self, fields: dict[str, Any], to: Target) -> GenerationRequest:
-        """What it asks."""
+    def render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> tuple[ResolvedRequest, ToyWriter]:
         params = SamplingParams(max_tokens=fields.get("count", 4), temperature=0.0, ignore_eos=True)
-        ids = to.text.prompt(fields["say"])
-        return GenerationRequest(to, [ids], params, ToyWriter(), bool(fields.get("stream")))
+        return structs.replace(request, prompts=[text.prompt(fields["say"])], params=params), ToyWriter()
 
 
 async def _answer(request: Request) -> Response:
@@ -112,7 +113,7 @@ async def _answer(request: Request) -> Response:
     return GenerationResponse(request.app.state.admission, request.scope["quire.caller"], Toy())
 
 
-def make_toy(admission: Admission, gate: Gate) -> RequestMiddleware:
+def make_toy(admission: ServerState, gate: Gate) -> RequestMiddleware:
     """The server's application with one route more."""
     app = make_app(admission, gate)
     add_route(app, "POST", PATH, _answer, require_key)

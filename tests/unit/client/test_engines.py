@@ -18,7 +18,7 @@ from quire.client.reply.outputs import Completion, Piece, Timings
 from quire.client.reply.reply import Reply
 from quire.client.reply.stream import Stream
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import make_request
+from quire.client.request.requests import RequestOptions, make_request
 from quire.core.events import (
     Admitted,
     Finished,
@@ -410,7 +410,7 @@ def test_one_callers_mistake_is_told_to_that_caller_alone(how: dict[str, Any]) -
 def test_an_adapter_names_blocks_of_its_own_and_one_that_is_not_there_is_refused() -> None:
     opened = talker()
     ids = opened.text.prompt("hello")
-    plain, adapted = (make_request(opened.text, ids, PARAMS, adapter=name) for name in ("", "a"))
+    plain, adapted = (make_request(opened.text, ids, PARAMS, RequestOptions(adapter=name)) for name in ("", "a"))
     assert plain.namespace == make_request(opened.text, ids, PARAMS).namespace
     assert (adapted.adapter, adapted.namespace.adapter) == ("a", "a")
     with pytest.raises(InvalidParameterError) as refused:
@@ -520,7 +520,7 @@ def test_an_engine_whose_owner_is_cancelled_still_tells_everybody() -> None:
 def test_a_prompt_that_was_displaced_is_an_error_to_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = talker(max_running=1)
     opened.engine.scheduler.queue = WaitingQueue(QueueConfig(max_requests=2, class_reserve=0.0))
-    other = make_request(opened.text, [40], SamplingParams(max_tokens=1), tenant="other")
+    other = make_request(opened.text, [40], SamplingParams(max_tokens=1), RequestOptions(tenant="other"))
     with LLM(opened) as llm:
         really = opened.engine.step
 

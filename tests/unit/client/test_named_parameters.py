@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import make_request
+from quire.client.request.requests import checked_options
 from quire.errors import InvalidParameterError
 from tests.support.servers.talkers import talker
 
@@ -48,7 +48,7 @@ def test_a_rule_beyond_the_kind_of_value_names_its_parameter_too(given: dict[str
 )
 def test_an_option_of_a_request_is_named(option: dict[str, Any]) -> None:
     with pytest.raises(InvalidParameterError) as told:
-        make_request(talker().text, [1], SamplingParams(), **option)
+        checked_options(option)
     assert told.value.parameter == next(iter(option))
 
 

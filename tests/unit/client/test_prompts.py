@@ -7,7 +7,7 @@ import pytest
 
 from quire.client.request.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED, TextModel
 from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLargeError
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.tokenizer import Tokenizer
 from tests.support.errors import raises_code
 from tests.support.models.small_tokenizers import byte_level, id_of
@@ -67,14 +67,14 @@ def test_a_conversation_that_could_not_fit_is_not_rendered(model: TextModel, mon
     huge = "x" * (MAX_UNRENDERED * MAX_BYTES_PER_TOKEN * LONGEST)
     for arguments in ({"tools": [{huge: 1}]}, {"documents": [{"text": [huge]}]}, {"extra": {"date_string": huge}}):
         with raises_code(RequestTooLargeError, "conversation_too_long"):
-            model.chat([{"role": "user", "content": "x"}], **arguments)
+            model.chat([{"role": "user", "content": "x"}], TemplateArguments(**arguments))
     with raises_code(RequestTooLargeError, "conversation_too_long"):
         model.chat([{"role": "user", "content": "é" * 800}, {"role": "user", "content": "é" * 801}])
 
 
 def test_a_message_that_is_continued_ends_in_the_clients_text(model: TextModel) -> None:
     messages = [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat<|im_end|> on"}]
-    ids = model.chat(messages, continue_final_message=True)
+    ids = model.chat(messages, TemplateArguments(continue_final_message=True))
     text = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\nsat<|im_end|> on"
     assert byte_level().decode(ids, skip_special_tokens=False) == text
     end, begin = (id_of(byte_level(), name) for name in ("<|im_end|>", "<|im_start|>"))

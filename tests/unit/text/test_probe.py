@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.parsers.probe import PROBE_TOOL, reasoning_format, tool_format
 from quire.text.parsers.tool_format import DEEPSEEK, HARMONY, HERMES, ReasoningFormat, ToolFormat
 from tests.support.servers.tool_formats import FORMATS
@@ -58,7 +58,7 @@ def found(source: str) -> tuple[ToolFormat | None, ReasoningFormat | None]:
     template = ChatTemplate(source.replace("%}\n", "%}{{ '\\n' }}"), {"eos_token": "<|end|>"})
 
     def render(messages: object, begins: bool) -> str:
-        return template.render(messages, tools=[PROBE_TOOL], add_generation_prompt=begins).text  # type: ignore[arg-type]
+        return template.render(messages, TemplateArguments(tools=[PROBE_TOOL], add_generation_prompt=begins)).text  # type: ignore[arg-type]
 
     try:
         return tool_format(render, template.own_text, ["<|end|>"]), reasoning_format(render, template.own_text)

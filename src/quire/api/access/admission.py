@@ -1,4 +1,4 @@
-"""What all routes share: the models, the open requests, and whether a new one is admitted.
+"""Whether a new request is admitted, beside the models and the open requests that there are.
 
 A place is taken before a body is read and released when the last byte is sent, so refusing a flood costs no more than
 reading its headers. Shares decide which tenant gets a place and which gives one up: the core's rule
@@ -11,14 +11,15 @@ time is admitted here and by the engine.
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
 from time import monotonic
+from typing import Protocol
 
 from quire.api.access.auth import Caller
-from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers, text_tokens
+from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers
 from quire.api.access.conversation_store import ConversationStore
 from quire.api.access.ignored_log import IgnoredLog
 from quire.api.access.origins import Origins
@@ -28,8 +29,6 @@ from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.http.request_record import RequestRecord
 from quire.api.models.registry import Models
-from quire.api.watch.activity import Activity
-from quire.api.watch.watchers import Watchers
 from quire.client.prefix.prefix_guard import PrefixGuard
 from quire.client.prefix.reuse_log import ReuseLog
 from quire.client.request.conversation import NOTHING_LISTED, StablePrefix
@@ -63,6 +62,18 @@ class AdmissionSettings:
     """Where conversations are stored that clients continue by an id. None: nowhere."""
 
 
+class RequestObserver(Protocol):
+    """Is called with every request that is admitted."""
+
+    def begin(self) -> None:
+        """One was admitted."""
+        ...
+
+    def take(self, record: RequestRecord, /) -> None:
+        """It has ended, however."""
+        ...
+
+
 class Admission:
     """Shared by all routes. On one event loop."""
 
@@ -73,8 +84,7 @@ class Admission:
             model.meters = metrics.token_meters(model.name)
         self.settings = settings or AdmissionSettings()
         self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
-        self.activity = Activity(self.open_requests)
-        self.watchers = Watchers(self)
+        self.observers: list[RequestObserver] = []
         self.is_draining = False
         self._emptied = asyncio.Event()
         self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
@@ -100,9 +110,30 @@ class Admission:
         """Whether a request that came now would be served."""
         return not self.is_draining and self.models.is_ready
 
-    @contextmanager
-    def admit(self, record: RequestRecord, caller: Caller) -> Iterator[None]:
-        """Hold an admission slot, displacing another request if needed; raises the reason if there is none."""
+    @asynccontextmanager
+    async def charged_body(
+        self, record: RequestRecord, caller: Caller, receive: Receive
+    ) -> AsyncIterator[tuple[bytes, Bill]]:
+        """An admission slot, then all of the body, then its charge, before it is parsed. The slot is held until the
+        response is sent; a refusal in NOT_NOW refunds the charge."""
+        self._enter(record, caller)
+        try:
+            longest = self.models.max_sequence_tokens
+            body = await self._body(record, caller, receive, longest)
+            bill = opened_bill(caller, len(body), longest)
+            try:
+                yield body, bill
+            except Exception as error:
+                refusal = api_error_of(error, record.request_id)
+                if refusal.status not in NOT_NOW:
+                    raise
+                bill.refund()
+                raise refusal from error
+        finally:
+            self._leave(record, caller)
+
+    def _enter(self, record: RequestRecord, caller: Caller) -> None:
+        """Take a slot, displacing another request if needed; raises the reason if there is none."""
         if self.is_draining:
             raise DrainingError("the server is shutting down; use another one, or retry later")
         quota = caller.quota
@@ -116,25 +147,26 @@ class Admission:
         quota.num_open += 1
         self.open_requests[record.request_id] = (record, caller)
         self._emptied.clear()
-        self.activity.begin()
-        try:
-            yield
-        finally:
-            self.ignored_log.note(record)
-            quota.num_open -= 1
-            if record.request_id in self._shares:  # a displaced request has released it before
-                self._shares.give_back(record.request_id)
-                self._shares.left(monotonic())
-            del self.open_requests[record.request_id]
-            self.activity.take(record)
-            if not self.open_requests:
-                self._emptied.set()
+        for observer in self.observers:
+            observer.begin()
 
-    async def body(self, record: RequestRecord, caller: Caller, receive: Receive) -> bytes:
+    def _leave(self, record: RequestRecord, caller: Caller) -> None:
+        self.ignored_log.note(record)
+        caller.quota.num_open -= 1
+        if record.request_id in self._shares:  # a displaced request has released it before
+            self._shares.give_back(record.request_id)
+            self._shares.left(monotonic())
+        del self.open_requests[record.request_id]
+        for observer in self.observers:
+            observer.take(record)
+        if not self.open_requests:
+            self._emptied.set()
+
+    async def _body(self, record: RequestRecord, caller: Caller, receive: Receive, longest: int | None) -> bytes:
         """All of a request's body. A key without quota, or with too many bodies in transfer, is rejected before."""
         declared, tenant = record.headers.get("content-length"), caller.tenant
-        async with record.entering():
-            check_quota(caller, text_tokens(declared_bytes(declared), self.models))
+        async with record.before_engine():
+            check_quota(caller, declared_bytes(declared), longest)
             self._check_arriving(caller)
             self._arriving[tenant] += 1
             try:
@@ -154,19 +186,6 @@ class Admission:
             )
             # By then each of them has arrived or timed out.
             raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
-
-    @contextmanager
-    def billed(self, caller: Caller, record: RequestRecord, num_body_bytes: int) -> Iterator[Bill]:
-        """Charge for a body before it is parsed. A refusal in NOT_NOW refunds it."""
-        bill = opened_bill(caller, text_tokens(num_body_bytes, self.models))
-        try:
-            yield bill
-        except Exception as error:
-            refusal = api_error_of(error, record.request_id)
-            if refusal.status not in NOT_NOW:
-                raise
-            bill.refund()
-            raise refusal from error
 
     def note_refusal(self, record: RequestRecord, refusal: ApiError) -> None:
         """A refusal is about to be sent: reserve a place at its Retry-After, in whole seconds."""

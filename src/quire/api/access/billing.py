@@ -16,7 +16,6 @@ from time import monotonic
 from quire.api.access.auth import Caller
 from quire.api.access.quotas import Quota
 from quire.api.http.errors import ApiError
-from quire.api.models.registry import Models
 
 TEXT_BYTES_PER_TOKEN = 8
 """More than a token of any usual text has, so that a body is never charged more by its bytes than by its tokens."""
@@ -56,29 +55,32 @@ class Bill:
         self.num_tokens += num_tokens
 
 
-def text_tokens(num_bytes: int, models: Models) -> int:
+def text_tokens(num_bytes: int, longest: int | None) -> int:
     """The tokens that a body is charged for before it is parsed.
 
-    Never more than the longest sequence there is: no prompt is tokenised beyond it, so no body costs more work than
-    that, and what a client is charged for a refused one is what the longest prompt that fits would have cost.
+    Never more than `longest`, the longest sequence there is, if that is known: no prompt is tokenised beyond it, so no
+    body costs more work than that, and what a client is charged for a refused one is what the longest prompt that fits
+    would have cost.
     """
-    estimate, longest = -(-num_bytes // TEXT_BYTES_PER_TOKEN), models.max_sequence_tokens
+    estimate = -(-num_bytes // TEXT_BYTES_PER_TOKEN)
     return estimate if longest is None else min(estimate, longest)
 
 
-def check_quota(caller: Caller, num_tokens: int) -> None:
-    """Raise ApiError, with the time to wait, if one more request with so many tokens is over the quota."""
-    now_s, quota = monotonic(), caller.quota
+def check_quota(caller: Caller, num_bytes: int, longest: int | None) -> int:
+    """The tokens that a body of so many bytes is charged for. Raises ApiError, with the time to wait, if one more
+    request with them is over the quota."""
+    now_s, quota, num_tokens = monotonic(), caller.quota, text_tokens(num_bytes, longest)
     for what, bucket, count in (("requests", quota.requests, 1), ("tokens", quota.tokens, num_tokens)):
         wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
         if bucket is not None and wait_s > 0:
             message = f"expected at most {bucket.per_minute} {what} a minute for this key; try again in {wait_s:.0f} s"
             raise ApiError(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
+    return num_tokens
 
 
-def opened_bill(caller: Caller, num_tokens: int) -> Bill:
-    """Take one request and so many tokens. Raises ApiError, with the time to wait, if they are not available."""
-    check_quota(caller, num_tokens)
+def opened_bill(caller: Caller, num_bytes: int, longest: int | None) -> Bill:
+    """Take one request and the tokens of a body. Raises ApiError, with the time to wait, if they are not available."""
+    num_tokens = check_quota(caller, num_bytes, longest)
     bill = Bill(caller.quota)
     bill.settle(1, num_tokens)
     return bill

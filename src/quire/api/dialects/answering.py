@@ -1,6 +1,7 @@
-"""From a body to a response, for any dialect: read, submit, and send, while watching whether the client disconnects.
+"""From a body to a response, for any dialect: the way in is `GenerationResponse.answer`, the way out `StreamResponse`.
 
-    (a body that was charged) ─► generation ─► settle the charge ─► submit ─► pieces ─► the dialect's bytes
+    place ─► body ─► charge ─► parse ─► resolve ─► check room ─► render ─► submit ─► pieces ─► the dialect's bytes
+                               └──────────────────── ends when the client disconnects ─────────────────────────┘
 
 Headers are sent with the first bytes of the dialect's writer. Until then any error has a status of its own; afterwards
 it is a part of the stream. So keep-alives begin then, too: the first of them would open the stream, and deprive all
@@ -9,36 +10,102 @@ errors of a long queue or a long prompt of their status.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
 
 from msgspec.structs import replace
+from starlette.responses import Response
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
-from quire.api.access.billing import Bill
-from quire.api.dialects.body_answers import BodyRequest, BodyResponse, RunBeside, checked_names
-from quire.api.dialects.dialect import Address, Dialect, GenerationRequest, PieceBatch, Target
+from quire.api.access.billing import Bill, rate_headers
+from quire.api.dialects.cache_report import CacheReport
+from quire.api.dialects.dialect import Dialect, PieceBatch, ResolvedRequest, ResponseWriter
 from quire.api.dialects.error_formats import SERVER_ERRORS
-from quire.api.http.body import ClientGoneError, parse_object
+from quire.api.dialects.field_names import FieldNames, ignored_names
+from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.request_record import RequestRecord, figures_of
 from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
 from quire.api.models.registry import ModelEntry, within_context
-from quire.api.prefix.reuse_notes import AnswerIdentity, CacheReport
 from quire.client.engines.client import EngineClient
 from quire.client.reply.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply.reply import Reply
-from quire.client.reply.stream import RequestHandle
-from quire.client.request.requests import RequestOptions, make_request
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
+from quire.client.request.requests import make_request
+from quire.client.request.text_model import TextModel
+from quire.core.request import Request
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT
 from quire.errors import WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
+T = TypeVar("T")
+TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
+"""The fields of a body, the admission and the caller, to the JSON that is sent."""
+
+
+class RunBeside(Protocol):
+    """Runs work beside the event loop."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
+        """The result of the work."""
+        ...
+
+
+class BodyResponse(Response):
+    """An ASGI response that is made while it is sent: a place, the body, the charge, and an end if the client
+    disconnects. A route that takes a body makes one."""
+
+    background = None
+
+    def __init__(self, admission: Admission, caller: Caller) -> None:
+        self._admission = admission
+        self._caller = caller
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the response; nothing is left running, however it ends."""
+        record: RequestRecord = scope["quire.record"]
+        try:
+            async with self._admission.charged_body(record, self._caller, receive) as (body, bill):
+                await while_client_stays(receive, self.answer(body, record, bill, send))
+        except ClientGoneError:
+            record.is_cut = True
+
+    async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
+        """Send the whole response."""
+        raise NotImplementedError
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Process text beside the event loop, in the tenant's own turn."""
+        return await self._admission.text_pool.run(self._caller.tenant, work)
+
+    async def sized(self, num_bytes: int, work: Callable[[], T]) -> T:
+        """Small things at once, large ones beside the loop: handing over costs more than a small thing takes."""
+        return work() if num_bytes <= ON_LOOP_BYTES else await self.run(work)
+
+    def limits(self) -> list[tuple[bytes, bytes]]:
+        """Headers with the rest of the key's quota."""
+        return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
+
+
+class TextResponse(BodyResponse):
+    """Work without a model: it takes a place, and is charged for its bytes."""
+
+    def __init__(self, admission: Admission, caller: Caller, names: FieldNames, answer: TextAnswer) -> None:
+        super().__init__(admission, caller)
+        self._names = names
+        self._answer = answer
+
+    async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
+        """One JSON object."""
+        async with record.before_engine():
+            fields = await self.sized(len(body), lambda: checked_names(parse_object(body), self._names, record))
+            data = await self._answer(fields, self._admission, self._caller)
+        await send_whole(send, data, self.limits())
 
 
 class GenerationResponse(BodyResponse):
@@ -47,241 +114,245 @@ class GenerationResponse(BodyResponse):
     def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
         super().__init__(admission, caller)
         self._dialect = dialect
-        self._early_fields: tuple[Any, Address] | None = None
-        """Of a small body, with the model they address."""
 
-    def check_early(self, body: bytes, record: RequestRecord) -> None:
-        """Parse a small body, and refuse it at once if the model's queue would."""
-        if len(body) <= ON_LOOP_BYTES:
-            self._early_fields = self._addressed(self._parsed(body, record), record)
+    async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
+        """The way in: parse ─► resolve ─► check room ─► render ─► submit; then send what comes."""
+        dialect, caller, models = self._dialect, self._caller, self._admission.models
+        stream = StreamResponse(send, record, self.limits())
+        async with stream, AsyncExitStack() as held:
+            async with record.before_engine():
+                fields = await self.sized(
+                    len(body), lambda: dialect.parse(checked_names(parse_object(body), dialect.names, record))
+                )
+                request = dialect.resolve(fields, models, caller, record.headers)
+                self._check_room(request, record)
+                loading = held.enter_async_context(models.using(request.model, caller.tenant))
+                client = await (stream.kept_alive(loading) if _may_load(request) else loading)
+                text = client.text
+                request, writer, requests = await self.run(lambda: self._rendered(fields, request, text, record))
+            record.is_streamed, record.max_tokens = request.is_streamed, request.params.max_tokens
+            record.num_answers = request.params.n * len(requests)
+            meter = TokenMeter(request.model, record, bill)
+            held.callback(self._close, record, meter)
+            for one in requests:
+                record.handles.append(client.submit(one, request.params, self._admission.text_pool.budget))
+            bill.settle(record.num_answers, sum(map(len, request.prompts)))
+            report = CacheReport(self._admission, record, request, writer, text.tokenizer)
+            held.callback(report.close)
+            with within_context(text.max_sequence_tokens):
+                if request.is_streamed:
+                    await stream.send_pieces(request, writer, meter, report, self.run)
+                else:
+                    await self._send_whole(request, writer, meter, report, stream)
 
-    async def answer(self, call: BodyRequest) -> None:
-        """Submit the requests, and send what comes."""
-        head = StreamHead(call.send, self.limits())
-        try:
-            async with AsyncExitStack() as stack:
-                async with call.record.entering():
-                    fields, at = self._early_fields or await self._read(call)
-                    client = await self._come(at, head, stack)
-                    generation = await self._generation(fields, self._target(at, client), call.record)
-                await self._answer(generation, call, head)
-        except (ReaderStuckError, ClientGoneError):
-            raise
-        except Exception as error:
-            if not head.is_open or head.is_ended:
-                raise
-            # The stream was opened while the model was loaded: the status is gone.
-            await head.end_with(error, call.record)
+    def _check_room(self, request: ResolvedRequest, record: RequestRecord) -> None:
+        """Raise if the model's queue takes no more of this tenant and class."""
+        model, priority = request.model, request.options.priority.value
+        self._admission.models.check_waiting(model, self._caller.tenant)
+        if model.engine_client is not None and not record.has_reservation:
+            model.engine_client.reserve_room(self._caller.tenant, priority)
+        record.model, record.priority = model.name, priority
 
-    def _target(self, at: Address, client: EngineClient) -> Target:
-        return Target.of(at, client, self._admission.settings.stable_prefix)
-
-    async def _come(self, at: Address, head: "StreamHead", stack: AsyncExitStack) -> EngineClient:
-        """The model, once it is loaded; it stays until the stack is left. A stream gets keep-alives meanwhile."""
-        coming = stack.enter_async_context(self._admission.models.using(at.model, self._caller.tenant))
-        if at.model.engine_client is not None or not at.is_streamed:
-            return await coming
-        return await head.kept_alive(coming)
-
-    async def _answer(self, generation: GenerationRequest, call: BodyRequest, head: "StreamHead") -> None:
-        record = call.record
-        call.bill.settle(record.num_answers, sum(len(ids) for ids in generation.prompts))
-        clock = TokenClock(generation.to.model, record, call.bill)
-        to = generation.to
-        names = AnswerIdentity(generation.writer.answer_id, generation.parts, to.text.tokenizer, to.removed)
-        notes = CacheReport(self._admission, record, names)
-        try:
-            self._submit(generation, record)
-            with within_context(generation.to.text.max_sequence_tokens):
-                await self._send(generation, call, Sending(clock, head, notes))
-        finally:
-            notes.close()
-            for handle in record.handles:
-                handle.close()
-            clock.close()
-            # What the engine refused or displaced never ran: its zeros would make every latency look good.
-            if record.is_let_in and not record.is_displaced:
-                self._admission.metrics.observe(figures_of(record))
-
-    async def _read(self, call: BodyRequest) -> tuple[Any, Address]:
-        return self._addressed(await self.run(lambda: self._parsed(call.body, call.record)), call.record)
-
-    async def _generation(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
-        generation = await self.run(lambda: self._made(fields, to, record))
-        record.is_streamed, record.max_tokens = generation.is_streamed, generation.params.max_tokens
-        record.num_answers = generation.params.n * len(generation.prompts)
-        return generation
-
-    def _parsed(self, body: bytes, record: RequestRecord) -> Any:
-        return self._dialect.parse(checked_names(parse_object(body), self._dialect.names, record))
-
-    def _addressed(self, fields: Any, record: RequestRecord) -> tuple[Any, Address]:
-        """The model it addresses. Raises if the queue takes no more of this tenant and class."""
-        models = self._admission.models
-        at = self._dialect.address(fields, models, self._caller, record.headers)
-        models.check_waiting(at.model, self._caller.tenant)
-        client = at.model.engine_client
-        if client is not None and not record.has_reservation:
-            client.reserve_room(self._caller.tenant, at.priority.value)
-        record.model, record.priority = at.model.name, at.priority.value
-        return fields, at
-
-    def _made(self, fields: Any, to: Target, record: RequestRecord) -> GenerationRequest:
-        """The generation with its requests. Runs beside the event loop: its lists may be long."""
-        with within_context(to.text.max_sequence_tokens):
-            generation = self._dialect.generation(fields, to)
-            options = to.options | RequestOptions(has_reservation=record.has_reservation, explain=True)
-            requests = [make_request(to.text, ids, generation.params, **options) for ids in generation.prompts]
-            return replace(generation, requests=requests)
-
-    def _submit(self, generation: GenerationRequest, record: RequestRecord) -> None:
-        budget = self._admission.text_pool.budget
-        for request in generation.requests:
-            record.handles.append(generation.to.client.submit(request, generation.params, budget))
-
-    async def _send(self, generation: GenerationRequest, call: BodyRequest, beside: "Sending") -> None:
-        with Batches(call.record.handles) as batches:
-            if generation.is_streamed:
-                await Streaming(generation, call, beside, self.run).run(batches)
-            else:
-                await self._send_whole(generation, call, batches, beside)
+    def _rendered(
+        self, fields: Any, request: ResolvedRequest, text: TextModel, record: RequestRecord
+    ) -> tuple[ResolvedRequest, ResponseWriter, list[Request]]:
+        """The request and its prompts for the engine. Runs beside the event loop: its lists may be long."""
+        with within_context(text.max_sequence_tokens):
+            request, writer = self._dialect.render(fields, request, text)
+            options = replace(request.options, has_reservation=record.has_reservation, explain=True)
+            return request, writer, [make_request(text, ids, request.params, options) for ids in request.prompts]
 
     async def _send_whole(
-        self, generation: GenerationRequest, call: BodyRequest, batches: "Batches", beside: "Sending"
+        self,
+        request: ResolvedRequest,
+        writer: ResponseWriter,
+        meter: "TokenMeter",
+        report: CacheReport,
+        stream: "StreamResponse",
     ) -> None:
-        record = call.record
-        async for batch in batches:
-            beside.clock.tick(batch)
-            if beside.notes.is_waiting:
-                beside.notes.take()
-            check_finishes(batch, [handle.reply for handle in record.handles])
-        if (keep := generation.keep) is not None:
-            await self.run(lambda: keep([handle.reply for handle in record.handles]))
-        num_bytes = sum(piece.num_bytes for handle in record.handles for piece in handle.reply.pieces)
-        num_bytes += prompt_bytes(generation, record.num_prompt_tokens)
-        data = await self.sized(num_bytes, lambda: whole_answer(generation, record))
-        headers = [*self.limits(), *beside.notes.headers]
-        await send_whole(call.send, data, headers, generation.writer.content_type)
+        handles = stream.record.handles
+        async for batch in stream:
+            meter.tick(batch)
+            if report.is_waiting:
+                report.take()
+            check_finishes(batch, [handle.reply for handle in handles])
+        if (keep := request.keep) is not None:
+            await self.run(lambda: keep([handle.reply for handle in handles]))
+        num_bytes = sum(piece.num_bytes for handle in handles for piece in handle.reply.pieces)
+        num_bytes += prompt_bytes(request, stream.record.num_prompt_tokens)
+        data = await self.sized(num_bytes, lambda: whole_answer(writer, stream.record))
+        await send_whole(stream.send, data, [*self.limits(), *report.headers], writer.content_type)
+
+    def _close(self, record: RequestRecord, meter: "TokenMeter") -> None:
+        """It has ended, however: what still runs of it is cancelled."""
+        for handle in record.handles:
+            handle.close()
+        meter.close()
+        # What the engine refused or displaced never ran: its zeros would make every latency look good.
+        if record.is_accepted and not record.is_displaced:
+            self._admission.metrics.observe(figures_of(record))
 
 
-class StreamHead:
-    """The head of a stream, sent once: with its first bytes, or while its model is still being loaded."""
+def _may_load(request: ResolvedRequest) -> bool:
+    """A stream whose model may have to be loaded first gets keep-alives meanwhile."""
+    return request.is_streamed and request.model.engine_client is None
 
-    def __init__(self, send: Send, limits: Sequence[tuple[bytes, bytes]]) -> None:
-        self._send = send
+
+class StreamResponse:
+    """One response while it is sent: the wait for its model and for pieces, the head, the bytes, an error at the end.
+
+    Iterated over, it is all that comes for any of the request's prompts, with each prompt's index, until all are done.
+    A batch is empty when nothing has come for STREAM_SILENT_S. There is one timer for a request, not one for each wait.
+    """
+
+    _writer: ResponseWriter
+    _report: CacheReport
+    _replies: list[Reply]
+
+    def __init__(self, send: Send, record: RequestRecord, limits: Sequence[tuple[bytes, bytes]]) -> None:
+        self.send = send
+        self.record = record
         self._limits = limits
-        self.is_open = False
-        self.is_ended = False
+        self._is_open = False
+        """The head was sent: with the first bytes, or while the model was still being loaded."""
+        self._has_begun = False
+        """The dialect's first bytes were sent."""
+        self._is_ended = False
+        self._begun: set[int] = set()
+        """Prompts whose answers have begun."""
+        self._is_silent = False
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def write(
-        self, data: bytes, headers: Sequence[tuple[bytes, bytes]] = HEADERS, *, is_last: bool = False
-    ) -> None:
-        """Write to the socket; waits while the client reads too slowly."""
-        if not self.is_open:
-            self.is_open = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._limits]})
-        self.is_ended = is_last
-        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+    async def __aenter__(self) -> "StreamResponse":
+        return self
 
-    async def kept_alive(self, coming: Awaitable[EngineClient]) -> EngineClient:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        """An error after the head was sent is the end of the stream; any other one is raised."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not isinstance(error, Exception) or isinstance(error, ReaderStuckError | ClientGoneError):
+            return False
+        if not self._is_open or self._is_ended:
+            return False
+        refusal = api_error_of(error, self.record.request_id)
+        if refusal.status == 500:
+            LOG.error("stream %s failed", self.record.request_id, exc_info=error)
+        self.record.error = refusal.code
+        errors = self._writer.error if self._has_begun else SERVER_ERRORS.at(self.record.path).event
+        await self._write(errors(refusal), is_last=True)
+        return True
+
+    async def kept_alive(self, loading: Awaitable[EngineClient]) -> EngineClient:
         """Wait for the model; during a long wait send comments, which clients of event streams ignore."""
-        waiting = asyncio.ensure_future(coming)
+        waiting = asyncio.ensure_future(loading)
         try:
             while not (await asyncio.wait({waiting}, timeout=STREAM_SILENT_S))[0]:
-                await self.write(COMMENT)
+                await self._comment()
             return waiting.result()
         finally:
             if not waiting.done():
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
 
-    async def end_with(self, error: Exception, record: RequestRecord) -> None:
-        """End the stream with an error that came before the dialect's first bytes."""
-        refusal = api_error_of(error, record.request_id)
-        if refusal.status == 500:
-            LOG.error("stream %s failed", record.request_id, exc_info=error)
-        record.error = refusal.code
-        await self.write(SERVER_ERRORS.at(record.path).event(refusal), is_last=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Sending:
-    """What accompanies a response while it is sent."""
-
-    clock: "TokenClock"
-    head: StreamHead
-    notes: CacheReport
-
-
-class Streaming:
-    """The answers to one request, sent as they come."""
-
-    def __init__(
-        self, generation: GenerationRequest, call: BodyRequest, beside: Sending, run_beside: RunBeside
+    async def send_pieces(
+        self,
+        request: ResolvedRequest,
+        writer: ResponseWriter,
+        meter: "TokenMeter",
+        report: CacheReport,
+        run_beside: RunBeside,
     ) -> None:
-        self._generation = generation
-        self._writer = generation.writer
-        self._record = call.record
-        self._clock, self._head, self._notes = beside.clock, beside.head, beside.notes
-        self._run_beside = run_beside
-        self._replies: list[Reply] = [handle.reply for handle in call.record.handles]
-        self._begun: set[int] = set()
-        """Prompts whose answers have begun."""
-        self._has_written = False
+        """All pieces as they come, then the end. Runs for every token, so it is short."""
+        replies = self._replies = [handle.reply for handle in self.record.handles]
+        self._writer, self._report = writer, report
+        async for batch in self:
+            meter.tick(batch)
+            if batch:
+                check_finishes(batch, replies)
+                if self._num_bytes(batch, request) <= ON_LOOP_BYTES:
+                    data = writer.pieces(replies, batch)
+                else:
+                    data = await run_beside(partial(writer.pieces, replies, batch))
+                if data:
+                    await self._write_part(data)
+            elif self._has_begun:
+                await self._write(writer.keep_alive)
+            elif request.model.engine_client is None:
+                await self._comment()  # set aside before its first byte: as while its model loads
+        if (keep := request.keep) is not None:
+            await run_beside(lambda: keep(replies))
+        report.take()
+        await self._write_part(writer.end(replies), is_last=True)
 
-    async def run(self, batches: "Batches") -> None:
-        """All pieces, then the end; an error after the first bytes is part of the stream."""
-        try:
-            async for batch in batches:
-                self._clock.tick(batch)
-                if data := await self._data(batch):
-                    await self._write(data)
-                elif not batch and self._generation.to.model.engine_client is None:
-                    await self._head.write(COMMENT)  # set aside before its first byte: as while its model loads
-            if (keep := self._generation.keep) is not None:
-                await self._run_beside(lambda: keep(self._replies))
-            self._notes.take()
-            await self._write(self._writer.end(self._replies), is_last=True)
-        except (ReaderStuckError, asyncio.CancelledError):
-            raise
-        except Exception as error:
-            if not self._has_written:
-                raise
-            refusal = api_error_of(error, self._record.request_id)
-            if refusal.status == 500:
-                LOG.exception("stream %s failed", self._record.request_id)
-            self._record.error = refusal.code
-            await self._write(self._writer.error(refusal), is_last=True)
-
-    async def _data(self, batch: PieceBatch) -> bytes:
-        """The bytes that a batch adds; in a pause a keep-alive, once the stream is open. Runs for every token, so it
-        is short."""
-        if not batch:
-            return self._writer.keep_alive if self._has_written else b""
-        check_finishes(batch, self._replies)
-        if self._num_bytes(batch) <= ON_LOOP_BYTES:
-            return self._writer.pieces(self._replies, batch)
-        return await self._run_beside(lambda: self._writer.pieces(self._replies, batch))
-
-    def _num_bytes(self, batch: PieceBatch) -> int:
+    def _num_bytes(self, batch: PieceBatch, request: ResolvedRequest) -> int:
         """About how many bytes there are to write: the pieces, and before the first of a prompt its own tokens."""
         num_bytes = sum([piece.num_bytes for _, piece in batch])
         if len(self._begun) < len(self._replies):
             self._begun.update(prompt_index for prompt_index, _ in batch)
-            num_bytes += prompt_bytes(self._generation, self._record.num_prompt_tokens)
+            num_bytes += prompt_bytes(request, self.record.num_prompt_tokens)
         return num_bytes
 
+    async def _write_part(self, data: bytes, *, is_last: bool = False) -> None:
+        """Bytes of the dialect. The first ones open the stream, if it is not open."""
+        if self._has_begun:
+            await self._write(data, is_last=is_last)
+            return
+        self._has_begun = True
+        data = self._writer.begin(self._replies) + data
+        await self._open((*self._writer.stream_headers, *self._report.headers))
+        await self._write(data, is_last=is_last)
+
+    async def _comment(self) -> None:
+        await self._open(HEADERS)
+        await self._write(COMMENT)
+
+    async def _open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        if not self._is_open:
+            self._is_open = True
+            await self.send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._limits]})
+
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
-        """Write to the socket. The first bytes open the stream, if it is not open."""
-        headers = self._writer.stream_headers
-        if not self._has_written:
-            data = self._writer.begin(self._replies) + data
-            headers = (*headers, *self._notes.headers)
-            self._has_written = True
-        await self._head.write(data, headers, is_last=is_last)
+        """Write to the socket; waits while the client reads too slowly."""
+        self._is_ended = is_last
+        await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    def __aiter__(self) -> "StreamResponse":
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
+        self._came_s = self._loop.time()
+        self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
+        for one in self.record.handles:
+            one.wake(self._ready)
+        return self
+
+    async def __anext__(self) -> PieceBatch:
+        """What came since the last call. Raises a stream's error once all its pieces were taken."""
+        while True:
+            if not self._ready.is_set() and not self._is_over:
+                await self._ready.wait()
+            self._ready.clear()
+            batch = [(at, piece) for at, one in enumerate(self.record.handles) for piece in one.take()]
+            if batch or self._is_silent:
+                self._came_s, self._is_silent = self._loop.time(), False
+                return batch
+            if self._is_over:
+                raise StopAsyncIteration
+
+    @property
+    def _is_over(self) -> bool:
+        return all(one.is_over for one in self.record.handles)
+
+    def _check_silence(self) -> None:
+        """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
+        left_s = self._came_s + STREAM_SILENT_S - self._loop.time()
+        if left_s <= 0:
+            self._is_silent, left_s = True, STREAM_SILENT_S
+            self._ready.set()
+        self._timer = self._loop.call_later(left_s, self._check_silence)
 
 
-class TokenClock:
+class TokenMeter:
     """Counts and charges tokens as they come, and measures the gaps between them."""
 
     def __init__(self, model: ModelEntry, record: RequestRecord, bill: Bill) -> None:
@@ -319,66 +390,22 @@ class TokenClock:
             self._bill.count_output(num_tokens)
 
 
-class Batches:
-    """All that came for any of a request's prompts, with each prompt's index, until all are done.
-
-    A batch is empty when nothing has come for STREAM_SILENT_S. There is one timer for a request, not one for each wait.
-    """
-
-    def __init__(self, handles: Sequence[RequestHandle]) -> None:
-        self._handles = handles
-        self._ready = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._came_s = self._loop.time()
-        self._is_silent = False
-        self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
-        for one in handles:
-            one.wake(self._ready)
-
-    def __enter__(self) -> "Batches":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def __aiter__(self) -> "Batches":
-        return self
-
-    async def __anext__(self) -> PieceBatch:
-        """What came since the last call. Raises a stream's error once all its pieces were taken."""
-        while True:
-            if not self._ready.is_set() and not self._is_over:
-                await self._ready.wait()
-            self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self._handles) for piece in one.take()]
-            if batch or self._is_silent:
-                self._came_s, self._is_silent = self._loop.time(), False
-                return batch
-            if self._is_over:
-                raise StopAsyncIteration
-
-    @property
-    def _is_over(self) -> bool:
-        return all(one.is_over for one in self._handles)
-
-    def _check_silence(self) -> None:
-        """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
-        left_s = self._came_s + STREAM_SILENT_S - self._loop.time()
-        if left_s <= 0:
-            self._is_silent, left_s = True, STREAM_SILENT_S
-            self._ready.set()
-        self._timer = self._loop.call_later(left_s, self._check_silence)
+def checked_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
+    """The same body; names that no dialect reads are recorded for a response header. Raises ApiError for misspelt
+    ones."""
+    record.ignored = ignored_names(body, names)
+    return body
 
 
-def whole_answer(generation: GenerationRequest, record: RequestRecord) -> bytes:
+def whole_answer(writer: ResponseWriter, record: RequestRecord) -> bytes:
     """All answers at once."""
-    return generation.writer.whole([handle.reply for handle in record.handles])
+    return writer.whole([handle.reply for handle in record.handles])
 
 
-def prompt_bytes(generation: GenerationRequest, num_prompt_tokens: int) -> int:
+def prompt_bytes(request: ResolvedRequest, num_prompt_tokens: int) -> int:
     """About how many bytes the log-probabilities of the prompts take."""
-    num_top = generation.params.prompt_logprobs
-    return 0 if num_top is None else LOGPROB_BYTES * num_prompt_tokens * (1 + num_top) * generation.params.n
+    num_top = request.params.prompt_logprobs
+    return 0 if num_top is None else LOGPROB_BYTES * num_prompt_tokens * (1 + num_top) * request.params.n
 
 
 def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:

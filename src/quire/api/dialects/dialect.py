@@ -6,7 +6,6 @@ submits requests and sends bytes, and never reads them. The formats of errors th
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -16,15 +15,13 @@ from quire.api.dialects.field_names import FieldNames
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models.registry import ModelEntry, Models
-from quire.client.engines.client import EngineClient
 from quire.client.prefix.reuse_log import PromptParts
 from quire.client.reply.outputs import Piece
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import NOTHING_LISTED, NumberedMessages, RemovedLine, StablePrefix
+from quire.client.request.conversation import RemovedLine
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import RequestOptions
-from quire.client.request.text_model import Messages, TextModel
-from quire.core.request import PriorityClass, Request
+from quire.client.request.text_model import TextModel
 
 PieceBatch = Sequence[tuple[int, Piece]]
 """Pieces that came together, each with the index of its prompt."""
@@ -79,60 +76,21 @@ class ResponseWriter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """The model, tenant and priority of a request. The model may not be loaded yet."""
+DEFAULT_PARAMS = SamplingParams()
+
+
+class ResolvedRequest(msgspec.Struct, frozen=True):
+    """A request whose model and options are known; the model may not be loaded yet. Its dialect completes it once."""
 
     model: ModelEntry
     options: RequestOptions
     is_streamed: bool = False
-
-    @property
-    def priority(self) -> PriorityClass:
-        """The class of the request."""
-        return PriorityClass(self.options.get("priority", PriorityClass.NORMAL))
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The same with the loaded model, which stays until the response is sent."""
-
-    model: ModelEntry
-    options: RequestOptions
-    client: EngineClient
-    text: TextModel
-    priority: PriorityClass
-    stable_prefix: StablePrefix = NOTHING_LISTED
-    removed: list[RemovedLine] = field(default_factory=list)
-    """Lines that were removed from its system texts, for a response header."""
-
-    @classmethod
-    def of(cls, address: Address, client: EngineClient, stable_prefix: StablePrefix) -> "Target":
-        """For an address whose model is loaded."""
-        return cls(address.model, address.options, client, client.text, address.priority, stable_prefix)
-
-    def stable(self, messages: Messages) -> Messages:
-        """A conversation without the lines that the operator removes. Every dialect calls this before it renders a
-        template."""
-        cleaned = self.stable_prefix.cleaned(messages)
-        self.removed.extend(cleaned.removed)
-        if isinstance(messages, NumberedMessages):
-            return NumberedMessages(cleaned.messages, messages.parts)
-        return cleaned.messages
-
-
-class GenerationRequest(msgspec.Struct, frozen=True):
-    """All that is needed to run a request and write its response."""
-
-    to: Target
-    prompts: Sequence[list[int]]
-    params: SamplingParams
-    writer: ResponseWriter
-    is_streamed: bool = False
-    requests: Sequence[Request] = ()
-    """One for each prompt, once they are made."""
+    prompts: Sequence[list[int]] = ()
+    params: SamplingParams = DEFAULT_PARAMS
     parts: Sequence[PromptParts] = ()
     """Where in each prompt its client's messages and tools lie, of one that is made of such."""
+    removed: Sequence[RemovedLine] = ()
+    """Lines that were removed from its system texts, for a response header."""
     keep: Callable[[Sequence[Reply]], None] | None = None
     """Called beside the event loop before the last bytes: a client that has these may continue the conversation."""
 
@@ -149,10 +107,11 @@ class Dialect(Protocol):
         """Valid fields of a body, or a refusal. Pure; may run beside the event loop."""
         ...
 
-    def address(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> Address:
+    def resolve(self, fields: Any, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
         """The model, tenant and priority of these fields. Cheap: a full queue refuses the request right after."""
         ...
 
-    def generation(self, fields: Any, to: Target) -> GenerationRequest:
-        """The prompts in tokens, and their parameters. Runs beside the event loop, however small it is."""
+    def render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> tuple[ResolvedRequest, ResponseWriter]:
+        """The request with its prompts in tokens and their parameters, and the writer of its response. Runs beside the
+        event loop, however small it is. A conversation is rendered without the lines that the operator removes."""
         ...

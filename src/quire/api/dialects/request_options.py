@@ -13,27 +13,33 @@ URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 CLASS_HEADER = "x-vllm-priority"
 
 
-def requested_class(headers: Headers, number: int | None, otherwise: PriorityClass) -> PriorityClass:
+def request_options(
+    caller: Caller,
+    headers: Headers,
+    tier: PriorityClass = PriorityClass.NORMAL,
+    number: int | None = None,
+    salt: str | None = None,
+) -> RequestOptions:
+    """Options of a request beside its parameters. Never more urgent than the key's ceiling."""
+    return RequestOptions(
+        tenant=caller.tenant,
+        priority=max(_requested_class(headers, number, tier), caller.ceiling, key=URGENCY.__getitem__),
+        timeout_s=REQUEST_S,
+        cache_group=cache_group(caller, salt),
+    )
+
+
+def _requested_class(headers: Headers, number: int | None, tier: PriorityClass) -> PriorityClass:
     """Lower numbers are more urgent; a header beats the body, a number beats a tier."""
     header = headers.get(CLASS_HEADER)
     level = int(header) if header is not None and _is_whole(header) else number or 0
     if level:
         return PriorityClass.HIGH if level < 0 else PriorityClass.LOW
-    return otherwise
+    return tier
 
 
 def _is_whole(header: str) -> bool:
     return header.removeprefix("-").isdecimal() and len(header) < 12
-
-
-def request_options(caller: Caller, requested: PriorityClass, salt: str | None = None) -> RequestOptions:
-    """Options of a request beside its parameters. Never more urgent than the key's ceiling."""
-    return {
-        "tenant": caller.tenant,
-        "priority": max(requested, caller.ceiling, key=URGENCY.__getitem__),
-        "timeout_s": REQUEST_S,
-        "cache_group": cache_group(caller, salt),
-    }
 
 
 def cache_group(caller: Caller, salt: str | None) -> str:

@@ -52,7 +52,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     """Its first token is in the history."""
     ending: QuireError | None = None
     """Why it was ended before it was done."""
-    _entering: asyncio.Timeout | None = None
+    _before_engine: asyncio.Timeout | None = None
 
     def end(self, error: QuireError) -> None:
         """End it wherever it is, with this error for the client. A second call does nothing."""
@@ -61,21 +61,21 @@ class RequestRecord(msgspec.Struct, eq=False):
         self.ending = error
         for one in self.handles:
             one.stop(error)
-        if self._entering is not None:
-            self._entering.reschedule(asyncio.get_running_loop().time())
+        if self._before_engine is not None:
+            self._before_engine.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
-    async def entering(self) -> AsyncIterator[None]:
+    async def before_engine(self) -> AsyncIterator[None]:
         """What comes before the engine. When the request is ended, this is cancelled and raises the reason."""
         self._check_goes_on()
         try:
-            async with asyncio.timeout(None) as self._entering:
+            async with asyncio.timeout(None) as self._before_engine:
                 yield
         except TimeoutError:
             self._check_goes_on()
             raise
         finally:
-            self._entering = None
+            self._before_engine = None
         self._check_goes_on()
 
     def _check_goes_on(self) -> None:
@@ -95,19 +95,19 @@ class RequestRecord(msgspec.Struct, eq=False):
         return sum(one.reply.num_tokens for one in self.handles)
 
     @property
-    def is_let_in(self) -> bool:
+    def is_accepted(self) -> bool:
         """An engine took all its prompts."""
         return bool(self.handles) and all(one.reply.is_queued for one in self.handles)
 
     @property
-    def is_begun(self) -> bool:
+    def has_started(self) -> bool:
         """All its prompts have left their engine's queue."""
         return bool(self.handles) and all(one.reply.is_admitted for one in self.handles)
 
     @property
     def is_waiting(self) -> bool:
         """It is on its way to an engine's queue, or in it."""
-        return bool(self.model) and not self.is_begun
+        return bool(self.model) and not self.has_started
 
     @property
     def is_displaced(self) -> bool:

@@ -316,7 +316,7 @@ class ModelManager:
 
     async def _come(self, resident: _ModelSlot, tenant: str) -> _Place:
         entry = resident.entry
-        if entry.stage is Stage.HERE and entry.is_dead and not resident.model.is_kept:
+        if entry.stage is Stage.HERE and not resident.model.is_kept and entry.is_dead:
             resident.must_leave = True
             resident.leave()
         if entry.stage is Stage.HERE:
@@ -328,10 +328,9 @@ class ModelManager:
             raise _not_loaded(entry, error, FAILED_RETRY_S) from error
 
     def check_waiting(self, entry: ModelEntry, tenant: str) -> None:
-        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
+        """Of a model that is not here, refuse a request that would wait in vain, or beside too many, or for one load
+        too many of its tenant."""
         resident = self._residents[entry.name]
-        if entry.stage is Stage.HERE:
-            return
         if self._is_closing:
             raise DrainingError("the server is shutting down and loads no model; use another one, or retry later")
         if self._sizes is None:

@@ -163,7 +163,7 @@ class Models:
         """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
         if self.park is None:
             model.open()
-        else:
+        elif model.stage is not Stage.HERE:
             self.park.check_waiting(model, tenant)
 
     @property

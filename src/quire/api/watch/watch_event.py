@@ -143,7 +143,7 @@ def _guessed(records: Iterable[RequestRecord]) -> list[RunningFigures]:
             record.num_output_tokens,
         )
         for record in records
-        if record.is_begun
+        if record.has_started
     ][:MAX_RUNNING_SHOWN]
 
 

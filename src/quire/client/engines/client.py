@@ -8,19 +8,19 @@ the event loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
 from quire.client.reply.reply import Reply
 from quire.client.reply.stream import RequestHandle
-from quire.client.request.conversation import ConversationArguments, chat_inputs
+from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import DEFAULT_TENANT, RequestOptions, checked_name, make_request
+from quire.client.request.requests import DEFAULT_TENANT, RequestOptions, checked_name, checked_options, make_request
 from quire.client.request.text_model import Messages, TextModel
 from quire.client.request.text_pool import TextPool
 from quire.core.events import RequestEvent
@@ -31,17 +31,12 @@ from quire.core.work_budget import WorkSpent
 from quire.engine.calls import BlockInfo, CallOp, CallResult, Explain, Explained, GetBlock
 from quire.engine.port import EnginePort, WorkerRecord
 from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantError, QuireError
-from quire.text.chat.rendering.template import TemplateArguments
 from quire.text.text_work import TextBudget
 
 Prompt = str | Sequence[int]
 Outcome = TypeVar("Outcome", bound=CallResult)
 MAX_CALLS = 16
 """Calls of one kind to one model under way at once: each delays its steps for a moment."""
-
-
-class ChatArguments(ConversationArguments, RequestOptions, total=False):
-    """Arguments of a conversation, and options of its request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,31 +187,25 @@ class EngineClient:
         """It was entered and has not failed."""
         return self._port is not None and self._failure is None
 
-    async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> Completion:
-        """The whole answer to a prompt."""
-        return await self._whole(
-            await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, **options
-        )
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
+        """The whole answer to a prompt. `options` are those of `RequestOptions`."""
+        return await self._whole(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, options)
 
-    async def chat(
-        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
-    ) -> Completion:
-        """The whole answer to a conversation."""
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **arguments: Any) -> Completion:
+        """The whole answer to a conversation. `arguments` are those of `ConversationArguments` and `RequestOptions`."""
         ids, params, options = await self._conversation(messages, params, arguments)
-        return await self._whole(ids, params, **options)
+        return await self._whole(ids, params, options)
 
     async def stream_chat(
-        self, messages: Messages, params: SamplingParams | None = None, **arguments: Unpack[ChatArguments]
+        self, messages: Messages, params: SamplingParams | None = None, **arguments: Any
     ) -> AsyncIterator[Piece]:
-        """The answer to a conversation piece by piece."""
+        """The answer to a conversation piece by piece; `arguments` as for `chat`."""
         ids, params, options = await self._conversation(messages, params, arguments)
         async for piece in self.stream(ids, params, **options):
             yield piece
 
     async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **options: Unpack[RequestOptions]
+        self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Piece]:
         """The answer piece by piece. Leaving the loop early ends the request."""
         ids = await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT))
@@ -227,13 +216,11 @@ class EngineClient:
         finally:
             handle.close()
 
-    def submit_ids(
-        self, ids: list[int], params: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> RequestHandle:
+    def submit_ids(self, ids: list[int], params: SamplingParams | None = None, **options: Any) -> RequestHandle:
         """Submit a prompt's tokens. A refusal comes as an event, like every other outcome."""
         self._check_alive()
         params = params or SamplingParams()
-        return self.submit(make_request(self.text, ids, params, **options), params)
+        return self.submit(make_request(self.text, ids, params, checked_options(options)), params)
 
     def reserve_room(self, tenant: str, priority: str) -> None:
         """Raise the error with which the engine's queue would refuse a request of this tenant and class, by its last
@@ -293,19 +280,11 @@ class EngineClient:
             raise InvariantError(f"expected {kind.__name__} as the result of a call, got {type(result).__name__}")
         return result
 
-    async def chat_ids(
-        self, messages: Messages, tenant: str = DEFAULT_TENANT, **arguments: Unpack[TemplateArguments]
-    ) -> list[int]:
-        """A conversation's tokens, made beside the event loop when it is this tenant's turn."""
-        return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.chat(messages, **arguments))
-
     async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
         """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
         return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
 
-    async def _whole(
-        self, ids: list[int], params: SamplingParams | None, **options: Unpack[RequestOptions]
-    ) -> Completion:
+    async def _whole(self, ids: list[int], params: SamplingParams | None, options: Mapping[str, Any]) -> Completion:
         handle = self.submit_ids(ids, params, **options)
         try:
             async for _ in handle:
@@ -315,14 +294,13 @@ class EngineClient:
         return handle.completion()
 
     async def _conversation(
-        self, messages: Messages, params: SamplingParams | None, arguments: ChatArguments
-    ) -> tuple[list[int], SamplingParams, RequestOptions]:
+        self, messages: Messages, params: SamplingParams | None, arguments: dict[str, Any]
+    ) -> tuple[list[int], SamplingParams, dict[str, Any]]:
         """Its tokens and parameters, and the options of its request. Made in the tenant's turn."""
-        options = {name: value for name, value in arguments.items() if name in RequestOptions.__annotations__}
-        rest: Any = {name: value for name, value in arguments.items() if name not in options}
-        tenant = checked_name("tenant", arguments.get("tenant", DEFAULT_TENANT))
-        inputs = await self._text_pool.run(tenant, lambda: chat_inputs(self.text, messages, params, **rest))
-        return *inputs, options  # type: ignore[return-value]
+        options = {name: arguments.pop(name) for name in RequestOptions.__struct_fields__ if name in arguments}
+        tenant = checked_name("tenant", options.get("tenant", DEFAULT_TENANT))
+        inputs = await self._text_pool.run(tenant, lambda: chat_inputs(self.text, messages, params, **arguments))
+        return *inputs, options
 
     def _check_alive(self) -> None:
         self._started()

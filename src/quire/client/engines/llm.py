@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from types import TracebackType
-from typing import Unpack
+from typing import Any
 
 from quire.checkpoints.progress import show_progress
 from quire.client.engines.opening import OpenedModel, open_model
@@ -19,7 +19,7 @@ from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import ConversationArguments, chat_inputs
+from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, make_request
 from quire.client.request.text_model import Messages, TextModel
@@ -92,9 +92,9 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         show_progress: bool | None = None,
-        **arguments: Unpack[ConversationArguments],
+        **arguments: Any,
     ) -> list[Completion]:
-        """Answers to one conversation or to several, with tools or without."""
+        """Answers to one conversation or to several; `arguments` are those of `ConversationArguments`."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
         each = zip(several, _one_for_each(params, len(several)), strict=True)

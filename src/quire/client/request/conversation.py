@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Unpack
+from typing import Any
+
+from msgspec import structs
 
 from quire.client.request.params import SamplingParams
-from quire.client.request.text_model import Messages, TemplateArguments, TextModel
+from quire.client.request.text_model import NO_ARGUMENTS, Messages, TemplateArguments, TextModel
 from quire.errors import InvalidParameterError, WorkBudgetError
 from quire.text.chat.answer_formats import ModelFormats
 from quire.text.chat.canonical import canonical
@@ -37,7 +39,6 @@ from quire.text.grammars.grammar import Grammar, bounded_schema
 from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import HERMES, ToolFormat
 
-OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
 BUDGET = "thinking_token_budget"
 MAX_BUDGET = 1 << 20
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -71,14 +72,14 @@ class Conversation:
 
 
 def chat_prompt(
-    model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, **arguments: Unpack[TemplateArguments]
+    model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, arguments: TemplateArguments = NO_ARGUMENTS
 ) -> ChatPrompt:
     """A conversation as the model's template writes it, tools and all. No grammar is made for it."""
     formats, tools = model.formats(), use.callable
     form = _tool_form(model, formats) if tools else None
     parts = message_parts(messages)
     if tools and formats.tools is not None:
-        arguments["tools"] = [tool.shown for tool in use.tools]
+        arguments = structs.replace(arguments, tools=[tool.shown for tool in use.tools])
     elif tools:
         # Tools and the system's text become one text: which of them a token is cannot be determined.
         num_first = num_system(messages)
@@ -86,7 +87,7 @@ def chat_prompt(
         parts = [*[None] * num_system(messages), *parts[num_first:]]
     canonical_messages = canonical(messages, formats.spelling)
     table = TemplateParts(parts[len(parts) - len(canonical_messages) :], _tool_parts(use))
-    rendered = model.rendered(canonical_messages, **arguments)
+    rendered = model.rendered(canonical_messages, arguments)
     answer = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
@@ -108,7 +109,7 @@ def converse(
     use: ToolUse = NO_TOOLS,
     grammar: Grammar | None = None,
     max_thought_tokens: int | None = None,
-    **arguments: Unpack[TemplateArguments],
+    arguments: TemplateArguments = NO_ARGUMENTS,
 ) -> Conversation:
     """A conversation for one model: with tools, with an answer that must match a grammar, or with both."""
     schema = None if grammar is None else grammar.schema
@@ -117,7 +118,7 @@ def converse(
             f"expected a JSON schema with tools, got {grammar.parameter}; leave it out, or leave tools out",
             grammar.parameter,
         )
-    prompt, formats = chat_prompt(model, messages, use, **arguments), model.formats()
+    prompt, formats = chat_prompt(model, messages, use, arguments), model.formats()
     reasoning, is_thinking = formats.reasoning, prompt.form.is_thinking
     budget = _budget(max_thought_tokens, formats)
     rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
@@ -147,24 +148,33 @@ def _budget(requested: int | None, formats: ModelFormats) -> int | None:
     return requested
 
 
-class ConversationArguments(TemplateArguments, total=False):
+class ConversationArguments(TemplateArguments, frozen=True, kw_only=True):
     """Arguments of a conversation in Python: those of the template, and how tools are used."""
 
-    tool_choice: str | Mapping[str, Any] | None
+    tool_choice: str | Mapping[str, Any] | None = None
     """`auto`, `none`, `required`, or an object of type function with a function's name."""
-    parallel_tool_calls: bool
+    parallel_tool_calls: bool = True
     """Whether an answer may have several calls."""
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> "ConversationArguments":
+        """Arguments as a caller wrote them. Raises InvalidParameterError for an unknown one."""
+        unexpected = sorted(set(arguments).difference(cls.__struct_fields__))
+        if unexpected:
+            names = ", ".join(cls.__struct_fields__)
+            raise InvalidParameterError(f"expected template arguments {names}, got {unexpected[0]!r}")
+        return cls(**arguments)
 
 
 def chat_inputs(
-    model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Unpack[ConversationArguments]
+    model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Any
 ) -> tuple[list[int], SamplingParams]:
-    """A conversation's tokens, and the parameters with what its answer must match and how it is read."""
-    params = params or SamplingParams()
-    mode, only = tool_mode(arguments.get("tool_choice"))
-    use = ToolUse(tools_of(arguments.get("tools") or ()), mode, only, arguments.get("parallel_tool_calls", True))
-    rest = {name: value for name, value in arguments.items() if name not in OF_TOOLS}
-    conversation = converse(model, messages, use, params.grammar, **rest)  # type: ignore[arg-type]
+    """A conversation's tokens, and the parameters with what its answer must match and how it is read. `arguments` are
+    those of `ConversationArguments`."""
+    params, wanted = params or SamplingParams(), ConversationArguments.of(arguments)
+    mode, only = tool_mode(wanted.tool_choice)
+    use = ToolUse(tools_of(wanted.tools or ()), mode, only, wanted.parallel_tool_calls)
+    conversation = converse(model, messages, use, params.grammar, arguments=structs.replace(wanted, tools=None))
     return conversation.ids, conversation.applied(params)
 
 

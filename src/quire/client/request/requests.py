@@ -1,10 +1,14 @@
 """From a caller's arguments to a request the core can queue."""
 
 import secrets
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import isfinite
 from time import monotonic
-from typing import TypedDict, Unpack
+from typing import Any
 from uuid import uuid4
+
+import msgspec
 
 from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TextModel
@@ -16,58 +20,60 @@ SEED_BITS = 63
 DEFAULT_TENANT = "default"
 
 
-class RequestOptions(TypedDict, total=False):
+class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a request beside its prompt and parameters."""
 
-    tenant: str
-    priority: PriorityClass | str
-    """`high`, `normal` or `low`."""
-    timeout_s: float | None
+    tenant: str = DEFAULT_TENANT
+    priority: PriorityClass = PriorityClass.NORMAL
+    """Callers may write `high`, `normal` or `low`."""
+    timeout_s: float | None = None
     """Seconds from now after which it ends with what it has."""
-    cache_group: str
-    """Requests of one group share blocks; the tenant unless set."""
-    adapter: str
+    cache_group: str | None = None
+    """Requests of one group share blocks; None: the tenant's own."""
+    adapter: str = ""
     """The LoRA to answer with; empty is the model itself."""
-    explain: bool
+    explain: bool = False
     """Whether its completion has the reason why the next token was not found in the cache."""
-    has_reservation: bool
+    has_reservation: bool = False
     """Its tenant was promised a place at this time: it is let in whatever waits."""
 
 
+DEFAULT_OPTIONS = RequestOptions()
+
+
+def checked_options(options: Mapping[str, Any]) -> RequestOptions:
+    """Options as a caller wrote them. Raises InvalidParameterError for the first that breaks its rule."""
+    unknown = sorted(set(options) - set(RequestOptions.__struct_fields__))
+    if unknown:
+        raise InvalidParameterError(
+            f"unknown request option {unknown[0]!r}; expected one of {', '.join(RequestOptions.__struct_fields__)}",
+            unknown[0],
+        )
+    return RequestOptions(**{name: CHECKS[name](value) for name, value in options.items()})
+
+
 def make_request(
-    model: TextModel, ids: list[int], params: SamplingParams, **options: Unpack[RequestOptions]
+    model: TextModel, ids: list[int], params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
 ) -> Request:
     """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded.
 
     Checks every token of every list: long ones are made beside the event loop.
     """
-    unknown = sorted(set(options) - RequestOptions.__annotations__.keys())
-    if unknown:
-        raise InvalidParameterError(
-            f"unknown request option {unknown[0]!r}; expected one of {', '.join(RequestOptions.__annotations__)}",
-            unknown[0],
-        )
-    now_s = monotonic()
-    tenant, timeout_s = (
-        checked_name("tenant", options.get("tenant", DEFAULT_TENANT)),
-        _timeout_s(options.get("timeout_s")),
-    )
+    now_s, tenant, timeout_s = monotonic(), options.tenant, options.timeout_s
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespaces[
-            checked_name("cache_group", options.get("cache_group", tenant)), _adapter(options.get("adapter", ""))
-        ],
+        namespace=model.namespaces[tenant if options.cache_group is None else options.cache_group, options.adapter],
         arrival_s=now_s,
         params=model.settle(params, len(ids)),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
-        priority=_priority(options.get("priority", PriorityClass.NORMAL)),
+        priority=options.priority,
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         # For log-probabilities of its prompt all of it is computed: no block is searched.
-        is_explained=bool(options.get("explain", False)) and params.prompt_logprobs is None,
-        has_reservation=options.get("has_reservation", False),
+        is_explained=options.explain and params.prompt_logprobs is None,
+        has_reservation=options.has_reservation,
         grammar=None if params.grammar is None else model.checked(params.grammar),
         has_stop_texts=bool(params.stop),
         work_tokens=current_work().take_service_tokens(),
@@ -108,3 +114,15 @@ def _timeout_s(value: object) -> float | None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value < 0:
         raise InvalidParameterError(f"expected timeout_s to be 0 seconds or more, got {value!r}", "timeout_s")
     return float(value)
+
+
+CHECKS: Mapping[str, Callable[[object], Any]] = {
+    "tenant": partial(checked_name, "tenant"),
+    "priority": _priority,
+    "timeout_s": _timeout_s,
+    "cache_group": partial(checked_name, "cache_group"),
+    "adapter": _adapter,
+    "explain": bool,
+    "has_reservation": bool,
+}
+"""What each option of a caller must be."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Unpack
+from typing import Any
 
 from quire.checkpoints import Checkpoint
 from quire.client.request.params import SamplingParams
@@ -16,12 +16,13 @@ from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormat
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.prompt_parts import PromptParts, TemplateParts, message_parts
 from quire.text.chat.rendering.messages import num_text_bytes
+from quire.text.chat.rendering.template import NO_ARGUMENTS as NO_ARGUMENTS  # noqa: PLC0414 - for the API, too
 from quire.text.chat.rendering.template import ChatTemplate
-from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - for the API, too
+from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414
 from quire.text.chat.rendering.wire import Rendered
 from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
-from quire.text.text_work import current_work
+from quire.text.text_work import timed_work
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
@@ -129,7 +130,7 @@ class TextModel:
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt given as text or as ids already."""
         if isinstance(prompt, str):
-            with current_work().timed(WorkKind.TOKENIZE):
+            with timed_work(WorkKind.TOKENIZE):
                 return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"expected a prompt as text or as a list of token ids, got {prompt!r}")
@@ -139,38 +140,32 @@ class TextModel:
             raise RequestTooLargeError(sentence, code="too_many_token_ids")
         return self._within_rows(self._whole_numbers([*prompt]))
 
-    def chat(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> list[int]:
+    def chat(self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS) -> list[int]:
         """Token ids of a conversation, by the model's own template."""
-        return self.encoded(self.rendered(messages, **arguments))
+        return self.chat_parts(messages, arguments)[0]
 
-    def chat_parts(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> tuple[list[int], PromptParts]:
+    def chat_parts(
+        self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS
+    ) -> tuple[list[int], PromptParts]:
         """The same, and where its messages lie among them."""
-        rendered = self.rendered(messages, **arguments)
+        rendered = self.rendered(messages, arguments)
         return self.encoded_parts(rendered, TemplateParts(message_parts(messages)))
 
-    def rendered(self, messages: Messages, **arguments: Unpack[TemplateArguments]) -> Rendered:
+    def rendered(self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS) -> Rendered:
         """A conversation as the model's own template writes it."""
-        unexpected = sorted(set(arguments) - TemplateArguments.__annotations__.keys())
-        if unexpected:
-            raise InvalidParameterError(
-                f"expected template arguments {', '.join(TemplateArguments.__annotations__)}, got {unexpected[0]!r}"
-            )
         if self.template is None:
             way_out = "use the completions endpoint with a plain prompt, or a chat model"
             missing = f"expected a model with a chat template, this model has none; {way_out}"
             raise TemplateError(missing, code="template_missing")
         self._check_size(messages, arguments)
-        return self.template.render(messages, **arguments)
+        return self.template.render(messages, arguments)
 
-    def encoded(self, rendered: Rendered) -> list[int]:
-        """Token ids of what was rendered. No text of a client's becomes a control token."""
-        return self.encoded_parts(rendered, None)[0]
-
-    def encoded_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
-        """The same, and where the parts of `table` lie among them."""
+    def encoded_parts(self, rendered: Rendered, table: TemplateParts) -> tuple[list[int], PromptParts]:
+        """Token ids of what was rendered, and where the parts of `table` lie among them. No text of a client's becomes
+        a control token."""
         if self.chat_tokenizer is None:
             raise InvariantError("a text was rendered without a template")
-        with current_work().timed(WorkKind.TOKENIZE):
+        with timed_work(WorkKind.TOKENIZE):
             ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
         return self._within_rows(ids), parts
 
@@ -204,7 +199,7 @@ class TextModel:
     def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
         """What could not fit is not rendered."""
         limit = MAX_UNRENDERED * self.tokenizer.max_bytes
-        size = num_text_bytes([list(messages), *arguments.values()])
+        size = num_text_bytes([list(messages), arguments.tools, arguments.documents, arguments.extra])
         if size > limit:
             rule = f"expected at most {limit} bytes of text in a conversation, got {size}"
             raise RequestTooLargeError(f"{rule}; shorten it, or send fewer messages", code="conversation_too_long")

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.errors import QuireError
 from quire.text.chat.canonical import ANY_SPELLING, Spelling
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.parsers import probe
 from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, ToolFormat
 from quire.text.tokenizer import Tokenizer
@@ -73,4 +73,4 @@ class FormatFinder:
 
     def _rendered(self, messages: Sequence[dict[str, Any]], begins: bool) -> str:
         tools = [probe.PROBE_TOOL]
-        return self._template.render(messages, tools=tools, add_generation_prompt=begins).text
+        return self._template.render(messages, TemplateArguments(tools=tools, add_generation_prompt=begins)).text

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from quire.text.chat.rendering.wire import Rendered
 
 PartKind = Literal["system", "tool", "message", "text"]
@@ -105,8 +107,7 @@ def _role(message: Any) -> str | None:
     return role if isinstance(role, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateParts:
+class TemplateParts(msgspec.Struct, frozen=True):
     """What a template was handed, in its order."""
 
     messages: Sequence[PromptPart | None]

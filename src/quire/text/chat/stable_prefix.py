@@ -12,6 +12,7 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.text.chat.changing_text import ChangingKind, fold
+from quire.text.chat.prompt_parts import NumberedMessages
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 BUILT_IN = ("dates", "times", "ids", "billing-header")
@@ -72,7 +73,10 @@ class StablePrefix:
             if not isinstance(message, Mapping) or message.get("role") not in ("system", "developer"):
                 break
             made[at] = self._message(message, removed)
-        return CleanedMessages(made, tuple(removed)) if removed else CleanedMessages(messages)
+        if not removed:
+            return CleanedMessages(messages)
+        parts = messages.parts if isinstance(messages, NumberedMessages) else None
+        return CleanedMessages(made if parts is None else NumberedMessages(made, parts), tuple(removed))
 
     def _message(self, message: Mapping[str, Any], removed: list[RemovedLine]) -> Mapping[str, Any]:
         content = message.get("content")

@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import CheckpointError, InvalidTextError, TemplateError
 from quire.text.chat.rendering import template as chat_template
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from tests.support.errors import raises_code
 
 CHATML = """
@@ -27,7 +27,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def render(source: str, messages: list[dict[str, Any]] | None = None, **arguments: Any) -> str:
-    return ChatTemplate(source, {"eos_token": "</s>"}).render(messages or HELLO, **arguments).text
+    return ChatTemplate(source, {"eos_token": "</s>"}).render(messages or HELLO, TemplateArguments(**arguments)).text
 
 
 def test_a_chat_ends_where_the_assistant_begins() -> None:
@@ -139,7 +139,7 @@ def test_extra_arguments_go_by_the_allow_list() -> None:
 
 def test_an_operator_may_allow_other_arguments() -> None:
     template = ChatTemplate("{{ mood }}", {}, extra_arguments=frozenset({"mood"}))
-    assert template.render(HELLO, extra={"mood": "calm"}).text == "calm"
+    assert template.render(HELLO, TemplateArguments(extra={"mood": "calm"})).text == "calm"
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from quire.api.access.admission import Admission
+from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.access.auth import Caller
-from quire.api.access.conversation_store import ConversationStore
 from quire.api.dialects.anthropic.message_threads import Thread, check_thread, thread_of
 from quire.api.dialects.anthropic.names import MESSAGES_NAMES
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
@@ -22,16 +22,15 @@ from quire.api.dialects.anthropic.turns import (
 )
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
-from quire.api.dialects.dialect import Address, GenerationRequest, Target
+from quire.api.dialects.dialect import ResolvedRequest
 from quire.api.dialects.images import Images
-from quire.api.dialects.request_options import request_options, requested_class
+from quire.api.dialects.request_options import request_options
 from quire.api.http.errors import ApiError
 from quire.api.http.headers import Headers
 from quire.api.models.registry import Models
 from quire.client.request.conversation import NumberedMessages, chat_prompt, converse
 from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TemplateArguments, TextModel
-from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
 Fields = TypeVar("Fields", bound=CountFields)
@@ -42,9 +41,10 @@ class AnthropicMessages:
 
     names = MESSAGES_NAMES
 
-    def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
-        self._images = images
-        self._store = store
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._stable_prefix = settings.stable_prefix
+        self._images = Images(settings.are_images_dropped)
+        self._store = settings.store
 
     def parse(self, body: dict[str, Any]) -> MessagesFields:
         """Valid fields, or a refusal."""
@@ -52,33 +52,34 @@ class AnthropicMessages:
         check_thread(fields, self._store)
         return fields
 
-    def address(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> Address:
+    def resolve(self, fields: MessagesFields, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
         """The model, tenant and priority of a body."""
-        priority = requested_class(headers, None, PriorityClass.NORMAL)
-        return Address(models.named(fields.model), request_options(caller, priority), bool(fields.stream))
+        return ResolvedRequest(models.named(fields.model), request_options(caller, headers), bool(fields.stream))
 
-    def generation(self, fields: MessagesFields, to: Target) -> GenerationRequest:
+    def render(
+        self, fields: MessagesFields, request: ResolvedRequest, text: TextModel
+    ) -> tuple[ResolvedRequest, MessagesWriter]:
         """The prompt in tokens. An answer is as long as there is room: clients request more than models have."""
-        thread = thread_of(fields, self._store, to.options["tenant"])
+        thread = thread_of(fields, self._store, request.options.tenant)
         new = messages_of_turns(fields, self._images)
         fields, messages = _conversation(fields, thread, new)
-        use = message_tools(fields)
-        with _raising_too_long(to.text):
+        use, cleaned = message_tools(fields), self._stable_prefix.cleaned(messages)
+        with _raising_too_long(text):
             budget, grammar = thought_budget(fields), output_grammar(fields)
-            conversation = converse(to.text, to.stable(messages), use, grammar, budget, **_arguments(fields))
-        room = to.text.max_sequence_tokens - len(conversation.ids)
+            conversation = converse(text, cleaned.messages, use, grammar, budget, _arguments(fields))
+        room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
-            raise too_long(len(conversation.ids), to.text.max_sequence_tokens)
+            raise too_long(len(conversation.ids), text.max_sequence_tokens)
         sampling: dict[str, Any] = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
         params = SamplingParams(
             max_tokens=min(fields.max_tokens, room),
             stop=fields.stop_sequences or (),
             **{name: value for name, value in sampling.items() if value is not None},
         )
-        params, writer = conversation.applied(params), MessagesWriter(to.model.name)
+        params, writer = conversation.applied(params), MessagesWriter(request.model.name)
         keep = None if thread is None else thread.keeping(writer.message_id, new)
-        ids, parts = conversation.ids, conversation.prompt.parts
-        return GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts], keep=keep)
+        ids, parts, removed = conversation.ids, conversation.prompt.parts, cleaned.removed
+        return replace(request, prompts=[ids], params=params, parts=[parts], removed=removed, keep=keep), writer
 
 
 async def count_tokens(body: dict[str, Any], admission: Admission, caller: Caller) -> bytes:
@@ -95,7 +96,7 @@ async def count_tokens(body: dict[str, Any], admission: Admission, caller: Calle
         fields, messages = _conversation(fields, thread_of(fields, settings.store, caller.tenant), new)
         with _raising_too_long(text):
             cleaned = settings.stable_prefix.cleaned(messages).messages
-            prompt = chat_prompt(text, cleaned, message_tools(fields), **_arguments(fields))
+            prompt = chat_prompt(text, cleaned, message_tools(fields), _arguments(fields))
         return msgspec.json.encode({"input_tokens": len(prompt.ids)})
 
     fields = await pool.run(caller.tenant, checked)
@@ -120,8 +121,7 @@ def _raising_too_long(text: TextModel) -> Iterator[None]:
 
 
 def _arguments(fields: CountFields) -> TemplateArguments:
-    thinks = wants_thoughts(fields)
-    return {} if thinks is None else {"enable_thinking": thinks}
+    return TemplateArguments(enable_thinking=wants_thoughts(fields))
 
 
 def too_long(num_tokens: int, limit: int) -> ApiError:

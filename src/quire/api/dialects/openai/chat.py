@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
 from quire.api.dialects.images import without_pictures
 from quire.api.dialects.keeping import call_message
 from quire.api.dialects.openai.chat_tools import call_delta, call_head, chat_tools
@@ -12,10 +15,10 @@ from quire.api.dialects.openai.fields import (
     CHAT_NAMES,
     NOT_OF_CHATS,
     TIER_OF,
+    check_bounds,
     options,
     reject_unsupported,
     sampling_params,
-    within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
@@ -26,7 +29,7 @@ from quire.api.models.registry import Models
 from quire.client.reply.outputs import Answer, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply.reply import Reply
 from quire.client.request.conversation import converse
-from quire.client.request.text_model import Messages, TemplateArguments
+from quire.client.request.text_model import Messages, TemplateArguments, TextModel
 
 ParsedChat = tuple[ChatFields, Messages]
 """A parsed body: its fields, and its messages as they came."""
@@ -37,8 +40,8 @@ class Chat:
 
     names = CHAT_NAMES
 
-    def __init__(self, drops_images: bool = False) -> None:
-        self._drops_images = drops_images
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._settings = settings
 
     def parse(self, body: dict[str, Any]) -> ParsedChat:
         """Valid fields, or a refusal."""
@@ -46,46 +49,46 @@ class Chat:
         reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("expected logprobs to be true with top_logprobs", "top_logprobs", "invalid_parameter")
-        return fields, without_pictures(body["messages"]) if self._drops_images else body["messages"]
+        return fields, without_pictures(body["messages"]) if self._settings.are_images_dropped else body["messages"]
 
-    def address(self, parsed: ParsedChat, models: Models, caller: Caller, headers: Headers) -> Address:
+    def resolve(self, parsed: ParsedChat, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
         """The model, tenant and priority of a body."""
         fields, _ = parsed
-        return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
+        return ResolvedRequest(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
-    def generation(self, parsed: ParsedChat, to: Target) -> GenerationRequest:
+    def render(
+        self, parsed: ParsedChat, request: ResolvedRequest, text: TextModel
+    ) -> tuple[ResolvedRequest, "ChatWriter"]:
         """The prompt in tokens."""
-        fields, messages = parsed[0], to.stable(parsed[1])
+        fields, cleaned = parsed[0], self._settings.stable_prefix.cleaned(parsed[1])
+        messages, arguments = cleaned.messages, template_arguments(fields)
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
-        if fields.tools or fields.tool_choice or params.grammar is not None or not to.text.is_simple(messages):
-            budget, arguments = fields.thinking_token_budget, template_arguments(fields)
-            conversation = converse(to.text, messages, chat_tools(fields), params.grammar, budget, **arguments)
+        if fields.tools or fields.tool_choice or params.grammar is not None or not text.is_simple(messages):
+            budget = fields.thinking_token_budget
+            conversation = converse(text, messages, chat_tools(fields), params.grammar, budget, arguments)
             ids, parts, params = conversation.ids, conversation.prompt.parts, conversation.applied(params)
         else:
-            ids, parts = to.text.chat_parts(messages, **template_arguments(fields))
-        names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        writer = ChatWriter(to.model.name, fields, names, TIER_OF[to.priority])
-        generation = GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts])
-        return within_bounds(generation, num_prompt_times=1)
+            ids, parts = text.chat_parts(messages, arguments)
+        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        writer = ChatWriter(request.model.name, fields, names, TIER_OF[request.options.priority])
+        request = replace(request, prompts=[ids], params=params, parts=[parts], removed=cleaned.removed)
+        check_bounds(request, text.max_sequence_tokens, num_prompt_times=1)
+        return request, writer
 
 
 def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
     """Arguments of the template; those that the body omits are left to it."""
-    arguments: TemplateArguments = {}
-    if fields.add_generation_prompt is not None:
-        arguments["add_generation_prompt"] = fields.add_generation_prompt
-    if fields.continue_final_message:
-        arguments["continue_final_message"] = True
-    if fields.documents:
-        arguments["documents"] = fields.documents
     extra = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", fields.reasoning_effort)
-    if extra:
-        arguments["extra"] = extra
-    return arguments
+    return TemplateArguments(
+        add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=bool(fields.continue_final_message),
+        documents=fields.documents or None,
+        extra=extra,
+    )
 
 
 class ChatWriter(OpenAIWriter):

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import Address, GenerationRequest, PieceBatch, Target
+from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
 from quire.api.dialects.openai.fields import (
     COMPLETION_NAMES,
     NOT_OF_COMPLETIONS,
+    check_bounds,
     options,
     reject_unsupported,
     sampling_params,
-    within_bounds,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
@@ -43,11 +45,13 @@ class Completions:
             raise invalid(f"expected best_of equal to n, got {fields.best_of}; leave it out", "best_of")
         return fields
 
-    def address(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> Address:
+    def resolve(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
         """The model, tenant and priority of a body."""
-        return Address(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
+        return ResolvedRequest(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
 
-    def generation(self, fields: CompletionFields, to: Target) -> GenerationRequest:
+    def render(
+        self, fields: CompletionFields, request: ResolvedRequest, text: TextModel
+    ) -> tuple[ResolvedRequest, "CompletionWriter"]:
         """The prompts in tokens."""
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
@@ -56,13 +60,14 @@ class Completions:
             settled["prompt_logprobs"] = fields.logprobs or 0
         params = sampling_params(fields, **settled)
         add = fields.add_special_tokens is not False
-        prompts = [_ids(to.text, prompt, add_special_tokens=add) for prompt in fields.prompts]
-        names = TokenNames(to.text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        prompts = [_ids(text, prompt, add_special_tokens=add) for prompt in fields.prompts]
+        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
         echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        writer = CompletionWriter(to.model.name, fields, names, echoes)
-        generation = GenerationRequest(to, prompts, params, writer, bool(fields.stream))
+        writer = CompletionWriter(request.model.name, fields, names, echoes)
+        request = replace(request, prompts=prompts, params=params)
         num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
-        return within_bounds(generation, num_prompt_times=params.n * num_forms)
+        check_bounds(request, text.max_sequence_tokens, num_prompt_times=params.n * num_forms)
+        return request, writer
 
 
 def _ids(text: TextModel, prompt: PromptField, *, add_special_tokens: bool) -> list[int]:

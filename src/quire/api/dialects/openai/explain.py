@@ -11,19 +11,22 @@ from typing import Any
 import msgspec
 from pydantic import RootModel
 
-from quire.api.dialects.body_answers import BodyRequest, BodyResponse, checked_names
-from quire.api.dialects.dialect import Dialect, GenerationRequest, Target
+from quire.api.access.billing import Bill
+from quire.api.dialects.answering import BodyResponse, checked_names
+from quire.api.dialects.cache_report import part_at
+from quire.api.dialects.dialect import Dialect, ResolvedRequest
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
-from quire.api.http.sse import send_whole
+from quire.api.http.request_record import RequestRecord
+from quire.api.http.sse import Send, send_whole
 from quire.api.models.registry import ModelEntry, Models, within_context
 from quire.api.prefix.explanation_json import explanation_body, part_body
-from quire.api.prefix.reuse_notes import part_at
 from quire.client.prefix.explanation import Explanation
 from quire.client.prefix.reuse_log import lost_tokens
+from quire.client.request.text_model import TextModel
 from quire.errors import CapacityError, EngineDeadError
 
 
@@ -34,37 +37,33 @@ class ExplainBody(RootModel[ChatFields | CompletionFields]):
 class Explaining(BodyResponse):
     """Explains one prompt to its tenant."""
 
-    async def answer(self, call: BodyRequest) -> None:
+    async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
         """How much of a prompt would be found in the cache, and why the next token would not."""
-        models = self._admission.models
-        async with call.record.entering():
-            body = await self.sized(len(call.body), lambda: parse_object(call.body))
-            dialect: Dialect = Chat() if "messages" in body else Completions()
-            fields = await self.run(lambda: dialect.parse(checked_names(body, dialect.names, call.record)))
-            at = dialect.address(fields, models, self._caller, call.record.headers)
-            async with models.using(at.model, self._caller.tenant) as client:
-                to = Target.of(at, client, self._admission.settings.stable_prefix)
-                generation = await self.run(lambda: _generation(dialect, fields, to))
-                (ids,) = generation.prompts
-                call.bill.settle(1, len(ids))
-                found = await explained(at.model, models, ids, at.options["cache_group"])
+        models, settings = self._admission.models, self._admission.settings
+        async with record.before_engine():
+            parsed = await self.sized(len(body), lambda: parse_object(body))
+            dialect: Dialect = Chat(settings) if "messages" in parsed else Completions()
+            fields = await self.run(lambda: dialect.parse(checked_names(parsed, dialect.names, record)))
+            request = dialect.resolve(fields, models, self._caller, record.headers)
+            cache_group = request.options.cache_group or self._caller.tenant
+            async with models.using(request.model, self._caller.tenant) as client:
+                request = await self.run(lambda: _rendered(dialect, fields, request, client.text))
+                (ids,) = request.prompts
+                bill.settle(1, len(ids))
+                found = await explained(request.model, models, ids, cache_group)
                 num_lost = lost_tokens(len(ids), found.num_cached_tokens, client.text.info.block_size)
-        part = part_body(part_at(generation.parts, 0, found.position))
-        response = {
-            "object": "cache.explanation",
-            "model": at.model.name,
-            **explanation_body(found, at.options["cache_group"]),
-        }
+        part = part_body(part_at(request.parts, 0, found.position))
+        response = {"object": "cache.explanation", "model": request.model.name, **explanation_body(found, cache_group)}
         response |= {"part": part, "lost_tokens": num_lost}
-        await send_whole(call.send, msgspec.json.encode(response), self.limits())
+        await send_whole(send, msgspec.json.encode(response), self.limits())
 
 
-def _generation(dialect: Dialect, fields: Any, to: Target) -> GenerationRequest:
-    with within_context(to.text.max_sequence_tokens):
-        generation = dialect.generation(fields, to)
-    if len(generation.prompts) != 1:
-        raise invalid(f"expected one prompt, got {len(generation.prompts)}; send one request for each", "prompt")
-    return generation
+def _rendered(dialect: Dialect, fields: Any, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
+    with within_context(text.max_sequence_tokens):
+        request, _ = dialect.render(fields, request, text)
+    if len(request.prompts) != 1:
+        raise invalid(f"expected one prompt, got {len(request.prompts)}; send one request for each", "prompt")
+    return request
 
 
 async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.api.access.auth import Caller
 from quire.api.dialects.body_shapes import Loose
-from quire.api.dialects.dialect import GenerationRequest
+from quire.api.dialects.dialect import ResolvedRequest
 from quire.api.dialects.field_names import FieldNames, names
 from quire.api.dialects.openai.grammars import MAKERS, grammar_of
 from quire.api.dialects.openai.schemas import (
@@ -18,7 +18,7 @@ from quire.api.dialects.openai.schemas import (
     StreamOptionsFields,
     TokenizeFields,
 )
-from quire.api.dialects.request_options import request_options, requested_class
+from quire.api.dialects.request_options import request_options
 from quire.api.http.errors import invalid, unsupported
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_ANSWER_LOGPROBS
@@ -116,27 +116,27 @@ def _biases(biases: Mapping[str, float] | None) -> dict[int, float] | None:
 def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
     """Tenant, priority and cache group of a body."""
     tier = TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
-    return request_options(caller, requested_class(headers, fields.priority, tier), fields.cache_salt)
+    return request_options(caller, headers, tier, fields.priority, fields.cache_salt)
 
 
-def within_bounds(generation: GenerationRequest, num_prompt_times: int) -> GenerationRequest:
-    """The same generation. Raises if prompts and answers do not fit, or an answer would hold too many
-    log-probabilities: before anything is computed.
+def check_bounds(request: ResolvedRequest, limit: int, num_prompt_times: int) -> None:
+    """Raise if prompts and answers do not fit, or an answer would hold too many log-probabilities: before anything is
+    computed.
 
     Those of a prompt are repeated so many times. Those of streamed answers are sent before the next ones come.
     """
-    params, limit = generation.params, generation.to.text.max_sequence_tokens
-    for ids in generation.prompts:
+    params = request.params
+    for ids in request.prompts:
         _check_room(len(ids), params.max_tokens, limit)
     if params.logprobs is None and params.prompt_logprobs is None:
-        return generation
+        return
     num_of_prompt = 0 if params.prompt_logprobs is None else num_prompt_times * (1 + params.prompt_logprobs)
-    num_of_answer = 0 if params.logprobs is None or generation.is_streamed else params.n * (1 + params.logprobs)
+    num_of_answer = 0 if params.logprobs is None or request.is_streamed else params.n * (1 + params.logprobs)
     most = limit if params.max_tokens is None else params.max_tokens
-    lengths = [(len(ids), min(most, limit - len(ids))) for ids in generation.prompts]
+    lengths = [(len(ids), min(most, limit - len(ids))) for ids in request.prompts]
     count = sum(num_of_prompt * num_prompt + num_of_answer * num_answer for num_prompt, num_answer in lengths)
     if count <= MAX_ANSWER_LOGPROBS:
-        return generation
+        return
     raise invalid(
         f"expected at most {MAX_ANSWER_LOGPROBS} log-probabilities in a response, every alternative counted, for each "
         f"of n answers to each prompt, got {count}; request fewer alternatives, a smaller n, a lower max_tokens, or "

@@ -3,23 +3,26 @@
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Caller
-from quire.api.access.conversation_store import ConversationStore, KeptConversation
-from quire.api.dialects.dialect import Address, GenerationRequest, Target
+from quire.api.access.conversation_store import KeptConversation
+from quire.api.dialects.dialect import ResolvedRequest
 from quire.api.dialects.images import Images
 from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.dialects.openai.fields import RESPONSE_NAMES, TIERS
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ResponseFields, parse_fields
-from quire.api.dialects.request_options import request_options, requested_class
+from quire.api.dialects.request_options import request_options
 from quire.api.http.errors import ApiError, shortened, unsupported
 from quire.api.http.headers import Headers
 from quire.api.models.registry import Models
 from quire.client.reply.outputs import Answer
 from quire.client.request.conversation import converse
 from quire.client.request.params import SamplingParams
-from quire.client.request.text_model import TemplateArguments
+from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
 
@@ -32,9 +35,10 @@ class Responses:
 
     names = RESPONSE_NAMES
 
-    def __init__(self, images: Images, store: ConversationStore | None = None) -> None:
-        self._images = images
-        self._store = store
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self._stable_prefix = settings.stable_prefix
+        self._images = Images(settings.are_images_dropped)
+        self._store = settings.store
 
     def parse(self, body: dict[str, Any]) -> ResponseFields:
         """Valid fields, or a refusal."""
@@ -49,22 +53,23 @@ class Responses:
             raise unsupported("background", "a response is sent only to the client that waits for it")
         return fields
 
-    def address(self, fields: ResponseFields, models: Models, caller: Caller, headers: Headers) -> Address:
+    def resolve(self, fields: ResponseFields, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
         """The model, tenant and priority of a body."""
-        priority = requested_class(headers, None, TIERS.get(fields.service_tier or "", PriorityClass.NORMAL))
-        return Address(models.named(fields.model), request_options(caller, priority), bool(fields.stream))
+        tier = TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
+        return ResolvedRequest(models.named(fields.model), request_options(caller, headers, tier), bool(fields.stream))
 
-    def generation(self, fields: ResponseFields, to: Target) -> GenerationRequest:
+    def render(
+        self, fields: ResponseFields, request: ResolvedRequest, text: TextModel
+    ) -> tuple[ResolvedRequest, ItemsWriter]:
         """The prompt in tokens. An answer is as long as there is room."""
-        arguments: TemplateArguments = {}
         effort = (fields.reasoning or {}).get("effort")
-        if isinstance(effort, str):
-            arguments["extra"] = {"reasoning_effort": effort}
-        tenant = to.options["tenant"]
+        arguments = TemplateArguments(extra={"reasoning_effort": effort} if isinstance(effort, str) else {})
+        tenant = request.options.tenant
         kept, new = self._history(fields, tenant), messages_of_items(fields, self._images)
-        stored, messages = [*kept, *new], to.stable(new.behind([*_instructions(fields), *kept]))
-        conversation = converse(to.text, messages, response_tools(fields), response_grammar(fields), **arguments)
-        room = to.text.max_sequence_tokens - len(conversation.ids)
+        stored, cleaned = [*kept, *new], self._stable_prefix.cleaned(new.behind([*_instructions(fields), *kept]))
+        use, grammar = response_tools(fields), response_grammar(fields)
+        conversation = converse(text, cleaned.messages, use, grammar, arguments=arguments)
+        room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
             raise RequestTooLargeError(f"got {len(conversation.ids)} tokens in the input; shorten it")
         sampling = {"temperature": fields.temperature, "top_p": fields.top_p}
@@ -74,12 +79,13 @@ class Responses:
             **{name: value for name, value in sampling.items() if value is not None},  # type: ignore[arg-type]
         )
         store = self._store if fields.store is not False else None
-        writer = ItemsWriter(to.model.name, fields, is_kept=store is not None)
+        writer = ItemsWriter(request.model.name, fields, is_kept=store is not None)
         keep = None
         if store is not None:
             keep = keeping(store, tenant, writer.response_id, KeptConversation(stored), sent_back, writer)
         ids, parts, params = conversation.ids, conversation.prompt.parts, conversation.applied(params)
-        return GenerationRequest(to, [ids], params, writer, bool(fields.stream), parts=[parts], keep=keep)
+        removed = cleaned.removed
+        return replace(request, prompts=[ids], params=params, parts=[parts], removed=removed, keep=keep), writer
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
         """The messages before, without their instructions."""

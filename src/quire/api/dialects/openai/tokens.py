@@ -88,4 +88,4 @@ def _ids(text: TextModel, fields: TokenizeFields, body: dict[str, Any]) -> list[
         return text.tokenizer.encode(fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     refuse_of(body, ADDED_TOKENS)
     use = ToolUse(tools_of(fields.tools or ()))
-    return chat_prompt(text, body["messages"], use, **template_arguments(fields)).ids
+    return chat_prompt(text, body["messages"], use, template_arguments(fields)).ids

@@ -44,16 +44,13 @@ class OpenAIWriter:
         """Usage is the last chunk."""
         self.with_usage_always = self.with_usage and bool(options and options.continuous_usage_stats)
         """Usage is in every chunk."""
-        self._head = {"id": new_id(self.id_prefix), "object": self.object_name, "created": int(time()), "model": model}
+        self.answer_id = new_id(self.id_prefix)
+        self._head = {"id": self.answer_id, "object": self.object_name, "created": int(time()), "model": model}
         head = ENCODER.encode(self._head | {"object": self.chunk_name})
         self.before = b"data: " + head[:-1] + b',"choices":['
         """What a chunk has before its choice."""
         self.after = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
         """What it has after it, unless usage is in every chunk."""
-
-    @property
-    def answer_id(self) -> str:
-        return str(self._head["id"])
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         """Nothing: a stream is its chunks."""

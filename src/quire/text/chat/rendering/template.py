@@ -13,7 +13,9 @@ The prompt comes back with the spans that a client wrote, so that no client's te
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Any
+
+import msgspec
 
 from quire.errors import CheckpointError, InvalidTextError, QuireError, TemplateError
 from quire.text.chat.rendering.helpers import Helpers
@@ -50,19 +52,22 @@ CONTINUE_MARK = "\ue000quire-continue\ue001"
 """Put after the last message to see where a template writes its end. Private-use characters: no text of a client's."""
 
 
-class TemplateArguments(TypedDict, total=False):
-    """What a rendering may be told."""
+class TemplateArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Arguments of a rendering."""
 
-    add_generation_prompt: bool
-    """End where the assistant begins. True unless the last message is continued."""
-    continue_final_message: bool
+    add_generation_prompt: bool | None = None
+    """End where the assistant begins. None: yes, unless the last message is continued."""
+    continue_final_message: bool = False
     """End inside the last message, so that the model goes on with it."""
-    tools: Sequence[Mapping[str, Any]] | None
-    documents: Sequence[Mapping[str, Any]] | None
-    enable_thinking: bool | None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    enable_thinking: bool | None = None
     """None leaves it to the template."""
-    extra: Mapping[str, Any]
+    extra: Mapping[str, Any] = {}
     """A client's `chat_template_kwargs`; names outside the allow-list are refused."""
+
+
+NO_ARGUMENTS = TemplateArguments()
 
 
 class ChatTemplate:
@@ -94,20 +99,20 @@ class ChatTemplate:
         """All text the template may write of its own: its source, as it stands and as it is read, and its tokens."""
         return "\0".join((self._loaded.own_text, self._source, *self._special_tokens.values()))
 
-    def render(self, messages: Sequence[Message], **arguments: Unpack[TemplateArguments]) -> Rendered:
+    def render(self, messages: Sequence[Message], arguments: TemplateArguments = NO_ARGUMENTS) -> Rendered:
         """The prompt. Special tokens are written out in it: encode it without adding them again."""
         if self.failure is not None:
             raise self.failure
-        is_continued = arguments.get("continue_final_message", False)
-        add_generation_prompt = arguments.get("add_generation_prompt", not is_continued)
+        is_continued, begins_answer = arguments.continue_final_message, arguments.add_generation_prompt
+        add_generation_prompt = not is_continued if begins_answer is None else begins_answer
         if is_continued and add_generation_prompt:
             both = "expected a continued final message or a new one, got both; set add_generation_prompt to false"
             raise TemplateError(both, code="two_final_messages")
         prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
         request = Render(
             messages=_mark_end(prepared) if is_continued else prepared,
-            tools=arguments.get("tools"),
-            documents=arguments.get("documents"),
+            tools=arguments.tools,
+            documents=arguments.documents,
             extra=self._checked_extra(arguments),
             add_generation_prompt=add_generation_prompt,
             now=self._now().isoformat(),
@@ -137,13 +142,13 @@ class ChatTemplate:
         raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
-        extra = dict(arguments.get("extra", {}))
+        extra = dict(arguments.extra)
         unknown = sorted(set(extra) - self._extra_arguments)
         if unknown:
             allowed = ", ".join(sorted(self._extra_arguments))
             rule = f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out"
             raise TemplateError(rule, code="unknown_template_argument")
-        thinking = arguments.get("enable_thinking")
+        thinking = arguments.enable_thinking
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
 
 

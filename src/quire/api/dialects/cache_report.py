@@ -5,44 +5,40 @@ then is recorded.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
 from quire.api.access.admission import Admission
+from quire.api.dialects.dialect import ResolvedRequest, ResponseWriter
 from quire.api.http.request_record import RequestRecord
 from quire.api.prefix.warnings import removed_headers, warning_headers
 from quire.client.prefix.explanation import UNKNOWN, Explanation, decoded_text
 from quire.client.prefix.prefix_guard import SeenPrompt
 from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord, lost_tokens
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import RemovedLine
 from quire.client.request.text_model import Tokenizer
 
 HEADER = b"x-quire-cache"
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerIdentity:
-    """A request's response id, prompt parts and removed lines."""
-
-    answer_id: str
-    parts: Sequence[PromptParts]
-    """Of its prompts, where they have any."""
-    tokenizer: Tokenizer
-    removed: Sequence[RemovedLine] = ()
-    """Lines that were removed from its system texts."""
-
-
 class CacheReport:
     """Of one request."""
 
-    def __init__(self, admission: Admission, record: RequestRecord, names: AnswerIdentity) -> None:
+    def __init__(
+        self,
+        admission: Admission,
+        record: RequestRecord,
+        request: ResolvedRequest,
+        writer: ResponseWriter,
+        tokenizer: Tokenizer,
+    ) -> None:
         self._log = admission.reuse_log
         self._metrics = admission.metrics
         self._guard = admission.prefix_guard
         self._record = record
-        self._names = names
+        self._request = request
+        self._answer_id = writer.answer_id
+        self._tokenizer = tokenizer
         self.is_waiting = True
         """Not all prompts are recorded yet."""
 
@@ -67,7 +63,7 @@ class CacheReport:
         self.take()
         found = [handle.reply.reuse for handle in self._record.handles]
         records = [one for one in found if one is not None]
-        removed = removed_headers(self._names.removed)
+        removed = removed_headers(self._request.removed)
         if not records or len(records) < len(found):
             return removed
         warnings = self._guard.of_request(self._record.request_id, monotonic())
@@ -82,8 +78,8 @@ class CacheReport:
                 self._guard.answered(reuse, [token for piece in pieces if not piece.index for token in piece.token_ids])
 
     def _seen(self, reply: Reply, reuse: ReuseRecord) -> SeenPrompt:
-        parts = self._names.parts[reuse.prompt_index] if self._names.parts else None
-        return SeenPrompt(reuse, reply.request.prompt, partial(decoded_text, self._names.tokenizer), parts)
+        parts = self._request.parts[reuse.prompt_index] if self._request.parts else None
+        return SeenPrompt(reuse, reply.request.prompt, partial(decoded_text, self._tokenizer), parts)
 
     def _record_of(self, reply: Reply, index: int) -> ReuseRecord:
         request = reply.request
@@ -97,11 +93,11 @@ class CacheReport:
             model=self._record.model,
             at_s=monotonic(),
             explanation=found,
-            part=part_at(self._names.parts, index, found.position),
+            part=part_at(self._request.parts, index, found.position),
             num_lost_tokens=num_lost if is_known else 0,
             num_cached_tokens=reply.num_cached_tokens,
             prompt_index=index,
-            answer_id=self._names.answer_id,
+            answer_id=self._answer_id,
         )
 
 

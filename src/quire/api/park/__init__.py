@@ -1,1 +1,0 @@
-"""Models that are loaded when they are requested and unloaded when memory is needed."""
