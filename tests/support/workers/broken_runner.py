@@ -15,7 +15,7 @@ import msgspec
 
 from quire.backends.protocol import PendingStep
 from quire.core.events import Queued
-from quire.core.step import NO_MASKS, Masks, RowResult, StepPlan, StepResult, WorkItem
+from quire.core.step import NO_MASKS, ROW_FAILED, Masks, RowError, RowResult, StepPlan, StepResult, WorkItem
 from quire.engine.engine import Engine
 from quire.errors import InvariantError
 from quire.worker import messages
@@ -130,7 +130,9 @@ def _without_row(result: StepResult, sequence_id: int) -> StepResult:
 AFTER: dict[str, Change] = {
     "foreign_row": lambda result, _name, _size: _with_row(result, -1, RowResult()),
     "missing_row": lambda result, name, _size: _without_row(result, name),
-    "row": lambda result, name, _size: _with_row(result, name, RowResult(error="this row could not be computed")),
+    "row": lambda result, name, _size: _with_row(
+        result, name, RowResult(error=RowError(ROW_FAILED, "this row could not be computed"))
+    ),
     "two_tokens": lambda result, name, _size: _with_row(result, name, RowResult((0, 0))),
     "wrong_step": lambda result, _name, _size: result._replace(step=result.step + 1),
     "wrong_token": lambda result, name, size: _with_row(result, name, RowResult((size,))),

@@ -39,7 +39,7 @@ from quire.client.reply.reply import Reply
 from quire.client.request.requests import make_request
 from quire.client.request.text_model import TextModel
 from quire.core.request import Request
-from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE, WORK_CUT
+from quire.core.step import GRAMMAR_FAILED, UNSATISFIABLE
 from quire.errors import WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
