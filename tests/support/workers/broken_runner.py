@@ -127,6 +127,7 @@ def _without_row(result: StepResult, sequence_id: int) -> StepResult:
     return result._replace(rows={name: row for name, row in result.rows.items() if name != sequence_id})
 
 
+NOT_COMPUTED = RowError(ROW_FAILED, "this row could not be computed")
 AFTER: dict[str, Change] = {
     "foreign_row": lambda result, _name, _size: _with_row(result, -1, RowResult()),
     "missing_row": lambda result, name, _size: _without_row(result, name),
