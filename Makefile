@@ -10,7 +10,7 @@ PROVE = --scale $(SCALE) --only "$(ONLY)"
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
 export GOMP_SPINCOUNT ?= 5000
 
-.PHONY: help setup lock check lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench compare peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
+.PHONY: help setup lock check check-fast core-tests lint types contracts test fix size model model-coder model-gemma bench-models native-sanitize native-neon profile-step bench compare peers tables proof-all proof-memory proof-scheduler proof-torch proof-engine proof-native proof-bench proof-doors proof-worker proof-findings proof-house proof-seam proof-cpu proof-steps proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,13 @@ contracts:
 # gone, and to wait for it in each test that is left would take hours.
 test:  ## the tests, with branch coverage of the core; one file: python -m pytest tests/...
 	$(PYTHON) -m pytest --numprocesses 3 --dist loadfile --maxfail 20 --cov --cov-report=term-missing:skip-covered
+
+check-fast:  ## the linter, and the tests that open no socket and need neither torch nor a model: under two minutes
+	$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check .
+	$(PYTHON) -m pytest -q --numprocesses 2 --dist loadfile -m "not sockets and not torch and not model"
+
+core-tests:  ## the tests of the core without torch, and the processor time they take: at most a minute
+	$(PYTHON) -m benchmarks.core_tests
 
 fix:  ## format, and mend what the linter can mend
 	$(PYTHON) -m ruff check --fix .

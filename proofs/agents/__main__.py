@@ -43,5 +43,7 @@ ROOMS = (
 )
 
 
+PATHS = ("src/quire/api", "src/quire/client", "src/quire/text")
+
 if __name__ == "__main__":
-    sys.exit(run("agents", *ROOMS))
+    sys.exit(run("agents", *ROOMS, paths=PATHS))

@@ -276,5 +276,7 @@ def _beyond_loopback(server: Server) -> list[str]:
     return [one for pid in server.pids() for one in listeners(pid) if not LOOPBACK.match(one)]
 
 
+PATHS = ("src/quire/api", "src/quire/client")
+
 if __name__ == "__main__":
-    sys.exit(run("doors", *PARTS, sys.modules[__name__]))
+    sys.exit(run("doors", *PARTS, sys.modules[__name__], paths=PATHS))

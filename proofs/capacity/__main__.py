@@ -14,5 +14,7 @@ import sys
 from proofs.capacity import fleets, plan, real, router, traces
 from proofs.framework.proof import run
 
+PATHS = ("src/quire/sim", "src/quire/fleet/routing", "src/quire/core")
+
 if __name__ == "__main__":
-    sys.exit(run("capacity", router, traces, real, plan, fleets))
+    sys.exit(run("capacity", router, traces, real, plan, fleets, paths=PATHS))

@@ -511,5 +511,7 @@ def block_rate(memory: KVMemory, number: int) -> float:
     return 32 * len(prompts) / (time.perf_counter() - start)
 
 
+PATHS = ("src/quire/core/memory", "src/quire/core/inspect", "src/quire/core/digests.py", "src/quire/core/divergence.py")
+
 if __name__ == "__main__":
-    sys.exit(run("memory"))
+    sys.exit(run("memory", paths=PATHS))

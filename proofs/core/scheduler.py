@@ -474,5 +474,7 @@ def speed(proof: Proof) -> None:
     proof.report("plan_apply_ms_1000", statistics.median(thousand.step() for _ in range(num_rounds // 4)) * 1e3)
 
 
+PATHS = ("src/quire/core", "src/quire/sim/server", "src/quire/backends/oracle.py")
+
 if __name__ == "__main__":
-    sys.exit(run("scheduler"))
+    sys.exit(run("scheduler", paths=PATHS))

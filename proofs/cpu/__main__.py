@@ -20,5 +20,7 @@ from proofs.framework.proof import run
 ROOMS = (install, kit, bits, formats, quality, memory, speed, peers)
 
 
+PATHS = ("src/quire/backends/cpu", "src/quire/backends/host", "src/quire/backends/kernels", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("cpu", *ROOMS))
+    sys.exit(run("cpu", *ROOMS, paths=PATHS))

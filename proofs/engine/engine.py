@@ -244,5 +244,7 @@ def _run(work: Path, command: list[str], said: str = "") -> "subprocess.Complete
     return subprocess.run(command, cwd=work, env=environment, input=said, capture_output=True, text=True, timeout=900)
 
 
+PATHS = ("src/quire/client", "src/quire/engine", "src/quire/text")
+
 if __name__ == "__main__":
-    sys.exit(run("engine"))
+    sys.exit(run("engine", paths=PATHS))

@@ -577,5 +577,7 @@ def _slope(samples: Sequence[tuple[int, int]]) -> float:
     return float(statistics.linear_regression(*zip(*late, strict=True)).slope) if len(late) > 1 else 0.0
 
 
+PATHS = ("src/quire/worker", "src/quire/engine", "src/quire/core")
+
 if __name__ == "__main__":
-    sys.exit(run("worker"))
+    sys.exit(run("worker", paths=PATHS))

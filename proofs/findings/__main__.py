@@ -48,5 +48,7 @@ TOPICS = (
     still_open,
 )
 
+PATHS = ("src", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("findings", *TOPICS))
+    sys.exit(run("findings", *TOPICS, paths=PATHS))

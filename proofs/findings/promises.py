@@ -1,12 +1,10 @@
-"""Promises of the front page: each is reached by a test that passes, and the server is right about why a prompt missed.
+"""A promise of the front page: the server is right about why a prompt missed.
 
 `explain_wrong` constructs misses in a real `quire serve` with a small pool, two models and two tenants, knows of each
 what the answer must be, and asks by `/v1/cache/explain`, or by running the request with `cache_explain`.
 """
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -17,13 +15,11 @@ from http.client import HTTPConnection
 from pathlib import Path
 from random import Random
 from typing import Any
-from xml.etree import ElementTree
 
-from benchmarks.record import ROOT, say
+from benchmarks.record import say
 from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
 from quire.api.access.keys import add_key
-from tests.promises.registry import PAGES, entries, promises, untested
 from tests.support.models.tiny_models import Tiny, make_directory
 
 BLOCK = 32
@@ -34,35 +30,6 @@ SLOW_TOKEN = 251
 SIZES = ("--memory", "1GiB", "--max-model-len", "512", "--max-running", "4", "--max-step-tokens", "64")
 FAULTS = {"QUIRE_TESTING": "1", "QUIRE_FAULTS": json.dumps([{"kind": "slow", "token": SLOW_TOKEN, "by": 150.0}])}
 PATIENCE_S = 120.0
-
-
-# -- every promise has a test that passes ------------------------------------------------------------------------------
-
-
-@section("promises: reached by their tests")
-def promises_reached(proof: Proof) -> None:
-    """Run the tests of the registry; count the promises that none of them, or not all of them, reach."""
-    listed = entries()
-    unlisted = [why for page in PAGES for promise in promises(page) if (why := untested(promise, listed))]
-    passed = passing(sorted({node for entry in listed for node in entry.tests}))
-    unreached = [entry.id for entry in listed if not set(entry.tests) <= passed]
-    for what in (*unlisted, *unreached):
-        say(f"  not reached: {what}")
-    proof.report("promises", len(listed))
-    proof.equals("promises_unreachable", len(unlisted) + len(unreached), 0)
-
-
-def passing(nodes: list[str]) -> set[str]:
-    """Those of these tests that pass; one with parameters only if it passes with all of them."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *nodes]
-        subprocess.run(command, cwd=ROOT, stdout=sys.stderr)
-        outcomes: dict[str, bool] = {}
-        for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - written by the line above
-            name = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name'].partition('[')[0]}"
-            outcomes[name] = outcomes.get(name, True) and not len(case.findall("*"))
-    return {name for name, has_passed in outcomes.items() if has_passed}
 
 
 # -- what a miss must be told as ---------------------------------------------------------------------------------------

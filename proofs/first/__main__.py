@@ -16,5 +16,7 @@ from proofs.framework.proof import run
 ROOMS = (hub, fit, park, page, doctor, wheel)
 
 
+PATHS = ("src/quire/api", "src/quire/cli", "src/quire/checkpoints", "src/quire/client")
+
 if __name__ == "__main__":
-    sys.exit(run("first", *ROOMS))
+    sys.exit(run("first", *ROOMS, paths=PATHS))

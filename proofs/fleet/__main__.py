@@ -18,6 +18,8 @@ import sys
 from proofs.fleet import blocks, cost, equal, intruders, moves, mutants, network, ray, strangers
 from proofs.framework.proof import run
 
+PATHS = ("src/quire/fleet", "src/quire/worker", "src/quire/client")
+
 if __name__ == "__main__":
     here = (equal, moves, cost, blocks, network, intruders, mutants)
-    sys.exit(run("fleet", *here, strangers, ray))
+    sys.exit(run("fleet", *here, strangers, ray, paths=PATHS))

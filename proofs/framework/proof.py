@@ -6,11 +6,11 @@
         proof.at_most("reject_p99_ms", milliseconds, 50)
 
     if __name__ == "__main__":
-        sys.exit(run("server"))
+        sys.exit(run("server", paths=("src/quire/api",)))
 
 A proof prints a table on stderr; its last line on stdout is one JSON object whose values are numbers or true/false; its
 exit code is 1 if a bound does not hold or a section broke off. `--only` takes words of section titles. A full run is
-written to `proofs/results/` with the commit, the machine and the versions.
+written to `proofs/results/` with the paths that it speaks of, the commit, the machine and the versions.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from benchmarks.record import PROOF_RESULTS, circumstances, say
+from proofs.framework.builds import commits_of
 from tests.support.machine.process_memory import give_back_memory
 
 Figure = int | float | bool
@@ -71,6 +72,8 @@ class Proof:
     """Of this run alone, and gone with it."""
     only: tuple[str, ...] = ()
     """Sections to run, by a word of their titles; none runs all. A full run of some is merged into the record."""
+    paths: tuple[str, ...] = ()
+    """The code that the record speaks of: where it has changed since, the record is of an older build."""
     random: Random = field(default_factory=lambda: Random(SystemRandom().getrandbits(64)))
     """Other dice in every run."""
     figures: dict[str, Figure] = field(default_factory=dict)
@@ -174,26 +177,26 @@ class Proof:
             self._path.write_text(json.dumps(self.record(), indent=2) + "\n")
 
     def record(self) -> dict[str, object]:
-        """This run; where it ran some sections only, also what the record says of the others, and of which commit."""
+        """This run; where it ran some sections only, also what the record has of the others. Each has its commit."""
         record: dict[str, Any] = {
             "proof": self.name,
             "scale": self.scale,
+            "paths": list(self.paths),
             "figures": self.figures,
             "broken": self.broken,
             "bounds": self.bounds,
             "seconds": self.seconds,
             **circumstances(),
         }
+        record["commits"] = dict.fromkeys(self.seconds, record["commit"])
         if not self.only or self.before is None:
             return record
         before = self.before
-        part = {"sections": list(before["seconds"]), "commit": before["commit"], "date": before["date"]}
-        record["figures"] = before["figures"] | self.figures
-        record["seconds"] = before["seconds"] | self.seconds
-        record["bounds"] = before.get("bounds", {}) | self.bounds
+        for key in ("figures", "bounds", "seconds"):
+            record[key] = before.get(key, {}) | record[key]
+        record["commits"] = commits_of(before) | record["commits"]
         done_again = {*self.figures, *map(_broke_off, self.seconds)}
         record["broken"] = [key for key in before["broken"] if key not in done_again] + self.broken
-        record["earlier_runs"] = [*before.get("earlier_runs", []), part]
         return record
 
 
@@ -205,8 +208,9 @@ def _broke_off(title: str) -> str:
     return f"{title}: broke off"
 
 
-def run(name: str, *parts: ModuleType | Section) -> int:
-    """Run the proof of this name: these sections and those of these modules, or of the module that was started."""
+def run(name: str, *parts: ModuleType | Section, paths: tuple[str, ...]) -> int:
+    """Run the proof of this name, which speaks of the code in `paths`: these sections and those of these modules, or
+    of the module that was started."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers that a section started are stopped on the way out
     parser = argparse.ArgumentParser(description=f"The proof of {name}.")
     parser.add_argument("--scale", choices=("quick", "full"), default="quick")
@@ -216,7 +220,7 @@ def run(name: str, *parts: ModuleType | Section) -> int:
     for part in parts or (sys.modules["__main__"],):
         sections += [part] if isinstance(part, Section) else sections_of(part)
     with TemporaryDirectory(prefix=f"quire-proof-{name}-") as folder:
-        proof = Proof(name, given.scale, Path(folder), tuple(word for word in given.only.split(",") if word))
+        proof = Proof(name, given.scale, Path(folder), tuple(word for word in given.only.split(",") if word), paths)
         if not proof.chosen(sections):
             parser.error(f"no title has one of these words: {given.only}; there are {[one.title for one in sections]}")
         return proof.run(sections)

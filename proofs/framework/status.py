@@ -2,17 +2,21 @@
 
 python -m proofs.framework.status           rewrite what stands between the marks
 python -m proofs.framework.status --check   exit 1 if something would change
+
+Rows are counted of current records only: one is of an older build where what it speaks of has changed since.
 """
 
+import re
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection
+from functools import partial
 
-from benchmarks.tables import Results, Writers, not_yet, table, write
+from benchmarks.tables import Results, Writers, not_yet, results, table, write
+from proofs.framework.builds import Record, older_sections
 from proofs.framework.proof import REPORTED
 
 PAGES = ("proofs/README.md",)
-Record = Mapping[str, Any]
+OLDER = "older build"
 
 
 def of_proofs(found: Results) -> dict[str, Record]:
@@ -20,27 +24,33 @@ def of_proofs(found: Results) -> dict[str, Record]:
     return {name: record for name, record in found.items() if name.startswith("proof-")}
 
 
-def summary(found: Results) -> str:
-    """One row for each record."""
+def summary(found: Results, older: Collection[str]) -> str:
+    """One row for each record, and what the current ones amount to."""
+    records = of_proofs(found)
+    if not records:
+        return _not_yet()
+    current = [record for name, record in records.items() if name not in older]
     rows = [
         (
             f"[{name}](results/{name}.json)",
             record["date"],
             f"`{record['commit'][:10]}`",
-            f"{len(record['figures'])}",
-            f"{len(record['broken'])}",
+            *((OLDER, "-") if name in older else (f"{len(record['figures'])}", f"{len(record['broken'])}")),
         )
-        for name, record in of_proofs(found).items()
+        for name, record in records.items()
     ]
-    return table(("record", "run of", "commit", "rows", "do not hold"), rows) if rows else _not_yet()
+    num_rows, num_broken = (sum(len(record[key]) for record in current) for key in ("figures", "broken"))
+    total = f"{len(current)} of {len(records)} records are current: {num_rows} rows, {num_broken} do not hold."
+    return f"{table(('record', 'run of', 'commit', 'rows', 'do not hold'), rows)}\n\n{total}"
 
 
-def broken(found: Results) -> str:
+def broken(found: Results, older: Collection[str]) -> str:
     """Every bound that a committed run did not keep."""
     records = of_proofs(found)
     rows = [
-        (f"[{name}](results/{name}.json)", f"`{key}`", _figure(record, key), _bound(record, key), record["date"])
+        (f"[{name}](results/{name}.json)", f"`{key}`", _figure(record, key), _bound(record, key), run)
         for name, record in records.items()
+        for run in (f"{record['date']}, {OLDER}" if name in older else record["date"],)
         for key in record["broken"]
     ]
     if not records:
@@ -84,8 +94,15 @@ def _not_yet() -> str:
     return not_yet("make proof-NAME SCALE=full")
 
 
-WRITERS: Writers = {"summary": summary, "broken": broken, "rows": every_row}
+def older_on(page: str) -> list[str]:
+    """Which records a page shows as of an older build. Any commit may add one, so a page is judged by its own list."""
+    return re.findall(rf"^\| \[(proof-[a-z]+)\].*\| {OLDER} \|", page, re.MULTILINE)
+
+
+def writers(older: Collection[str]) -> Writers:
+    """Of the page, where the records of these names are of an older build."""
+    return {"summary": partial(summary, older=older), "broken": partial(broken, older=older), "rows": every_row}
 
 
 if __name__ == "__main__":
-    sys.exit(write(PAGES, WRITERS))
+    sys.exit(write(PAGES, writers([name for name, record in of_proofs(results()).items() if older_sections(record)])))

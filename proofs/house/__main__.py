@@ -4,9 +4,9 @@ reference.
     make proof-house
 """
 
+import ast
 import asyncio
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +17,11 @@ import typer
 from typer.core import TyperGroup
 
 import quire
-from benchmarks.record import ROOT, say
+from benchmarks.record import PROOF_RESULTS, ROOT, say
+from benchmarks.tables import results
+from proofs.framework.builds import older_sections
 from proofs.framework.proof import Proof, run, section
-from proofs.house import docstrings, measures, way_in
+from proofs.house import coupling, docstrings, measures, way_in
 from proofs.house.worker_probe import REPORT
 from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
@@ -34,15 +36,15 @@ from quire.worker.parent.worker_plan import WorkerPlan
 EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
 TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "starlette", "uvicorn")
 MAX_PRONOUNS = 0.3
-CORE_TESTS = ("tests/unit/core", "tests/property", "tests/sim")
-WITHOUT_TORCH = """
-import sys
-for name in ("torch", "transformers"):
-    sys.modules[name] = None
-import pytest
-sys.exit(pytest.main([*sys.argv[1:], "-q", "-p", "no:cacheprovider"]))
-"""
-MAX_FOLDER_FILES, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PROSE_CHARACTERS, MAX_CORE_TESTS_S = 15, 600, 45, 100, 60.0
+MAX_FOLDER_FILES, MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PROSE_CHARACTERS = 15, 600, 45, 100
+MAX_SOURCE_LINES, MAX_PROOF_LINES = 61_000, 22_500
+RECORDS = ("memory", "scheduler", "worker", "torch", "native", "doors")
+"""Whose records must be of the current build."""
+COUPLING = (
+    ("prose_matches", coupling.prose_matches, 40),
+    ("private_uses", coupling.private_uses, 116),
+    ("dotted_patches", coupling.dotted_patches, 115),
+)
 
 
 @section("imports")
@@ -120,15 +122,37 @@ def prove_worker(proof: Proof) -> None:
     none(proof, "worker_text_imports", wrong)
 
 
-@section("core tests")
-def prove_core_tests(proof: Proof) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, *CORE_TESTS], cwd=ROOT, stdout=sys.stderr)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode:
-        raise RuntimeError(f"the tests failed without torch: exit {done.returncode}")
-    taken_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    at_most(proof, "core_tests_s", round(taken_s, 1), " ".join(CORE_TESTS), MAX_CORE_TESTS_S)
+@section("records")
+def prove_records(proof: Proof) -> None:
+    records = {name.removeprefix("proof-"): record for name, record in results(PROOF_RESULTS).items()}
+    older = {name: older_sections(records[name]) for name in RECORDS}
+    for name, titles in older.items():
+        say(f"    {name}, sections of an older build: {', '.join(titles) or 'none'}")
+    proof.equals("records_old", sum(map(bool, older.values())), 0, f"of {', '.join(RECORDS)}")
+    uncounted = measures.Exceptions.read(EXCEPTIONS).uncounted
+    seconds = [s for record in records.values() for title, s in record["seconds"].items() if title not in uncounted]
+    proof.report("proof_hours", sum(seconds) / 3600, "as the sections took last")
+
+
+@section("sizes")
+def prove_sizes(proof: Proof) -> None:
+    findings = {*git_files("proofs/findings/*.py")}
+    proof.at_most("src_lines", num_lines(git_files("src/*.py")), MAX_SOURCE_LINES)
+    proof.at_most("proof_lines", num_lines({*git_files("proofs/*.py")} - findings), MAX_PROOF_LINES, "without findings")
+
+
+@section("coupling")
+def prove_coupling(proof: Proof) -> None:
+    trees = {path: ast.parse((ROOT / path).read_text()) for path in git_files("tests/*.py")}
+    for key, places_in, bound in COUPLING:
+        places = [f"{path}:{line}: {text}" for path, tree in trees.items() for line, text in places_in(tree)]
+        for place in places:
+            say(f"    {key}: {place}")
+        proof.at_most(key, len(places), bound)
+
+
+def num_lines(paths: Iterable[str]) -> int:
+    return sum((ROOT / path).read_text().count("\n") for path in paths)
 
 
 def tree() -> list[measures.Module]:
@@ -202,5 +226,7 @@ def at_most(proof: Proof, key: str, value: float, where: str, bound: float) -> N
     proof.at_most(key, value, bound)
 
 
+PATHS = ("src", "native", "docs")
+
 if __name__ == "__main__":
-    sys.exit(run("house", sys.modules[__name__], way_in))
+    sys.exit(run("house", sys.modules[__name__], way_in, paths=PATHS))

@@ -209,6 +209,8 @@ class Exceptions:
     """Identifiers with words of speech that are libraries' own."""
     tables: frozenset[str] = frozenset()
     """Folders that are tables of like things, and may have more files than others."""
+    uncounted: frozenset[str] = frozenset()
+    """Sections of proofs whose time is not counted."""
 
     @classmethod
     def read(cls, path: Path) -> "Exceptions":
@@ -223,6 +225,7 @@ class Exceptions:
             data.get("commands", ""),
             frozenset(data.get("speech", ())),
             frozenset(one["folder"] for one in data.get("table", ())),
+            frozenset(data.get("uncounted", ())),
         )
 
 

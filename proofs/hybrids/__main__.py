@@ -17,5 +17,7 @@ from proofs.hybrids import bits, budgets, memory, parity, speed
 ROOMS = (memory, parity, bits, budgets, speed)
 
 
+PATHS = ("src/quire/backends", "src/quire/core", "src/quire/checkpoints", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("hybrids", *ROOMS))
+    sys.exit(run("hybrids", *ROOMS, paths=PATHS))

@@ -13,5 +13,7 @@ import sys
 from proofs.framework.proof import run
 from proofs.mlx import kit, parity, served, store
 
+PATHS = ("src/quire/backends/mlx", "src/quire/backends/host", "src/quire/core")
+
 if __name__ == "__main__":
-    sys.exit(run("mlx", kit, parity, store, served))
+    sys.exit(run("mlx", kit, parity, store, served, paths=PATHS))

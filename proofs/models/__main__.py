@@ -19,5 +19,7 @@ from proofs.models import bits, parity, real, refused, speed, text
 ROOMS = (parity, real, bits, text, speed, refused)
 
 
+PATHS = ("src/quire/backends", "src/quire/checkpoints", "src/quire/text", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("models", *ROOMS))
+    sys.exit(run("models", *ROOMS, paths=PATHS))

@@ -242,5 +242,7 @@ def fallback(proof: Proof) -> None:
     report_ratio(proof, "fallback_ratio", taken["plain"], taken["native"])
 
 
+PATHS = ("native", "src/quire/backends/kernels", "src/quire/backends/cpu", "src/quire/backends/host")
+
 if __name__ == "__main__":
-    sys.exit(run("native", sys.modules[__name__], native_bits))
+    sys.exit(run("native", sys.modules[__name__], native_bits, paths=PATHS))

@@ -398,5 +398,7 @@ def budgets(proof: Proof) -> None:
     proof.equals("over_budget", over, 0)
 
 
+PATHS = ("src/quire/backends/torch", "src/quire/backends/host", "src/quire/backends/kernels", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("torch"))
+    sys.exit(run("torch", paths=PATHS))

@@ -8,5 +8,7 @@ import sys
 from proofs.framework.proof import run
 from proofs.seam import dialects, hops, mutants, wanted
 
+PATHS = ("src/quire/api", "src/quire/client", "src/quire/worker", "src/quire/engine", "src/quire/core")
+
 if __name__ == "__main__":
-    sys.exit(run("seam", dialects, wanted, hops, mutants))
+    sys.exit(run("seam", dialects, wanted, hops, mutants, paths=PATHS))

@@ -16,5 +16,15 @@ import sys
 from proofs.framework.proof import run
 from proofs.see import dashboard, explain, guard, leaks, replay, top, watch
 
+PATHS = (
+    "src/quire/api",
+    "src/quire/cli",
+    "src/quire/client",
+    "src/quire/engine",
+    "src/quire/core",
+    "src/quire/observe",
+    "src/quire/sim",
+)
+
 if __name__ == "__main__":
-    sys.exit(run("see", explain, leaks, guard, watch, dashboard, top, replay))
+    sys.exit(run("see", explain, leaks, guard, watch, dashboard, top, replay, paths=PATHS))

@@ -167,5 +167,7 @@ def _load(running: Running, setup: LoadSetup) -> Run:
     return done
 
 
+PATHS = ("src/quire/bench", "src/quire/engine", "src/quire/core", "src/quire/backends", "native")
+
 if __name__ == "__main__":
-    sys.exit(run("bench"))
+    sys.exit(run("bench", paths=PATHS))

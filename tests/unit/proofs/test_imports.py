@@ -10,7 +10,7 @@ from benchmarks.record import ROOT
 IMPORTED = re.compile(r"^\s*(?:from|import) ([\w.]+)", re.MULTILINE)
 FORBIDDEN = {
     "benchmarks": r"proofs(\.|$)|tests\.(?!support)",
-    "proofs": r"tests\.(?!support|mutants|promises\.registry)",
+    "proofs": r"tests\.(?!support|mutants)",
 }
 
 

@@ -144,7 +144,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch, *words: str, parts: tuple[Section, ...] = (first, raises, last)) -> int:
     monkeypatch.setattr("sys.argv", ["proof", *words])
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    return run("nothing", *parts)
+    return run("nothing", *parts, paths=("src",))
 
 
 def test_a_full_run_is_recorded_and_a_part_of_it_is_merged(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,13 +152,15 @@ def test_a_full_run_is_recorded_and_a_part_of_it_is_merged(results: Path, monkey
     whole = json.loads((results / "proof-nothing.json").read_text())
     assert whole["broken"] == ["raises: broke off"]
     assert whole["bounds"] == {"first_done": "1", "before_the_crash": "1", "last_done": "1"}
+    monkeypatch.setattr(framework, "circumstances", lambda: {"commit": "d", "date": "2026-01-03"})
     mended = Section("raises", lambda proof: proof.equals("before_the_crash", 2, 2))
     assert ran(monkeypatch, "--scale", "full", "--only", "raises", parts=(first, mended)) == 0
     part = json.loads((results / "proof-nothing.json").read_text())
     assert part["broken"] == []
     assert part["figures"] == {"first_done": 1, "before_the_crash": 2, "last_done": 1}
     assert part["bounds"]["before_the_crash"] == "2"
-    assert part["earlier_runs"] == [{"sections": list(whole["seconds"]), "commit": "c", "date": "2026-01-02"}]
+    assert part["commits"] == {"first": "c", "raises": "d", "last asynchronous": "c"}
+    assert part["paths"] == ["src"]
 
 
 def test_a_quick_run_is_not_recorded(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

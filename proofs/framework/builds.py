@@ -1,0 +1,55 @@
+"""Which sections of a record are of an older build: code that they speak of has changed since the commit they ran on."""
+
+import ast
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from benchmarks.record import ROOT
+
+Record = Mapping[str, Any]
+EVERYTHING = ("src", "native")
+"""What a record speaks of that names no paths."""
+
+
+def commits_of(record: Record) -> dict[str, str]:
+    """The commit that each section ran on. Of a record without them, the oldest that any of it may be of."""
+    oldest = record.get("earlier_runs", [record])[0]["commit"]
+    return dict(record.get("commits") or dict.fromkeys(record["seconds"], oldest))
+
+
+def older_sections(record: Record) -> list[str]:
+    """Titles of the sections whose paths hold other code now."""
+    paths = tuple(record.get("paths") or EVERYTHING)
+    return [title for title, commit in commits_of(record).items() if has_changed(commit, paths)]
+
+
+@cache
+def has_changed(commit: str, paths: tuple[str, ...]) -> bool:
+    """Whether code under these paths differs from that commit's, apart from renames, comments and docstrings. True
+    also of a commit that this clone does not have."""
+    listed = _git("diff", "--name-status", "--find-renames", commit, "HEAD", "--", *paths)
+    return listed is None or any(not _is_same_code(commit, *line.split("\t")) for line in listed.splitlines())
+
+
+def _is_same_code(commit: str, status: str, *files: str) -> bool:
+    if status == "R100":
+        return True
+    before, after = _git("show", f"{commit}:{files[0]}"), _git("show", f"HEAD:{files[-1]}")
+    is_python = all(file.endswith(".py") for file in files)
+    return is_python and before is not None and after is not None and code_of(before) == code_of(after)
+
+
+def code_of(text: str) -> str:
+    """A Python file without comments, docstrings and layout."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(body := getattr(node, "body", None), list):
+            body[:] = [one for one in body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
+    return ast.dump(tree)
+
+
+def _git(*words: str) -> str | None:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout
