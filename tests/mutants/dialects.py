@@ -18,62 +18,55 @@ ERRORS = "api/http/errors.py"
 
 MUTANTS = [
     # -- pieces --
-    Mutant("thoughts and text are joined", OUTPUTS, 'attrgetter("part")', 'attrgetter("index")'),
-    Mutant("a joined piece is text again", OUTPUTS, "        part=last.part,\n", ""),
-    Mutant("log-probabilities weigh nothing", OUTPUTS, "LOGPROB_BYTES * entries", "LOGPROB_BYTES * len(self.logprobs)"),
+    Mutant("thoughts and text are joined", OUTPUTS, "_by_part", 'attrgetter("part")', 'attrgetter("index")'),
+    Mutant("a joined piece is text again", OUTPUTS, "_join", "part=last.part,", ""),
+    Mutant("log-probabilities weigh nothing", OUTPUTS, "Piece.__post_init__", "LOGPROB_BYTES * entries", "LOGPROB_BYTES * len(self.logprobs)"),
     Mutant(
         "a thought is the chat's content",
         f"{OPENAI}/chat.py",
-        'return {"reasoning": piece.delta, "reasoning_content": piece.delta}',
-        'return {"content": piece.delta}',
+        "_delta", 'return {"reasoning": piece.delta, "reasoning_content": piece.delta}', 'return {"content": piece.delta}',
     ),
     # -- batches and streams --
     Mutant(
         "a stream that ended with its last piece is waited for",
         ANSWERING,
-        "if not self._ready.is_set() and not self._is_over:",
-        "if not self._ready.is_set():",
+        "Batches.__anext__", "if not self._ready.is_set() and not self._is_over:", "if not self._ready.is_set():",
     ),
     Mutant(
-        "a pause is never noticed", ANSWERING, "self._is_silent, left_s = True,", "self._is_silent, left_s = False,"
+        "a pause is never noticed", ANSWERING, "Batches._check_silence", "self._is_silent, left_s = True,", "self._is_silent, left_s = False,"
     ),
-    Mutant("one pause is all there is", ANSWERING, "self._came_s, self._is_silent = self._loop.time(), False", "pass"),
+    Mutant("one pause is all there is", ANSWERING, "Batches.__anext__", "self._came_s, self._is_silent = self._loop.time(), False", "pass"),
     Mutant(
         "a keep-alive opens a stream",
         ANSWERING,
-        "            elif self._has_begun:\n                await self._write(writer.keep_alive)\n",
-        "            elif True:\n                await self._write_part(writer.keep_alive)\n",
+        "Streaming._data", 'self._writer.keep_alive if self._has_written else b""', "self._writer.keep_alive",
     ),
-    Mutant("a stream has no beginning", ANSWERING, "data = self._writer.begin(self._replies) + data", "pass"),
+    Mutant("a stream has no beginning", ANSWERING, "Streaming._write", "data = self._writer.begin(self._replies) + data", "pass"),
     Mutant(
         "tokens are counted for one batch only",
         ANSWERING,
-        "self._count(self._num_counted + sum(counts.values()))",
-        "self._count(sum(counts.values()))",
+        "TokenClock.tick", "self._count(self._num_counted + sum(counts.values()))", "self._count(sum(counts.values()))",
     ),
     Mutant(
         "usage is never the last chunk",
         f"{OPENAI}/writer.py",
-        "+ DONE if self.with_usage else DONE",
-        "+ DONE if False else DONE",
+        "OpenAIWriter.end", "+ DONE if self.with_usage else DONE", "+ DONE if False else DONE",
     ),
     # -- errors --
-    Mutant("below its path an API is not heard", FORMATS, ' or path.startswith(f"{owned}/")', ""),
-    Mutant("an API owns its neighbours", FORMATS, 'path.startswith(f"{owned}/")', "path.startswith(owned)"),
+    Mutant("below its path an API is not heard", FORMATS, "ErrorFormats.at", 'or path.startswith(f"{owned}/")', ""),
+    Mutant("an API owns its neighbours", FORMATS, "ErrorFormats.at", 'path.startswith(f"{owned}/")', "path.startswith(owned)"),
     Mutant(
-        "errors tell of the machine", ERRORS, "self.message = _clean(self.message)", "self.message = str(self.message)"
+        "errors tell of the machine", ERRORS, "ApiError.__post_init__", "self.message = _clean(self.message)", "self.message = str(self.message)"
     ),
-    Mutant("when to come back is not told", ERRORS, "if error.retry_after_s is not None:", "if False:"),
+    Mutant("when to come back is not told", ERRORS, "ErrorFormat.answer", "if error.retry_after_s is not None:", "if False:"),
     Mutant(
         "a parameter's name is lost between processes",
         "core/events.py",
-        'InvalidParameterError: ("message", "parameter"),',
-        'InvalidParameterError: ("message",),',
+        "_DETAILS", 'InvalidParameterError: ("message", "parameter"),', 'InvalidParameterError: ("message",),',
     ),
     Mutant(
         "settings are looked for by the wrong name",
         "config/sources.py",
-        "if setting.field_name in error.settings",
-        "if setting.name in error.settings",
+        "_checked", "if setting.field_name in error.settings", "if setting.name in error.settings",
     ),
 ]

@@ -18,36 +18,33 @@ MUTANTS = [
     Mutant(
         "other groups' answers are guessed",
         NGRAMS,
-        "self._answers.get(sequence.request.namespace, b",
-        'b"".join(self._answers.values()) or (b',
+        "Ngrams.propose", "self._answers.get(sequence.request.namespace, b", 'b"".join(self._answers.values()) or (b',
     ),
-    Mutant("a place that is no border of tokens counts", NGRAMS, "while at > 0 and at % TOKEN_BYTES:", "while False:"),
-    Mutant("the last run itself is found", NGRAMS, "end = len(own) - TOKEN_BYTES", "end = len(own)"),
-    Mutant("one answer runs into the next", NGRAMS, ".tobytes() + _BETWEEN", ".tobytes()"),
-    Mutant("answers are kept for ever", NGRAMS, "        del kept[: max(0, len(kept) - ANSWER_BYTES)]\n", ""),
+    Mutant("a place that is no border of tokens counts", NGRAMS, "_last_place", "while at > 0 and at % TOKEN_BYTES:", "while False:"),
+    Mutant("the last run itself is found", NGRAMS, "Ngrams.propose", "end = len(own) - TOKEN_BYTES", "end = len(own)"),
+    Mutant("one answer runs into the next", NGRAMS, "Ngrams.ended", ".tobytes() + _BETWEEN", ".tobytes()"),
+    Mutant("answers are kept for ever", NGRAMS, "Ngrams.ended", "del kept[: max(0, len(kept) - ANSWER_BYTES)]", ""),
     Mutant(
-        "the oldest run is taken", NGRAMS, "at = tokens.rfind(run, first, end)", "at = tokens.find(run, first, end)"
+        "the oldest run is taken", NGRAMS, "_last_place", "at = tokens.rfind(run, first, end)", "at = tokens.find(run, first, end)"
     ),
-    Mutant("later tokens are not searched", NGRAMS, "    known += array(", '    known += b"" if known else array('),
-    Mutant("a guess costs one sequence's time alone", COST, "MARGIN * num_sequences *", "MARGIN *"),
-    Mutant("prices are those of the smallest step", COST, "low_s + slope * max(0, num_tokens - low)", "points[0][1]"),
-    Mutant("what a text may end is guessed at", DRAFTS, " or request.has_stop_texts:", ":"),
-    Mutant("guesses are as likely as the first of them", DRAFTS, "likelihood *= each", "likelihood = each"),
-    Mutant("all sources share one chance", DRAFTS, "sequence.guess_source = guess.source", "sequence.guess_source = 0"),
-    Mutant("guesses behind a wrong one count as tried", CHANCES, "min(num_right + 1, num_drafts)", "num_drafts"),
+    Mutant("later tokens are not searched", NGRAMS, "_own_bytes", "known += array(", 'known += b"" if known else array('),
+    Mutant("a guess costs one sequence's time alone", COST, "StepCost.least_likelihood", "MARGIN * num_sequences *", "MARGIN *"),
+    Mutant("prices are those of the smallest step", COST, "StepCost.least_likelihood", "low_s + slope * max(0, num_tokens - low)", "points[0][1]"),
+    Mutant("what a text may end is guessed at", DRAFTS, "DraftBudget.take", "or request.has_stop_texts:", ":"),
+    Mutant("guesses are as likely as the first of them", DRAFTS, "DraftBudget._worthwhile", "likelihood *= each", "likelihood = each"),
+    Mutant("all sources share one chance", DRAFTS, "DraftBudget._worthwhile", "sequence.guess_source = guess.source", "sequence.guess_source = 0"),
+    Mutant("guesses behind a wrong one count as tried", CHANCES, "AcceptanceRate.after", "min(num_right + 1, num_drafts)", "num_drafts"),
     Mutant(
         "what stopped paying is never tried again",
         CHANCES,
-        "FORGOTTEN_TOKENS else UNKNOWN\n        return (FIRST",
-        "1 << 60 else UNKNOWN\n        return (FIRST",
+        "AcceptanceRate.likelihood", "FORGOTTEN_TOKENS else UNKNOWN\nreturn (FIRST", "1 << 60 else UNKNOWN\nreturn (FIRST",
     ),
     Mutant(
-        "what was chosen in the place of a forced token counts", GUIDES, "count += num_equal", "count += len(forced)"
+        "what was chosen in the place of a forced token counts", GUIDES, "GrammarMatchers._followed_tokens", "count += num_equal", "count += len(forced)"
     ),
     Mutant(
         "an end that was guessed ends nothing",
         GUIDES,
-        "if is_complete or num_equal < len(forced):",
-        "if num_equal < 0:",
+        "GrammarMatchers._followed_tokens", "if is_complete or num_equal < len(forced):", "if num_equal < 0:",
     ),
 ]
