@@ -45,7 +45,7 @@ class Mutant:
         found = [*_anywhere(self.old).finditer(within)]
         if len(found) != 1:
             place = f"{self.file}::{self.function}"
-            raise ValueError(f"mutant {self.name!r}: expected its text once in {place}, found it {len(found)} times")
+            raise LookupError(f"mutant {self.name!r}: expected its text once in {place}, found it {len(found)} times")
         start, end = found[0].span()
         line = within[within.rfind("\n", 0, start) + 1 :]
         indent = line[: len(line) - len(line.lstrip(" "))]
@@ -58,7 +58,7 @@ def lines_of(function: str, text: str) -> tuple[int, int]:
     for name in function.split("."):
         found = [node for node in nodes if name in _names(node)]
         if len(found) != 1:
-            raise ValueError(f"expected one {function}, found {len(found)} of {name}")
+            raise LookupError(f"expected one {function}, found {len(found)} of {name}")
         nodes = getattr(found[0], "body", [])
     decorators = getattr(found[0], "decorator_list", [])
     return min(one.lineno for one in (found[0], *decorators)) - 1, found[0].end_lineno or found[0].lineno
