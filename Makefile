@@ -120,7 +120,7 @@ proof-findings:  ## defects found by attacking a running server, each shown to b
 proof-seam:  ## hops between client and device, dialects, what is wanted where; SCALE=quick|full
 	$(PYTHON) -m proofs.seam $(PROVE)
 
-proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory, peers; SCALE=quick|full
+proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory; SCALE=quick|full
 	$(PYTHON) -m proofs.cpu $(PROVE)
 
 proof-agents:  ## tools, reasoning and the APIs that agents speak; SCALE=quick|full

@@ -7,19 +7,16 @@
     quality   perplexity of formats, integer arithmetic and 8-bit KV
     memory    the 8B model: nothing written, held once, soon there
     speed     beside the memory, float32, neighbours
-    peers     beside llama.cpp and OpenVINO GenAI
 
-Models: `make model`, `make model-coder`, `make bench-models`. Peers: `benchmarks/peers/install.sh llamacpp|openvino`.
+Models: `make model`, `make model-coder`, `make bench-models`. Beside llama.cpp and OpenVINO GenAI: `make peers`.
 """
 
 import sys
 
-from proofs.cpu import bits, formats, install, kit, memory, peers, quality, speed
+from proofs.cpu import bits, formats, install, kit, memory, quality, speed
 from proofs.framework.proof import run
 
-ROOMS = (install, kit, bits, formats, quality, memory, speed, peers)
-
-
+ROOMS = (install, kit, bits, formats, quality, memory, speed)
 PATHS = ("src/quire/backends/cpu", "src/quire/backends/host", "src/quire/backends/kernels", "native")
 
 if __name__ == "__main__":
