@@ -5,31 +5,15 @@ The SDKs live in environments of their own (`sdk_environments`), and the cases r
 ask one server, at the same time.
 """
 
-import json
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import say
-from proofs.api.load import Server, serve_words, started
-from proofs.api.sdk_environments import javascript_command, python_command
+from proofs.api.load import serve_words, started
+from proofs.api.sdk_environments import LANGUAGES, cases_of, commands
 from proofs.framework.proof import Proof, section
 from quire.api.access.keys import add_key
-
-PATIENCE_S = 3600
-LANGUAGES = {"python": python_command, "javascript": javascript_command}
-
-
-@dataclass(frozen=True, slots=True)
-class Cases:
-    """What one language came to."""
-
-    num_calls: int
-    kinds: dict[str, int]
-    versions: dict[str, str]
-    wrong: list[str]
 
 
 @section("sdk")
@@ -39,29 +23,20 @@ def sdk(proof: Proof) -> None:
     keys = folder / "sdk-keys.json"
     words = serve_words("--tool-format", "hermes", "--store", str(folder / "sdk.db"), "--keys-file", str(keys))
     asked = {name: _asked(keys, name, count // 2, proof.random.getrandbits(30)) for name in LANGUAGES}
-    commands = {name: make(folder) for name, make in LANGUAGES.items()}
+    by_language = commands(folder)
     with started(folder, *words, module="quire serve") as server, ThreadPoolExecutor() as threads:
-        running = {name: threads.submit(_ran, server, commands[name], asked[name]) for name in LANGUAGES}
+        running = {name: threads.submit(cases_of, server, by_language[name], asked[name]) for name in LANGUAGES}
         told = {name: one.result() for name, one in running.items()}
     wrong = [line for one in told.values() for line in one.wrong]
-    for line in wrong[:12]:
-        say(f"    {line}")
     for name, one in told.items():
         say(f"    {name}: {one.versions}, {one.kinds}")
         proof.at_least(f"sdk_calls_{name}", one.num_calls, 0.4 * count)
         proof.at_least(f"sdk_kinds_{name}", len(one.kinds), 12, "each tried once at least")
     proof.at_least("sdk_calls", sum(one.num_calls for one in told.values()), count)
-    proof.equals("sdk_wrong", len(wrong), 0, "raised, or streamed in another way than told whole")
+    proof.none("sdk_wrong", wrong, "raised, or streamed in another way than told whole")
 
 
 def _asked(keys: Path, name: str, count: int, seed: int) -> dict[str, Any]:
     limited = [add_key(keys, f"{name}-once-{at}", requests_per_minute=1) for at in range(2)]
-    return {"key": add_key(keys, name), "limited": limited, "model": "m", "count": count, "seed": seed}
-
-
-def _ran(server: Server, command: list[str], asked: dict[str, Any]) -> Cases:
-    said = json.dumps({**asked, "url": server.url})
-    done = subprocess.run(command, input=said, capture_output=True, text=True, timeout=PATIENCE_S)
-    if done.returncode:
-        return Cases(0, {}, {}, [f"{command[0]} ended with {done.returncode}: {done.stderr[-800:]}"])
-    return Cases(**json.loads(done.stdout.splitlines()[-1]))
+    what = {"key": add_key(keys, name), "limited": limited, "model": "m", "count": count, "seed": seed}
+    return {**what, "kinds": "agents", "num_cases": 14}

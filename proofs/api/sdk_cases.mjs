@@ -24,7 +24,7 @@ const schema = {
   additionalProperties: false,
 };
 const find = { name: "find", description: "Finds." };
-let calls = 0, seed = told.seed;
+let calls = 0, stops = 0, refusals = 0, seed = told.seed;
 const call = (promise) => { calls++; return promise; };
 const dice = (most) => { seed = (seed * 48271) % 2147483647; return seed % most; };
 const question = () => `Tell me of the ${words[dice(10)]} and the ${words[dice(10)]} and the ${words[dice(10)]}.`;
@@ -39,6 +39,7 @@ const refused = async (kind, promise) => {
   catch (error) {
     holds(error instanceof kind && [kind.name, "ThreadNotFoundError"].includes(error.constructor.name), String(error));
     if ([429, 503].includes(error.status)) holds(error.headers.get("retry-after"), error.message);
+    refusals++;
     return error;
   }
   throw new Error(`it was answered, and ${kind.name} was wanted`);
@@ -269,18 +270,105 @@ const models = async () => {
   }
 };
 
-const kinds = {
-  chatPlain, chatTools, chatParse, responsePlain, responseTools, responseParse, messagePlain, messageTools,
-  messageParse, messageThread, openaiRefusals, anthropicRefusals, rateLimits, models,
+// -- several answers, cut by a stop ----------------------------------------------------------------------------------
+
+const chatChoices = async (body) => {
+  const whole = await call(openai.chat.completions.create({ ...body, logprobs: true, top_logprobs: 2 }));
+  const rows = whole.choices.flatMap((one) => one.logprobs.content);
+  holds(rows.every((row) => row.top_logprobs.length === 2), rows.slice(0, 2));
+  same(rows.length, whole.usage.completion_tokens);
+  return whole.choices.map((one) => [one.message.content, one.finish_reason]);
 };
+const chatChunks = async (body) => {
+  const texts = Array.from({ length: body.n }, () => ["", ""]);
+  const more = { logprobs: true, top_logprobs: 2, stream: true, stream_options: { include_usage: true } };
+  let usage = null, rows = 0;
+  for await (const chunk of await call(openai.chat.completions.create({ ...body, ...more }))) {
+    for (const one of chunk.choices) {
+      texts[one.index][0] += one.delta.content ?? "";
+      texts[one.index][1] = one.finish_reason ?? texts[one.index][1];
+      rows += one.logprobs?.content?.length ?? 0;
+    }
+    usage = chunk.usage ?? usage;
+  }
+  same(rows, usage.completion_tokens);
+  return texts;
+};
+const completionChoices = async (body) => {
+  const whole = await call(openai.completions.create({ ...body, logprobs: 1 }));
+  same(whole.choices.reduce((sum, one) => sum + one.logprobs.token_logprobs.length, 0), whole.usage.completion_tokens);
+  return whole.choices.map((one) => [one.text, one.finish_reason]);
+};
+const completionChunks = async (body) => {
+  const texts = Array.from({ length: body.n }, () => ["", ""]);
+  for await (const chunk of await call(openai.completions.create({ ...body, logprobs: 1, stream: true })))
+    for (const one of chunk.choices) {
+      texts[one.index][0] += one.text;
+      texts[one.index][1] = one.finish_reason ?? texts[one.index][1];
+    }
+  return texts;
+};
+const cutByAStop = async (whole, streamed, own) => {
+  const body = { model, max_tokens: 8 + dice(33), seed: dice(999), n: 1 + dice(3), ...own };
+  const first = await whole(body);
+  same([await whole(body), await streamed(body), first.length], [first, first, body.n]);
+  const found = first[0][0].slice(1).match(/[ -~]{2}/);
+  if (!found) return;
+  stops++;
+  const stop = found[0], stopped = { ...body, stop: dice(2) ? stop : [stop, "\u0001\u0002"] };
+  const cut = await whole(stopped);
+  same(await streamed(stopped), cut);
+  first.forEach(([text], at) => {
+    holds(!cut[at][0].includes(stop), [stopped, cut[at]]);
+    if (text.includes(stop)) same(cut[at], [text.slice(0, text.indexOf(stop)), "stop"]);
+  });
+};
+const chatStops = () => cutByAStop(chatChoices, chatChunks, { messages: turn() });
+const completionStops = () => cutByAStop(completionChoices, completionChunks, { prompt: question() });
+
+const completionMistakes = async () => {
+  const [mistake, kind, code] = [
+    [{ model: "nobody" }, OpenAI.NotFoundError, "model_not_found"],
+    [{ n: 9 }, OpenAI.BadRequestError, "invalid_parameter"],
+    [{ prompt: "x ".repeat(1900) }, OpenAI.BadRequestError, "context_length_exceeded"],
+  ][dice(3)];
+  same((await refused(kind, openai.completions.create({ model, prompt: "x", ...mistake }))).code, code);
+};
+
+const overloaded = async () => {
+  const body = { model, prompt: "x", max_tokens: 1 }, leaving = new AbortController();
+  const once = ofOpenAI(told.limited[0]).completions, { completions } = openai;
+  const hold = { model, prompt: "hold", max_tokens: 400, stream: true };
+  const held = await completions.create(hold, { signal: leaving.signal });
+  await held[Symbol.asyncIterator]().next();
+  same((await refused(OpenAI.InternalServerError, completions.create(body))).code, "server_overloaded");
+  leaving.abort();
+  const stranger = ofOpenAI("wrong").completions;
+  same((await refused(OpenAI.AuthenticationError, stranger.create(body))).code, "invalid_api_key");
+  for (const until = Date.now() + 60_000; Date.now() < until;)
+    try { await completions.create(body); break; }
+    catch (error) { await new Promise((done) => setTimeout(done, 20)); }
+  await call(once.create(body));
+  same((await refused(OpenAI.RateLimitError, once.create(body))).code, "rate_limit_exceeded");
+};
+
+const kinds = Object.entries({
+  agents: {
+    chatPlain, chatTools, chatParse, responsePlain, responseTools, responseParse, messagePlain, messageTools,
+    messageParse, messageThread, openaiRefusals, anthropicRefusals, rateLimits, models,
+  },
+  completions: { completionMistakes, chatStops, completionStops },
+  refusals: { overloaded },
+}[told.kinds]);
 const tried = {}, wrong = [];
-for (let at = 0; calls < told.count || at < Object.keys(kinds).length; at++) {
-  const [name, run] = Object.entries(kinds)[at % Object.keys(kinds).length];
+for (let at = 0; calls < told.count || at < told.num_cases; at++) {
+  const [name, run] = kinds[at % kinds.length];
   tried[name] = (tried[name] ?? 0) + 1;
   try { await run(); }
   catch (error) { wrong.push(`javascript, ${name}: ${error.stack ?? error}`.slice(0, 600)); }
 }
 const version = (name) => JSON.parse(readFileSync(new URL(`node_modules/${name}/package.json`, import.meta.url))).version;
 const versions = { openai: version("openai"), anthropic: version("@anthropic-ai/sdk") };
-console.log(JSON.stringify({ num_calls: calls, kinds: tried, versions, wrong }));
+const counts = { num_calls: calls, num_stops: stops, num_refused: refusals };
+console.log(JSON.stringify({ ...counts, kinds: tried, versions, wrong }));
 process.exit(0);

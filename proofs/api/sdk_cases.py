@@ -2,14 +2,16 @@
 
     python sdk_cases.py < what      runs in an environment with `openai` and `anthropic`, and imports nothing of quire
 
-`what` is one JSON object: `url`, `model`, `seed`, `count` (calls at least), `key`, and `limited`, two keys that may ask
-once a minute. The last line on stdout is another: `num_calls`, `kinds`, `versions`, `wrong`.
+`what` is one JSON object: `url`, `model`, `seed`, `kinds` (a key of `KINDS`), `count` (calls at least), `num_cases` (at
+least), `key`, and `limited`, two keys that may ask once a minute. The last line on stdout is another: `num_calls`,
+`num_stops`, `num_refused`, `kinds`, `versions`, `wrong`.
 """
 
 import itertools
 import json
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
@@ -50,7 +52,7 @@ class Cases:
         self.limited: list[str] = told["limited"]
         self.random = Random(told["seed"])
         self.openai, self.anthropic = self.of_openai(self.key), self.of_anthropic(self.key)
-        self.num_calls = 0
+        self.num_calls = self.num_stops = self.num_refused = 0
         self.kinds: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -60,16 +62,16 @@ class Cases:
     def of_anthropic(self, key: str) -> Any:
         return anthropic.Anthropic(base_url=self.url, api_key=key, max_retries=0)
 
-    def run(self, count: int) -> None:
-        """All kinds in turn, until there were so many calls and each was tried."""
-        for at, (name, case) in enumerate(itertools.cycle(KINDS.items())):
-            if self.num_calls >= count and at >= len(KINDS):
+    def run(self, kinds: tuple[Callable[["Cases"], None], ...], count: int, num_cases: int) -> None:
+        """These kinds in turn, until there were so many calls and cases."""
+        for at, case in enumerate(itertools.cycle(kinds)):
+            if self.num_calls >= count and at >= num_cases:
                 return
-            self.kinds[name] += 1
+            self.kinds[case.__name__] += 1
             try:
                 case(self)
             except Exception as error:  # whatever it is, the SDK's user would have met it
-                self.wrong.append(f"python, {name}: {error!r}"[:600])
+                self.wrong.append(f"python, {case.__name__}: {error!r}"[:600])
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -95,6 +97,7 @@ class Cases:
             own = (kind.__name__, "ThreadNotFoundError")
             holds(isinstance(error, kind) and type(error).__name__ in own, error)
             holds("retry-after" in error.response.headers or error.status_code not in (429, 503), error)
+            self.num_refused += 1
             return error
         raise AssertionError(f"it was answered, and {kind.__name__} was wanted")
 
@@ -383,18 +386,135 @@ def models(cases: Cases) -> None:
         same(cases.call(lambda client=client: client.models.retrieve(cases.model)).id, cases.model)
 
 
-KINDS: dict[str, Callable[[Cases], None]] = {
-    one.__name__: one
-    for one in (
+# -- several answers, cut by a stop ------------------------------------------------------------------------------------
+
+Choices = list[tuple[str, str]]
+"""Texts and why they ended."""
+
+
+def chat_choices(cases: Cases, body: dict[str, Any]) -> Choices:
+    """Whole, with log-probabilities of every token."""
+    whole = cases.call(cases.openai.chat.completions.create, **body, logprobs=True, top_logprobs=2)
+    rows = [row for one in whole.choices for row in (one.logprobs and one.logprobs.content) or ()]
+    holds(all(row.logprob <= 0 and len(row.top_logprobs) == 2 for row in rows), rows[:2])
+    same(len(rows), whole.usage.completion_tokens)
+    return [(one.message.content or "", str(one.finish_reason)) for one in whole.choices]
+
+
+def chat_chunks(cases: Cases, body: dict[str, Any]) -> Choices:
+    """The same, streamed."""
+    texts, reasons, num_rows, usage = [""] * body["n"], [""] * body["n"], 0, cast("Any", None)
+    more = {"logprobs": True, "top_logprobs": 2, "stream": True, "stream_options": {"include_usage": True}}
+    for chunk in cases.call(cases.openai.chat.completions.create, **body, **more):
+        for one in chunk.choices:
+            texts[one.index] += one.delta.content or ""
+            reasons[one.index] = one.finish_reason or reasons[one.index]
+            num_rows += len((one.logprobs and one.logprobs.content) or ())
+        usage = chunk.usage
+    same(usage.completion_tokens, num_rows)
+    return list(zip(texts, reasons, strict=True))
+
+
+def completion_choices(cases: Cases, body: dict[str, Any]) -> Choices:
+    """Whole, with log-probabilities of every token."""
+    whole = cases.call(cases.openai.completions.create, **body, logprobs=1)
+    rows = [len((one.logprobs and one.logprobs.token_logprobs) or ()) for one in whole.choices]
+    same(sum(rows), whole.usage.completion_tokens)
+    return [(one.text, one.finish_reason) for one in whole.choices]
+
+
+def completion_chunks(cases: Cases, body: dict[str, Any]) -> Choices:
+    """The same, streamed."""
+    texts, reasons = [""] * body["n"], [""] * body["n"]
+    for piece in cases.call(cases.openai.completions.create, **body, logprobs=1, stream=True):
+        for one in piece.choices:
+            texts[one.index] += one.text
+            reasons[one.index] = one.finish_reason or reasons[one.index]
+    return list(zip(texts, reasons, strict=True))
+
+
+def chat_stops(cases: Cases) -> None:
+    """Chats."""
+    cut_by_a_stop(cases, chat_choices, chat_chunks, {"messages": cases.turn()})
+
+
+def completion_stops(cases: Cases) -> None:
+    """Texts."""
+    cut_by_a_stop(cases, completion_choices, completion_chunks, {"prompt": cases.question()})
+
+
+Ask = Callable[[Cases, dict[str, Any]], Choices]
+
+
+def cut_by_a_stop(cases: Cases, whole: Ask, streamed: Ask, body: dict[str, Any]) -> None:
+    """Whole, again, streamed; and with a stop from the middle of the answer, which is therefore known to come."""
+    dice = cases.random
+    body |= {"model": cases.model, "max_tokens": dice.randint(8, 40), "seed": dice.randrange(999)}
+    body["n"] = dice.choice([1, 1, 2, 3])
+    first = whole(cases, body)
+    same([whole(cases, body), streamed(cases, body), len(first)], [first, first, body["n"]])
+    text = first[0][0]
+    places = [at for at in range(1, len(text) - 2) if text[at : at + 2].isascii() and text[at : at + 2].isprintable()]
+    if not places:
+        return
+    cases.num_stops += 1
+    at = dice.choice(places)
+    stop = text[at : at + 2]
+    body["stop"] = dice.choice([stop, [stop], ["\x01\x02", stop]])
+    cut = whole(cases, body)
+    same(streamed(cases, body), cut)
+    for (text, _), (short, reason) in zip(first, cut, strict=True):
+        holds(stop not in short, (body, short))
+        if stop in text:
+            same((short, reason), (text.partition(stop)[0], "stop"))
+
+
+def completion_mistakes(cases: Cases) -> None:
+    """One of them."""
+    asked: dict[str, Any] = {"model": cases.model, "prompt": "x"}
+    mistakes = (
+        ({"model": "nobody"}, openai.NotFoundError, "model_not_found"),
+        ({"n": 9}, openai.BadRequestError, "invalid_parameter"),
+        ({"prompt": "x " * 1900}, openai.BadRequestError, "context_length_exceeded"),
+        ({"temperature": -1}, openai.BadRequestError, "invalid_parameter"),
+    )
+    mistake, kind, code = cases.random.choice(mistakes)
+    same(cases.refused(kind, cases.openai.completions.create, **{**asked, **mistake}).code, code)
+
+
+def overloaded(cases: Cases) -> None:
+    """Where one request holds the only place; then a wrong key, and a key that may ask once a minute."""
+    asked: dict[str, Any] = {"model": cases.model, "prompt": "x", "max_tokens": 1}
+    create, once = cases.openai.completions.create, cases.of_openai(cases.limited[0]).completions.create
+    with create(model=cases.model, prompt="hold", max_tokens=400, stream=True) as held:
+        next(iter(held))
+        same(cases.refused(openai.InternalServerError, create, **asked).code, "server_overloaded")
+    stranger = cases.of_openai("wrong").completions.create
+    same(cases.refused(openai.AuthenticationError, stranger, **asked).code, "invalid_api_key")
+    until_s = time.monotonic() + 60
+    while time.monotonic() < until_s:  # the server learns of the client that left when it writes to it
+        try:
+            create(**asked)
+            break
+        except openai.InternalServerError:
+            time.sleep(0.02)
+    cases.call(once, **asked)
+    same(cases.refused(openai.RateLimitError, once, **asked).code, "rate_limit_exceeded")
+
+
+KINDS: dict[str, tuple[Callable[[Cases], None], ...]] = {
+    "agents": (
         chat_plain, chat_tools, chat_parse, response_plain, response_tools, response_parse, message_plain,
         message_tools, message_parse, message_thread, openai_refusals, anthropic_refusals, rate_limits, models,
-    )
+    ),
+    "completions": (completion_mistakes, chat_stops, completion_stops),
+    "refusals": (overloaded,),
 }  # fmt: skip
 
 
 if __name__ == "__main__":
     asked = json.loads(sys.stdin.read())
     cases = Cases(asked)
-    cases.run(asked["count"])
-    versions = {"openai": openai.__version__, "anthropic": anthropic.__version__}
-    print(json.dumps({"num_calls": cases.num_calls, "kinds": cases.kinds, "versions": versions, "wrong": cases.wrong}))
+    cases.run(KINDS[asked["kinds"]], asked["count"], asked["num_cases"])
+    counts = {name: getattr(cases, name) for name in ("num_calls", "num_stops", "num_refused", "kinds", "wrong")}
+    print(json.dumps({**counts, "versions": {"openai": openai.__version__, "anthropic": anthropic.__version__}}))

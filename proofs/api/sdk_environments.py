@@ -1,15 +1,50 @@
-"""Environments of their own for the official SDKs, made once in the cache folder: nothing of quire is in them."""
+"""Environments of their own for the official SDKs, made once in the cache folder: nothing of quire is in them.
 
+The cases run there (`sdk_cases`), in each language.
+"""
+
+import json
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from proofs.api.load import Server
 from quire.checkpoints import cache_folder
 
 PYTHON = ("openai==3.3.0", "anthropic==2.8.0")
 JAVASCRIPT = ("openai@7.55.0", "@anthropic-ai/sdk@1.9.0", "zod@4")
 HERE = Path(__file__).parent
+PATIENCE_S = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """What one language came to."""
+
+    num_calls: int
+    num_stops: int
+    """Cases with a stop that is known to be in the answer."""
+    num_refused: int
+    kinds: dict[str, int]
+    versions: dict[str, str]
+    wrong: list[str]
+
+    @property
+    def count(self) -> int:
+        """Cases of all kinds."""
+        return sum(self.kinds.values())
+
+
+def cases_of(server: Server, command: list[str], what: dict[str, Any]) -> Cases:
+    """Run these cases at this server."""
+    words = json.dumps({"count": 0, "num_cases": 0, "limited": [], **what, "url": server.url})
+    done = subprocess.run(command, input=words, capture_output=True, text=True, timeout=PATIENCE_S)
+    if done.returncode:
+        return Cases(0, 0, 0, {}, {}, [f"{command[0]} ended with {done.returncode}: {done.stderr[-800:]}"])
+    return Cases(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def python_command(_folder: Path) -> list[str]:
@@ -32,10 +67,19 @@ def javascript_command(folder: Path) -> list[str]:
         _run("npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(packages), *JAVASCRIPT)
         (packages / "installed").touch()
     own = folder / "javascript"
-    own.mkdir(exist_ok=True)
-    (own / "node_modules").symlink_to(packages / "node_modules")
+    if not own.exists():
+        own.mkdir()
+        (own / "node_modules").symlink_to(packages / "node_modules")
     script = shutil.copy(HERE / "sdk_cases.mjs", own)
     return ["node", "--preserve-symlinks-main", str(script)]
+
+
+LANGUAGES = {"python": python_command, "javascript": javascript_command}
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """What runs the cases, by language."""
+    return {name: make(folder) for name, make in LANGUAGES.items()}
 
 
 def _named(language: str, packages: tuple[str, ...]) -> Path:

@@ -353,12 +353,10 @@ def auth(proof: Proof) -> None:
         revoke_key(keys, "late")
         time.sleep(1.5)  # the file is looked at every second
         asyncio.run(matrix.try_all())
-    for told in matrix.accepted[:5]:
-        say(f"  {told}")
     proof.at_least("auth_tried", matrix.num_tried, 1)
     proof.equals("auth_controls", matrix.num_controls, len(matrix.routes), "let in with a good key")
     proof.equals("auth_late_before", had_late, 200, "the key that is revoked late, before it was")
-    proof.equals("auth_accepted", len(matrix.accepted), 0)
+    proof.none("auth_accepted", matrix.accepted)
 
 
 class _Matrix:

@@ -63,12 +63,10 @@ def operate(proof: Proof, *, has_state: bool) -> list["RandomRun"]:
     # Without pressure on memory a run would show little: the large pools must evict as well.
     calm = sum(result.num_evictions == 0 for result, job in zip(results, jobs, strict=True) if job[1] > 1000)
     violations = [result.violation for result in results if result.violation]
-    for violation in violations[:5]:
-        say(violation)
     proof.at_least("ops", done, num_ops)
     proof.report("full_checks", checks)
     proof.equals("large_pools_without_evictions", calm, 0)
-    proof.equals("violations", len(violations), 0)
+    proof.none("violations", violations)
     return results
 
 

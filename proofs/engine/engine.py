@@ -63,10 +63,8 @@ def texts(proof: Proof) -> None:
     kinds = [real, small_tokenizers.byte_level(), small_tokenizers.sentencepiece(), small_tokenizers.metaspace()]
     each, dice = count // len(kinds), proof.random
     wrong = [line for tokenizer in kinds for line in check_texts(tokenizer, each, dice.getrandbits(32))]
-    for line in wrong[:10]:
-        say(f"  {line}")
     proof.report("text_cases", each * len(kinds))
-    proof.equals("text_wrong", len(wrong), 0)
+    proof.none("text_wrong", wrong)
 
 
 @section("the public names")

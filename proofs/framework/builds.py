@@ -1,4 +1,4 @@
-"""Which sections of a record are of an older build: code that they speak of has changed since the commit they ran on."""
+"""Which sections of a record are of an older build: code that they speak of has changed since their commit."""
 
 import ast
 import subprocess

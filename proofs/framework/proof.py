@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
@@ -109,6 +109,13 @@ class Proof:
     def equals(self, key: str, value: Figure, expected: float, note: str = "") -> None:
         """A figure that must be exactly this."""
         self._judge(key, value, _worded(expected), note, holds=value == expected)
+
+    def none(self, key: str, found: Iterable[object], note: str = "") -> None:
+        """How many were found of what must not be there; the first ones are shown."""
+        listed = list(found)
+        for one in listed[:20]:
+            say(f"    {one}")
+        self.equals(key, len(listed), 0, note)
 
     def holds(self, key: str, condition: bool, words: str) -> None:
         """What is so or is not: for bounds that are no number."""

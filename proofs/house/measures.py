@@ -5,7 +5,6 @@ list, each with its reason.
 """
 
 import ast
-import fnmatch
 import io
 import re
 import tokenize
@@ -17,8 +16,6 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-LAYERS = "imports go down: "
-"""How the name of the contract begins that draws the layers of the whole tree."""
 Graph = Mapping[str, set[str]]
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 CODE = frozenset({".py", ".cpp", ".hpp", ".js", ".mjs"})
@@ -140,55 +137,6 @@ def circles(graph: Graph) -> list[list[str]]:
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The layers of the import contract, highest first, and the imports it allows all the same."""
-
-    rows: tuple[tuple[str, ...], ...]
-    ignored: tuple[tuple[str, str], ...] = ()
-
-    @classmethod
-    def read(cls, pyproject: Path) -> "Layers":
-        """From the contract itself, so that the two cannot differ."""
-        contracts = tomllib.loads(pyproject.read_text())["tool"]["importlinter"]["contracts"]
-        (one,) = (contract for contract in contracts if contract["name"].startswith(LAYERS))
-        rows = tuple(tuple(name.strip() for name in row.split("|")) for row in one["layers"])
-        pairs = (text.split("->") for text in one.get("ignore_imports", ()))
-        return cls(rows, tuple((source.strip(), target.strip()) for source, target in pairs))
-
-    def depth(self, module: str) -> int | None:
-        """How far down a module is; None if no layer has it."""
-        for depth, row in enumerate(self.rows):
-            if any(module == name or module.startswith(f"{name}.") for name in row):
-                return depth
-        return None
-
-    def allows(self, source: str, target: str) -> bool:
-        """Whether the contract names this import among those it ignores. `**` stands for any depth."""
-        return any(_matches(source, one) and _matches(target, other) for one, other in self.ignored)
-
-
-def _matches(module: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(module, pattern.replace("**", "*"))
-
-
-def upward_imports(graph: Graph, layers: Layers) -> list[str]:
-    """Imports of a higher layer, or of a neighbour in the same one; and modules that no layer has."""
-    found = []
-    for source, targets in sorted(graph.items()):
-        depth = layers.depth(source)
-        if depth is None:
-            if _package(source) and any(_package(source) == _package(name) for name in graph if name != source):
-                found.append(f"{source}: in no layer")
-            continue
-        for target in sorted(targets):
-            other = layers.depth(target)
-            is_wrong = other is not None and other <= depth and _package(source) != _package(target)
-            if is_wrong and not layers.allows(source, target):
-                found.append(f"{source} -> {target}")
     return found
 
 

@@ -88,12 +88,10 @@ def prove_simulations(proof: Proof) -> None:
     with ProcessPoolExecutor(NUM_PROCESSES) as pool:
         runs = list(pool.map(simulate, [dice.getrandbits(40) for _ in range(num_seeds)], chunksize=4))
     stories = [one.story for one in runs if one.story]
-    for story in stories[:10]:
-        say(f"    {story}")
     proof.at_least("sim_seeds", len(runs), num_seeds)
     proof.at_least("sim_right_drafts", sum(one.num_right for one in runs), 1)
     proof.at_least("sim_wrong_drafts", sum(one.num_wrong for one in runs), 1)
-    proof.equals("sim_divergences", len(stories), 0)
+    proof.none("sim_divergences", stories)
 
 
 @section("recorded traces")

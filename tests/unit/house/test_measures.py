@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from proofs.house import measures
-from proofs.house.measures import Exceptions, Layers, OldWord
-
-LAYERS = Layers((("shop.desk",), ("shop.store", "shop.mail"), ("shop.base",)))
+from proofs.house.measures import Exceptions, OldWord
 
 
 def tree(folder: Path, **files: str) -> list[measures.Module]:
@@ -58,33 +56,6 @@ class TestImports:
     def test_a_folder_has_the_code_files_that_stand_in_it_and_no_others(self) -> None:
         paths = ["src/a/__init__.py", "src/a/x.py", "src/a/y.cpp", "src/a/notes.md", "src/a/b/z.js"]
         assert measures.files_of_folders(paths) == {"src/a": 2, "src/a/b": 1}
-
-    def test_an_import_of_a_higher_layer_or_of_a_neighbour_is_upward(self) -> None:
-        graph = {
-            "shop.desk.bell": {"shop.base.cash", "shop.store.shelf"},
-            "shop.store.shelf": {"shop.mail.box", "shop.base.cash", "shop.store.lamp"},
-            "shop.base.cash": {"shop.desk.bell"},
-        }
-        assert measures.upward_imports(graph, LAYERS) == [
-            "shop.base.cash -> shop.desk.bell",
-            "shop.store.shelf -> shop.mail.box",
-        ]
-
-    def test_a_package_that_no_layer_has_is_told(self) -> None:
-        graph = {"shop.cellar": {"shop.cellar.rat"}, "shop.cellar.rat": set[str](), "shop.desk": set[str]()}
-        assert measures.upward_imports(graph, LAYERS) == ["shop.cellar: in no layer", "shop.cellar.rat: in no layer"]
-
-    def test_layers_and_what_they_ignore_come_from_the_contract(self, tmp_path: Path) -> None:
-        file = tmp_path / "pyproject.toml"
-        file.write_text(
-            '[[tool.importlinter.contracts]]\nname = "imports go down: all"\ntype = "layers"\n'
-            'layers = ["shop.desk", "shop.store | shop.mail"]\nignore_imports = ["shop.store.** -> shop.mail.box"]\n'
-            '[[tool.importlinter.contracts]]\nname = "another"\n'
-        )
-        layers = Layers.read(file)
-        assert layers.rows == (("shop.desk",), ("shop.store", "shop.mail"))
-        graph = {"shop.store.deep.shelf": {"shop.mail.box", "shop.mail.slot"}}
-        assert measures.upward_imports(graph, layers) == ["shop.store.deep.shelf -> shop.mail.slot"]
 
 
 class TestNames:

@@ -37,7 +37,10 @@ def page(name: str) -> str:
         ("summary", "| [proof-old](results/proof-old.json) | 2026-01-02 | `0123456789` | older build | - |"),
         ("summary", "1 of 2 records are current: 3 rows, 2 do not hold."),
         ("broken", "| [proof-doors](results/proof-doors.json) | `goodput` | 0.762 | at least 0.95 | 2026-01-02 |"),
-        ("broken", "| [proof-old](results/proof-old.json) | `slow` | 2.5 | not in the record | 2026-01-02, older build |"),
+        (
+            "broken",
+            "| [proof-old](results/proof-old.json) | `slow` | 2.5 | not in the record | 2026-01-02, older build |",
+        ),
         ("rows", "| `goodput` | 0.762 | at least 0.95 | no |"),
         ("rows", "| `rejected` | 1,204 | reported | - |"),
         ("rows", "| `survived` | true | it answers | yes |"),
