@@ -35,6 +35,7 @@ PEERS = {
     "openvino": "OpenVINO GenAI",
     "openvino_float32": "OpenVINO GenAI, ours in float32",
     "llamacpp": "llama.cpp",
+    "llamacpp_mixture": "llama.cpp, a mixture of experts",
 }
 
 

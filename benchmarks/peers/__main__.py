@@ -23,6 +23,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from benchmarks.bench_mixture import bench_mixture
 from benchmarks.packaged_models import coder_file
 from benchmarks.peers import llamacpp as llamacpp_peer
 from benchmarks.peers.workers import Worker, quire_working, working
@@ -41,6 +42,8 @@ from quire.workload.writing import SpanWriter
 
 SETTLE_S = 1.5
 """Between two loads: threads of the one that spoke last go to sleep; some spin for a second before they do."""
+MIXTURE_LAYERS = 34
+"""Of 48; the file has 11.9 GiB."""
 OPENVINO_COUNTS = (1, 8, 16, 32, 64)
 BOUNDS: dict[str, float] = {
     "vllm_8": 1.2,
@@ -54,6 +57,7 @@ BOUNDS: dict[str, float] = {
     "llamacpp_16_coder": 2.0,
     "llamacpp_32_coder": 2.0,
     "llamacpp_prefill_coder": 1.8,
+    "moe_llamacpp_1": 1.0,
 }
 """At least so many times theirs. Other settings of a peer are told beside it and held to nothing."""
 MOST = {f"vllm_ttft_{clients}": 1.0 for clients in (8, 16, 32)}
@@ -268,6 +272,22 @@ def llamacpp(ratios: Ratios, rounds: int) -> None:
                 ratios.take(f"llamacpp_{name}_coder", ours, theirs)
 
 
+def llamacpp_mixture(ratios: Ratios, rounds: int) -> None:
+    """On a mixture of experts in 4 bits: both at once would not fit, so each is loaded anew for every turn."""
+    file, ours = bench_mixture(MIXTURE_LAYERS), {"dtype": "auto", "memory_bytes": 16 << 30, "max_sequence_tokens": 1024}
+    ratios.settings = {"ours": ours, "threads": llamacpp_peer.NUM_THREADS}
+    for number in range(rounds):
+        say(f"llamacpp_mixture, round {number + 1} of {rounds}")
+        rates = []
+        for is_ours in (True, False):
+            settings = {**ours, "num_threads": llamacpp_peer.NUM_THREADS}
+            with quire_working(file, settings) if is_ours else llamacpp_peer.their_working(file, 1) as worker:
+                llamacpp_peer.decode_rate(worker, llamacpp_peer.new_prompts(1, 512), 9)  # its weights are in memory now
+                prompts = llamacpp_peer.new_prompts(1, llamacpp_peer.SHORT_PROMPT)
+                rates.append(llamacpp_peer.decode_rate(worker, prompts, 49))
+        ratios.take("moe_llamacpp_1", *rates)
+
+
 def _prompts(count: int) -> list[list[list[int]]]:
     """Two batches with nothing in common: one for the first tokens alone, one for all."""
     writer = SpanWriter(token_hex(8))
@@ -291,8 +311,9 @@ PEERS: dict[str, Callable[[Ratios, int], None]] = {
     "openvino": openvino,
     "openvino_float32": openvino_float32,
     "llamacpp": llamacpp,
+    "llamacpp_mixture": llamacpp_mixture,
 }
-INSTALLED = {"vllm_all_cores": "vllm", "openvino_float32": "openvino"}
+INSTALLED = {"vllm_all_cores": "vllm", "openvino_float32": "openvino", "llamacpp_mixture": "llamacpp"}
 """Peers that are another setting of one that is installed."""
 
 

@@ -14,11 +14,10 @@ from random import Random, SystemRandom
 from typing import NamedTuple
 
 from benchmarks.record import say
-from proofs.framework.machinery import NUM_PROCESSES, mutants, state_machines
+from proofs.framework.machinery import NUM_PROCESSES, mutants_section, state_machines
 from proofs.framework.proof import Proof, run, section
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.divergence import Divergence, MissReason
-from quire.core.inspect import invariants
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.memory.state_slots import StateCheckpoint
@@ -26,7 +25,7 @@ from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants
 from tests.support.core.random_driver import RandomDriver
 from tests.support.core.reference_lru import ReferenceCache
-from tests.support.core.shadow import KEY, Shadowed, ShadowedMemory, WeakHasher, namespace
+from tests.support.core.shadow import KEY, WeakHasher, namespace
 from tests.support.machine.machine import KVMemoryMachine
 
 NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
@@ -103,44 +102,23 @@ def machines(proof: Proof) -> None:
     state_machines(proof, KVMemoryMachine, proof.sized(quick=10_000, full=500_000))
 
 
-@section("mutants")
-def killed(proof: Proof) -> None:
-    mutants(proof, memory_mutants.MUTANTS, memory_mutants.TESTS, at_least=25)
-
-
 # -- weak digest, reference, namespaces --------------------------------------------------------------------------------
 
 
 @section("weak digest")
 def weak_digest(proof: Proof) -> None:
-    num_sequences = proof.sized(quick=5_000, full=100_000)
-    random = Random(SystemRandom().getrandbits(63))
-    # Names are scarce as well as blocks: digests pass from one content to another, and live sequences collide.
-    shadow = ShadowedMemory(KVMemoryConfig(100, 2), hasher=WeakHasher(KEY), listen=False)
-    prompts = [[random.randrange(3) for _ in range(24)] for _ in range(20)]
-    wrong = 0
-    live: list[Shadowed] = []
-    for _ in range(num_sequences):
-        tail = [random.randrange(20) for _ in range(random.randint(0, 4))]
-        try:
-            sequence = shadow.begin(
-                namespace(2, random.choice("ab")), random.choice(prompts)[: random.randint(1, 20)] + tail
-            )
-            if shadow.reserve(sequence, sequence.num_uncomputed):
-                shadow.finish_step()
-            live.append(sequence)
-            if random.random() < 0.2:
-                live.append(shadow.fork(sequence, random.randint(0, sequence.table.num_computed)))
-            while len(live) > 4:
-                shadow.release(live.pop(random.randrange(len(live))))
-        except AssertionError:
-            wrong += 1
-            live = []
-    for sequence in live:
-        shadow.release(sequence)
-    invariants.check_at_rest(shadow.memory)
-    stats = shadow.memory.stats()
-    proof.report("weak_digest_sequences", num_sequences)
+    """Names are scarce as well as blocks: digests pass from one content to another, and live sequences collide."""
+    num_ops = proof.sized(quick=20_000, full=500_000)
+    driver = RandomDriver(proof.random.getrandbits(63), 100, 2, hasher=WeakHasher(KEY), check_every=1000)
+    driver.vocabulary, wrong = 20, 0
+    try:
+        driver.run(num_ops)
+        driver.rest()
+    except AssertionError as error:
+        say(f"  {error!r}")
+        wrong = 1
+    stats = driver.shadow.memory.stats()
+    proof.report("weak_digest_sequences", driver.num_ops, "operations on sequences")
     for key, value in (
         ("weak_digest_collisions", stats.num_collisions),
         ("weak_digest_evictions", stats.num_evictions),
@@ -512,4 +490,4 @@ def block_rate(memory: KVMemory, number: int) -> float:
 PATHS = ("src/quire/core/memory", "src/quire/core/inspect", "src/quire/core/digests.py", "src/quire/core/divergence.py")
 
 if __name__ == "__main__":
-    sys.exit(run("memory", paths=PATHS))
+    sys.exit(run("memory", sys.modules[__name__], mutants_section(memory_mutants, quick=25, full=25), paths=PATHS))

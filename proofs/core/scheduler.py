@@ -7,13 +7,15 @@ import statistics
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import combinations
 from random import Random, SystemRandom
 from typing import NamedTuple
 
 from benchmarks.record import say
-from proofs.framework.machinery import NUM_PROCESSES, mutants, state_machines
+from proofs.framework.machinery import NUM_PROCESSES, mutants_section, state_machines
 from proofs.framework.proof import Proof, run, section
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import Admitted, Finished
@@ -28,6 +30,7 @@ from quire.core.scheduling.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import CapacityError, QuireError
 from quire.sim.server.config import configured
+from quire.sim.server.report import Totals
 from quire.sim.server.simulation import Simulation
 from tests.mutants import scheduler as scheduler_mutants
 from tests.support.core.scheduler_machine import SchedulerMachine
@@ -41,16 +44,12 @@ HIGH, NORMAL, LOW = PriorityClass.HIGH, PriorityClass.NORMAL, PriorityClass.LOW
 
 class SimRun(NamedTuple):
     num_requests: int
-    num_idle_steps: int
-    num_crashes: int
-    num_preemptions: int
-    is_wedged: bool
-    num_lost: int
-    num_divergences: int
-    log_digest: str
-    story: str
-    hit_tokens: int = 0
-    num_slot_evictions: int = 0
+    totals: Totals
+    num_lost: int = 0
+    num_divergences: int = 0
+    log_digest: str = ""
+    story: str = ""
+    """What went wrong, if anything did, and the line that replays it."""
 
 
 def simulate(number: int, scenario: str = "chaos") -> SimRun:
@@ -60,45 +59,39 @@ def simulate(number: int, scenario: str = "chaos") -> SimRun:
         report = simulation.run()
     except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
         replay = f"quire sim --scenario {scenario} --seed {number} --requests {config.num_requests}"
-        return SimRun(config.num_requests, 0, 0, 0, False, 0, 1, "", f"{replay}: {error!r}")
-    totals = report.totals
-    lost = len(simulation.ledger.open)
+        return SimRun(config.num_requests, Totals(), num_divergences=1, story=f"{replay}: {error!r}")
+    totals, lost = report.totals, len(simulation.ledger.open)
     wrong = len(report.violations) - totals.is_wedged - any(one.startswith("lost") for one in report.violations)
     story = f"{report.replay}: {report.violations[0]}" if report.violations else ""
-    return SimRun(
-        len(report.ledger.entries) + totals.num_refused,
-        totals.num_idle_steps,
-        totals.num_crashes,
-        totals.num_preemptions,
-        totals.is_wedged,
-        lost,
-        wrong,
-        report.log_digest,
-        story,
-        totals.hit_tokens,
-        totals.num_slot_evictions,
-    )
+    return SimRun(len(report.ledger.entries) + totals.num_refused, totals, lost, wrong, report.log_digest, story)
+
+
+def simulated(proof: Proof, num_seeds: int, scenario: str = "chaos") -> list[SimRun]:
+    """Whole lives of small servers, on all cores; what went wrong is shown."""
+    seeds = [proof.random.getrandbits(40) for _ in range(num_seeds)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
+        runs = list(pool.map(partial(simulate, scenario=scenario), seeds, chunksize=4))
+    for one in [one for one in runs if one.story][:10]:
+        say(f"  {one.story}")
+    proof.at_least("sim_seeds", len(runs), num_seeds)
+    return runs
+
+
+def report_lives(proof: Proof, runs: Sequence[SimRun]) -> None:
+    """Nothing lost, nothing stuck, nothing idle."""
+    proof.report("sim_requests", sum(one.num_requests for one in runs))
+    proof.equals("wedges", sum(one.totals.is_wedged for one in runs), 0)
+    proof.equals("lost", sum(one.num_lost for one in runs), 0)
+    proof.equals("idle_waste", sum(one.totals.num_idle_steps for one in runs), 0)
 
 
 @section("simulations with faults")
 def simulations(proof: Proof) -> None:
-    num_seeds = proof.sized(quick=30, full=2_000)
-    dice = SystemRandom()
-    seeds = [dice.getrandbits(40) for _ in range(num_seeds)]
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        runs = list(pool.map(simulate, seeds, chunksize=4))
-    for one in [one for one in runs if one.story][:10]:
-        say(f"  {one.story}")
-    divergences, wedges = sum(one.num_divergences for one in runs), sum(one.is_wedged for one in runs)
-    lost, idle = sum(one.num_lost for one in runs), sum(one.num_idle_steps for one in runs)
-    proof.at_least("sim_seeds", len(runs), num_seeds)
-    proof.report("sim_requests", sum(one.num_requests for one in runs))
-    proof.at_least("sim_crashes", sum(one.num_crashes for one in runs), 1)
-    proof.report("sim_preemptions", sum(one.num_preemptions for one in runs))
-    proof.equals("divergences", divergences, 0)
-    proof.equals("wedges", wedges, 0)
-    proof.equals("lost", lost, 0)
-    proof.equals("idle_waste", idle, 0)
+    runs = simulated(proof, proof.sized(quick=30, full=2_000))
+    proof.at_least("sim_crashes", sum(one.totals.num_crashes for one in runs), 1)
+    proof.report("sim_preemptions", sum(one.totals.num_preemptions for one in runs))
+    proof.equals("divergences", sum(one.num_divergences for one in runs), 0)
+    report_lives(proof, runs)
 
 
 @section("replays")
@@ -117,12 +110,6 @@ def replays(proof: Proof) -> None:
 
 
 # -- machines and mutants ----------------------------------------------------------------------------------------------
-
-
-@section("mutants")
-def killed(proof: Proof) -> None:
-    chosen = scheduler_mutants.MUTANTS if proof.is_full else scheduler_mutants.MUTANTS[::4]
-    mutants(proof, chosen, scheduler_mutants.TESTS, at_least=proof.sized(quick=10, full=20))
 
 
 @section("state machines")
@@ -477,4 +464,5 @@ def speed(proof: Proof) -> None:
 PATHS = ("src/quire/core", "src/quire/sim/server", "src/quire/backends/oracle.py")
 
 if __name__ == "__main__":
-    sys.exit(run("scheduler", paths=PATHS))
+    mutants = mutants_section(scheduler_mutants, every=4, quick=10, full=20)
+    sys.exit(run("scheduler", sys.modules[__name__], mutants, paths=PATHS))

@@ -15,11 +15,21 @@ Oracles where counts matter, SmolLM2 where text does.
 
 import sys
 
-from proofs.fleet import blocks, cost, equal, intruders, moves, mutants, network, ray, strangers
+from proofs.fleet import blocks, cost, equal, intruders, moves, network, ray, strangers
+from proofs.framework.machinery import mutants_section
 from proofs.framework.proof import run
+from tests.mutants import fleet, fleet_port
 
 PATHS = ("src/quire/fleet", "src/quire/worker", "src/quire/client")
 
 if __name__ == "__main__":
-    here = (equal, moves, cost, blocks, network, intruders, mutants)
+    here = (
+        equal,
+        moves,
+        cost,
+        blocks,
+        network,
+        intruders,
+        mutants_section(fleet, fleet_port, every=20, quick=7, full=120),
+    )
     sys.exit(run("fleet", *here, strangers, ray, paths=PATHS))

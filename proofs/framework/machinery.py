@@ -4,18 +4,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from random import SystemRandom
+from types import ModuleType
 from typing import Any, Protocol
 
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from benchmarks.record import ROOT, say
-from proofs.framework.proof import Proof
-from tests.mutants.kill import Mutant, survivors
+from proofs.framework.proof import Proof, Section
+from tests.mutants.kill import survivors
 
 NUM_PROCESSES = os.cpu_count() or 1
 STEPS_OF_A_JOB = 5_000
@@ -66,10 +66,16 @@ def told_by_child(module: str, *words: object) -> dict[str, Any] | None:
     return told
 
 
-def mutants(proof: Proof, chosen: Sequence[Mutant], tests: Sequence[str], at_least: int) -> None:
-    """Apply each bug in turn and report how many the tests notice."""
-    alive = survivors(chosen, tests, jobs=NUM_PROCESSES)
-    for name in alive:
-        say(f"  survived: {name}")
-    proof.at_least("mutants_total", len(chosen), at_least)
-    proof.equals("mutants_killed", len(chosen) - len(alive), len(chosen), "all of them")
+def mutants_section(*lists: ModuleType, quick: int, full: int, every: int = 1) -> Section:
+    """Bugs are put in one by one, at quick scale one of `every`: how many do the tests notice? At least so many are
+    tried."""
+
+    def prove(proof: Proof) -> None:
+        chosen = [mutant for one in lists for mutant in one.MUTANTS][:: 1 if proof.is_full else every]
+        alive = survivors(chosen, [*dict.fromkeys(test for one in lists for test in one.TESTS)], jobs=NUM_PROCESSES)
+        for name in alive:
+            say(f"  survived: {name}")
+        proof.at_least("mutants_total", len(chosen), proof.sized(quick=quick, full=full))
+        proof.equals("mutants_killed", len(chosen) - len(alive), len(chosen), "all of them")
+
+    return Section("mutants", prove)

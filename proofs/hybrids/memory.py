@@ -6,13 +6,12 @@ Seeds are fresh in every run and printed when something breaks, so that it can b
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 from typing import NamedTuple
 
 from benchmarks.record import say
 from proofs.core.memory import operate
-from proofs.core.scheduler import simulate
+from proofs.core.scheduler import report_lives, simulated
 from proofs.framework.machinery import NUM_PROCESSES, state_machines
 from proofs.framework.proof import Proof, section
 from quire.core.digests import BlockHasher
@@ -119,21 +118,14 @@ def mutants(proof: Proof) -> None:
 def simulation(proof: Proof) -> None:
     """Whole lives of small servers with few slots, where everything goes wrong: every answer as if alone."""
     num_seeds = proof.sized(quick=60, full=2_000)
-    seeds = [proof.random.getrandbits(40) for _ in range(num_seeds)]
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        runs = list(pool.map(partial(simulate, scenario="hybrid"), seeds, chunksize=4))
-    for one in [one for one in runs if one.story][:10]:
-        say(f"  {one.story}")
-    proof.at_least("sim_seeds", len(runs), num_seeds)
-    proof.report("sim_requests", sum(one.num_requests for one in runs))
-    proof.at_least("sim_state_hit_tokens", sum(one.hit_tokens for one in runs), 100 * num_seeds)
-    proof.at_least("sim_slot_evictions", sum(one.num_slot_evictions for one in runs), 10 * num_seeds)
-    proof.at_least("sim_crashes", sum(one.num_crashes for one in runs), num_seeds // 10)
-    proof.at_least("sim_preemptions", sum(one.num_preemptions for one in runs), num_seeds)
+    runs = simulated(proof, num_seeds, "hybrid")
+    totals = [one.totals for one in runs]
+    proof.at_least("sim_state_hit_tokens", sum(one.hit_tokens for one in totals), 100 * num_seeds)
+    proof.at_least("sim_slot_evictions", sum(one.num_slot_evictions for one in totals), 10 * num_seeds)
+    proof.at_least("sim_crashes", sum(one.num_crashes for one in totals), num_seeds // 10)
+    proof.at_least("sim_preemptions", sum(one.num_preemptions for one in totals), num_seeds)
     proof.equals("sim_divergences", sum(one.num_divergences for one in runs), 0)
-    proof.equals("lost", sum(one.num_lost for one in runs), 0)
-    proof.equals("wedges", sum(one.is_wedged for one in runs), 0)
-    proof.equals("idle_waste", sum(one.num_idle_steps for one in runs), 0)
+    report_lives(proof, runs)
 
 
 # -- what conversations find -------------------------------------------------------------------------------------------

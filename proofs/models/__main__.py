@@ -4,11 +4,11 @@
     real      real weights in 4 bits: perplexity against transformers
     bits      the same bits in any circumstance: experts, windows, sinks, shared keys and values
     text      templates and tokenizers against transformers
-    speed     a mixture beside the memory and beside llama.cpp
+    speed     a mixture beside the memory's speed
     refused   what the guide lists, and what is taken
 
-Models: `make model model-coder model-gemma`; the mixture is made by the proof. Peer: `benchmarks/peers/install.sh
-llamacpp`.
+Models: `make model model-coder model-gemma`; the mixture is made by the proof. Beside llama.cpp: `make
+peers`.
 """
 
 import sys

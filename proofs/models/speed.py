@@ -4,16 +4,12 @@ Tokens are sampled: greedy answers of random weights soon repeat themselves, and
 """
 
 import time
-from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
 from benchmarks.bench_mixture import active_bytes, bench_mixture
-from benchmarks.peers import llamacpp
-from benchmarks.peers.workers import Worker, quire_working
-from benchmarks.record import say
 from benchmarks.steps import GIB, OWN_TOKENS, filled, in_turn, real_text
 from proofs.cpu.loading import AUTO, load_decoder
 from proofs.framework.proof import Proof, section
@@ -25,8 +21,7 @@ from tests.support.models.models import Ask, Machine
 NUM_LAYERS = 34
 """Of 48; the file has 11.9 GiB."""
 CONTEXT = 288
-LEAST_SPEED, LEAST_SPEEDUP, LEAST_RATIO = 0.5, 1.8, 1.0
-MEMORY_BYTES = 16 * GIB
+LEAST_SPEED, LEAST_SPEEDUP = 0.5, 1.8
 
 
 def _file(proof: Proof) -> Path:
@@ -68,38 +63,3 @@ def _ask(at: int) -> Ask:
 
 def _distinct(machine: Machine) -> int:
     return len({token for ask in machine.asks for token in ask.tokens})
-
-
-@section("a mixture beside llama.cpp")
-def beside_llamacpp(proof: Proof) -> None:
-    """The same file, turn about: both at once would not fit, so each is loaded anew for every turn."""
-    is_there = llamacpp.python() is not None
-    proof.report("has_llamacpp", is_there, "benchmarks/peers/install.sh llamacpp")
-    if not is_there:
-        return
-    file, output_tokens = _file(proof), proof.sized(quick=17, full=49)
-    rates: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for _ in range(proof.sized(quick=2, full=3)):
-        for side, found in rates.items():
-            with _loaded(side, file) as worker:
-                _warm(file)
-                llamacpp.decode_rate(worker, llamacpp.new_prompts(1, llamacpp.SHORT_PROMPT), 9)
-                found.append(
-                    llamacpp.decode_rate(worker, llamacpp.new_prompts(1, llamacpp.SHORT_PROMPT), output_tokens)
-                )
-                say(f"  {side:7} {found[-1]:6.1f} tokens/s")
-    ours, theirs = median(rates["ours"]), median(rates["theirs"])
-    proof.at_least("moe_llamacpp_1", ours / theirs, LEAST_RATIO, f"{ours:.1f} / {theirs:.1f} tokens/s")
-    proof.report("moe_llamacpp_1_spread", spread([a / b for a, b in zip(rates["ours"], rates["theirs"], strict=True)]))
-
-
-def _loaded(side: str, file: Path) -> AbstractContextManager[Worker]:
-    settings = {**AUTO, "memory_bytes": MEMORY_BYTES, "max_sequence_tokens": 1024, "num_threads": llamacpp.NUM_THREADS}
-    return quire_working(file, settings) if side == "ours" else llamacpp.their_working(file, 1)
-
-
-def _warm(file: Path) -> None:
-    """What is read from the file while it answers must be in memory."""
-    with file.open("rb") as source:
-        while source.read(64 << 20):
-            pass

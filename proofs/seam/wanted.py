@@ -1,45 +1,16 @@
 """What is wanted, where: runners keep the wider contract, and results of several tokens change no answer."""
 
-from concurrent.futures import ProcessPoolExecutor
-from random import SystemRandom
-from typing import NamedTuple
-
 from benchmarks.record import say
-from proofs.framework.machinery import NUM_PROCESSES
+from proofs.core.scheduler import simulated
 from proofs.framework.proof import Proof, section
 from quire.backends.conformance import contract as conformance
 from quire.backends.conformance import wanted as conformance_wanted
 from quire.backends.conformance.harness import ConformanceError, MakeRunner
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
-from quire.errors import QuireError
-from quire.sim.server.config import configured
-from quire.sim.server.simulation import Simulation
 from tests.support.workers import traces
 
 SETTINGS = {"memory_bytes": 8 << 30, "max_step_tokens": 128, "max_running": 16, "max_sequence_tokens": 1024}
-
-
-class SimRun(NamedTuple):
-    """One seed's life of a server that guesses ahead."""
-
-    num_right: int
-    num_wrong: int
-    story: str
-    """What went wrong, if anything did, and the line that replays it."""
-
-
-def simulate(seed: int) -> SimRun:
-    """Everything goes wrong, beside drafts, several tokens in a result and requests for their prompt alone."""
-    config = configured("drafts", seed)
-    replay = f"quire sim --scenario drafts --seed {seed} --requests {config.num_requests}"
-    try:
-        report = Simulation(config).run()
-    except (QuireError, AssertionError, IndexError, KeyError, ValueError) as error:
-        return SimRun(0, 0, f"{replay}: {error!r}")
-    totals = report.totals
-    story = f"{replay}: {report.violations[0]}" if report.violations else ""
-    return SimRun(totals.num_accepted_tokens, totals.num_draft_tokens - totals.num_accepted_tokens, story)
 
 
 @section("conformance")
@@ -83,15 +54,11 @@ def keeps_the_contract(name: str, make_runner: MakeRunner) -> bool:
 @section("several tokens in a result")
 def prove_simulations(proof: Proof) -> None:
     """Whole lives of servers that guess ahead: every client gets what it would have got alone."""
-    num_seeds = proof.sized(quick=40, full=2_000)
-    dice = SystemRandom()
-    with ProcessPoolExecutor(NUM_PROCESSES) as pool:
-        runs = list(pool.map(simulate, [dice.getrandbits(40) for _ in range(num_seeds)], chunksize=4))
-    stories = [one.story for one in runs if one.story]
-    proof.at_least("sim_seeds", len(runs), num_seeds)
-    proof.at_least("sim_right_drafts", sum(one.num_right for one in runs), 1)
-    proof.at_least("sim_wrong_drafts", sum(one.num_wrong for one in runs), 1)
-    proof.none("sim_divergences", stories)
+    runs = simulated(proof, proof.sized(quick=40, full=2_000), "drafts")
+    num_right = sum(one.totals.num_accepted_tokens for one in runs)
+    proof.at_least("sim_right_drafts", num_right, 1)
+    proof.at_least("sim_wrong_drafts", sum(one.totals.num_draft_tokens for one in runs) - num_right, 1)
+    proof.equals("sim_divergences", sum(bool(one.story) for one in runs), 0)
 
 
 @section("recorded traces")
