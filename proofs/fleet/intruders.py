@@ -154,7 +154,7 @@ async def _foreign(right: GatewayKeys, keys: MemberKeys) -> int:
         small_member(keys=keys, fingerprint="another") as other,
         FleetModel("oracle", FixedMembers([own.address]), right) as model,
     ):
-        model._source = FixedMembers([own.address, other.address])
+        model.source = FixedMembers([own.address, other.address])
         for number in range(20):
             await model.generate(f"{number} begins", SHORT)
             await asyncio.sleep(0.1)

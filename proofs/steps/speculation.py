@@ -238,7 +238,7 @@ def leaks(proof: Proof) -> None:
     groups, num_requests = Groups(proof.random), 0
     while num_requests < proof.sized(quick=500, full=10_000):
         server = Server(num_blocks=400, max_step_tokens=200, propose=groups.propose)
-        server.scheduler._ended = groups.ended
+        server.scheduler.ended = groups.ended
         for _ in range(20):
             tenant = proof.random.choice(GROUPS)
             server.ask(groups.prompt(tenant), proof.random.randint(2, 12), tenant=tenant, temperature=0.0)

@@ -14,6 +14,7 @@ from quire.core.request import ResolvedSampling
 from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.step import NO_MASKS, ROW_FAILED, BlockCopy, Masks, RowError, Sampling, StepPlan, StepResult, WorkItem
 from quire.errors import InvariantError
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.servers.server import VOCABULARY, Server
 
@@ -42,72 +43,72 @@ def bent(**functions: object) -> type[Broken]:
 
 
 def without_copies(plan: StepPlan) -> StepPlan:
-    return plan._replace(copies=())
+    return changed(plan, copies=())
 
 
 def with_copies_in_reverse(plan: StepPlan) -> StepPlan:
-    return plan._replace(copies=plan.copies[::-1])
+    return changed(plan, copies=plan.copies[::-1])
 
 
 def with_blocks_in_order(plan: StepPlan) -> StepPlan:
-    return plan._replace(items=tuple(item._replace(block_ids=tuple(sorted(item.block_ids))) for item in plan.items))
+    return changed(plan, items=tuple(changed(item, block_ids=tuple(sorted(item.block_ids))) for item in plan.items))
 
 
 def one_position_late(plan: StepPlan) -> StepPlan:
     def late(item: WorkItem) -> WorkItem:
         if item.first_position == 0:
             return item
-        return item._replace(first_position=item.first_position - 1, token_ids=(*item.token_ids, item.token_ids[-1]))
+        return changed(item, first_position=item.first_position - 1, token_ids=(*item.token_ids, item.token_ids[-1]))
 
-    return plan._replace(items=tuple(late(item) for item in plan.items))
+    return changed(plan, items=tuple(late(item) for item in plan.items))
 
 
 def with_the_first_seed(plan: StepPlan) -> StepPlan:
-    items = [item._replace(sampling=item.sampling._replace(seed=0)) if item.sampling else item for item in plan.items]
-    return plan._replace(items=tuple(items))
+    items = [changed(item, sampling=changed(item.sampling, seed=0)) if item.sampling else item for item in plan.items]
+    return changed(plan, items=tuple(items))
 
 
 def without_known_tokens(plan: StepPlan) -> StepPlan:
     items = [
-        item._replace(sampling=item.sampling._replace(sequence_index=0)) if item.sampling else item
+        changed(item, sampling=changed(item.sampling, sequence_index=0)) if item.sampling else item
         for item in plan.items
     ]
-    return plan._replace(items=tuple(items))
+    return changed(plan, items=tuple(items))
 
 
 def with_constant_logprobs(result: StepResult) -> StepResult:
     shift = len(result.rows)
     rows = {
-        key: row._replace(logprobs=tuple(entry._replace(logprob=-1.0 * shift) for entry in row.logprobs))
+        key: changed(row, logprobs=tuple(changed(entry, logprob=-1.0 * shift) for entry in row.logprobs))
         for key, row in result.rows.items()
     }
-    return result._replace(rows=rows)
+    return changed(result, rows=rows)
 
 
 def with_any_token(plan: StepPlan) -> StepPlan:
     items = [
-        item._replace(sampling=item.sampling._replace(params=replace(item.sampling.params, allowed_token_ids=None)))
+        changed(item, sampling=changed(item.sampling, params=replace(item.sampling.params, allowed_token_ids=None)))
         if item.sampling
         else item
         for item in plan.items
     ]
-    return plan._replace(items=tuple(items))
+    return changed(plan, items=tuple(items))
 
 
 def with_another_step(result: StepResult) -> StepResult:
-    return result._replace(step=result.step + 1)
+    return changed(result, step=result.step + 1)
 
 
 def without_a_row(result: StepResult) -> StepResult:
-    return result._replace(rows=dict(list(result.rows.items())[1:]))
+    return changed(result, rows=dict(list(result.rows.items())[1:]))
 
 
 def with_two_tokens(result: StepResult) -> StepResult:
-    return result._replace(rows={key: row._replace(token_ids=row.token_ids * 2) for key, row in result.rows.items()})
+    return changed(result, rows={key: changed(row, token_ids=row.token_ids * 2) for key, row in result.rows.items()})
 
 
 def without_logprobs(result: StepResult) -> StepResult:
-    return result._replace(rows={key: row._replace(logprobs=()) for key, row in result.rows.items()})
+    return changed(result, rows={key: changed(row, logprobs=()) for key, row in result.rows.items()})
 
 
 def with_failed_rows(result: StepResult) -> StepResult:
@@ -118,11 +119,12 @@ def with_failed_rows(result: StepResult) -> StepResult:
 
 def depending_on_company(result: StepResult) -> StepResult:
     shift = len(result.rows) - 1
-    return result._replace(
+    return changed(
+        result,
         rows={
-            key: row._replace(token_ids=tuple((token + shift) % VOCABULARY for token in row.token_ids))
+            key: changed(row, token_ids=tuple((token + shift) % VOCABULARY for token in row.token_ids))
             for key, row in result.rows.items()
-        }
+        },
     )
 
 
@@ -145,7 +147,7 @@ class Timid(OracleRunner):
     """Promises more tokens in a step than it can do."""
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        return super().run(plan._replace(items=plan.items[:6]), masks)
+        return super().run(changed(plan, items=plan.items[:6]), masks)
 
 
 def with_one_draw_for_all_positions(plan: StepPlan) -> StepPlan:
@@ -155,26 +157,26 @@ def with_one_draw_for_all_positions(plan: StepPlan) -> StepPlan:
         def samplings(self) -> tuple[Sampling, ...]:
             return (self.sampling,) * (self.num_drafts + 1) if self.sampling else ()
 
-    return plan._replace(items=tuple(OneDraw(*item) for item in plan.items))
+    return changed(plan, items=tuple(OneDraw(*item) for item in plan.items))
 
 
 def without_drafts(plan: StepPlan) -> StepPlan:
     def known(item: WorkItem) -> WorkItem:
-        return item._replace(token_ids=item.token_ids[: len(item.token_ids) - item.num_drafts])
+        return changed(item, token_ids=item.token_ids[: len(item.token_ids) - item.num_drafts])
 
-    return plan._replace(items=tuple(known(item) for item in plan.items))
+    return changed(plan, items=tuple(known(item) for item in plan.items))
 
 
 def with_scores_of_what_was_fed(plan: StepPlan) -> StepPlan:
     items = [
-        item._replace(scoring=item.scoring._replace(first_position=item.first_position + 1)) if item.scoring else item
+        changed(item, scoring=changed(item.scoring, first_position=item.first_position + 1)) if item.scoring else item
         for item in plan.items
     ]
-    return plan._replace(items=tuple(items))
+    return changed(plan, items=tuple(items))
 
 
 def without_hidden_states(result: StepResult) -> StepResult:
-    return result._replace(rows={key: row._replace(hidden_states=()) for key, row in result.rows.items()})
+    return changed(result, rows={key: changed(row, hidden_states=()) for key, row in result.rows.items()})
 
 
 def ending_at_stops(plan: StepPlan) -> StepPlan:
@@ -185,9 +187,9 @@ def ending_at_stops(plan: StepPlan) -> StepPlan:
             return item
         stops = [at for at, token_id in enumerate(item.drafts) if token_id in item.sampling.params.stop_token_ids]
         num_cut = item.num_drafts - stops[0] if stops else 0
-        return item._replace(token_ids=item.token_ids[: len(item.token_ids) - num_cut])
+        return changed(item, token_ids=item.token_ids[: len(item.token_ids) - num_cut])
 
-    return plan._replace(items=tuple(cut(item) for item in plan.items))
+    return changed(plan, items=tuple(cut(item) for item in plan.items))
 
 
 class Lenient(OracleRunner):
@@ -197,10 +199,10 @@ class Lenient(OracleRunner):
         result = super().run(plan, masks)
         drafts = {item.sequence_id: item.drafts for item in plan.items}
         rows = {
-            key: row._replace(token_ids=(*drafts[key], row.token_ids[-1])) if drafts[key] and not row.error else row
+            key: changed(row, token_ids=(*drafts[key], row.token_ids[-1])) if drafts[key] and not row.error else row
             for key, row in result.rows.items()
         }
-        return result._replace(rows=rows)
+        return changed(result, rows=rows)
 
 
 class Maskless(OracleRunner):
@@ -223,7 +225,7 @@ class Strict(OracleRunner):
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
         result = super().run(plan, masks)
         error = next((row.error for row in result.rows.values() if row.error), None)
-        return result._replace(rows={key: row._replace(error=error) for key, row in result.rows.items()})
+        return changed(result, rows={key: changed(row, error=error) for key, row in result.rows.items()})
 
 
 class Forgetful(OracleRunner):

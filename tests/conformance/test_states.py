@@ -8,6 +8,7 @@ from quire.backends.kernels import extension
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.step import StepPlan
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.models import architectures
 from tests.support.models.models import WatchedRunner, runners_of
@@ -27,14 +28,14 @@ class Broken(WatchedRunner):
     def start(self, plan: StepPlan) -> PendingStep:
         match self._change:
             case "no copies":
-                plan = plan._replace(slot_copies=())
+                plan = changed(plan, slot_copies=())
             case "copies in reverse":
-                plan = plan._replace(slot_copies=plan.slot_copies[::-1])
+                plan = changed(plan, slot_copies=plan.slot_copies[::-1])
             case "keeps first":
-                plan = plan._replace(slot_copies=(*plan.slot_copies, *plan.keeps), keeps=())
+                plan = changed(plan, slot_copies=(*plan.slot_copies, *plan.keeps), keeps=())
             case "one slot":
-                items = tuple(item._replace(state_slot=1) for item in plan.items)
-                plan = plan._replace(items=items)
+                items = tuple(changed(item, state_slot=1) for item in plan.items)
+                plan = changed(plan, items=items)
         return super().start(plan)
 
 

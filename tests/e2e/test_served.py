@@ -32,7 +32,7 @@ def test_a_killed_worker_goes_on_with_the_next_byte_of_every_answer() -> None:
             asking = asyncio.create_task(ask(model))
             async for piece in model.stream("Count to ten:", params(7)):
                 # One the worker has not taken yet is not replayed but asked for the first time.
-                is_all_taken = all(one.is_queued for one in model.supervisor._ledger.entries.values())
+                is_all_taken = all(one.is_queued for one in model.supervisor.ledger.entries.values())
                 if piece.token_ids and is_all_taken and not model.num_restarts:
                     os.kill(model.supervisor.pid or 0, signal.SIGKILL)
                     break

@@ -29,22 +29,24 @@ SUPERVISOR = "worker/parent/supervisor.py"
 
 MUTANTS = [
     # -- ages --
-    Mutant("an age is taken for an instant", LOOP, "received", "now_s - command.age_s,", "command.age_s,"),
     Mutant(
-        "the time left is taken for an instant",
-        LOOP,
-        "received",
-        "else now_s + command.time_left_s",
-        "else command.time_left_s",
+        "an age is taken for an instant",
+        COMMANDS,
+        "_Assignment.received",
+        'now_s - fields.pop("age_s")',
+        'fields.pop("age_s")',
     ),
-    Mutant("who is asked again is new", ENTRY, "LedgerEntry.assigned", "now_s - request.arrival_s,", "0.0,"),
     Mutant(
-        "a deadline is sent as it is",
-        ENTRY,
-        "LedgerEntry.assigned",
-        "else request.deadline_s - now_s",
-        "else request.deadline_s",
+        "the time left is taken for an instant", COMMANDS, "_Assignment.received", "else now_s + left_s", "else left_s"
     ),
+    Mutant(
+        "who is asked again is new",
+        COMMANDS,
+        "_Assignment.sent",
+        'now_s - fields.pop("arrival_s")',
+        '0.0 * fields.pop("arrival_s")',
+    ),
+    Mutant("a deadline is sent as it is", COMMANDS, "_Assignment.sent", "else deadline_s - now_s", "else deadline_s"),
     Mutant("an admission is told as if it were now", ROWS, "backdate_admissions", "age_s=step_s", "age_s=0.0"),
     Mutant(
         "a reply forgets how long ago an admission was",
@@ -153,8 +155,8 @@ MUTANTS = [
         "who has begun has no place",
         ENTRY,
         "LedgerEntry.assigned",
-        "bool(self.ends) or any(self.tokens.values()),",
-        "bool(self.ends),",
+        "or bool(self.ends) or any(self.tokens.values())",
+        "or bool(self.ends)",
     ),
     Mutant(
         "text begins at the seam",

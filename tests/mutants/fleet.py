@@ -51,7 +51,7 @@ MUTANTS = [
     ),
     Mutant("a grown request is named from the root", NAMES, "more_names", "names[-1] if names else root", "root"),
     # -- the index --
-    Mutant("who left is still read", INDEX, "BlockIndex._drop_bit", "self._masks = {}\ndel self", "del self"),
+    Mutant("who left is still read", INDEX, "BlockIndex._drop_bit", "self.masks = {}\ndel self", "del self"),
     Mutant(
         "a bit is another's before it is swept",
         INDEX,
@@ -71,8 +71,8 @@ MUTANTS = [
         "beliefs are not swept",
         INDEX,
         "BlockIndex._sweep_bits",
-        "for shards in (self._confirmed, self._expected):",
-        "for shards in (self._confirmed,):",
+        "for shards in (self.confirmed, self._expected):",
+        "for shards in (self.confirmed,):",
     ),
     Mutant(
         "a sweep goes on to the end",
@@ -164,7 +164,7 @@ MUTANTS = [
         "what is confirmed is not looked at before a search ends",
         INDEX,
         "BlockIndex._reaches",
-        "return depth < bound and bool(self._confirmed[at].get(name, 0) & group)",
+        "return depth < bound and bool(self.confirmed[at].get(name, 0) & group)",
         "return False",
     ),
     Mutant(
@@ -192,8 +192,8 @@ MUTANTS = [
         "a bit goes by the name of its last member",
         INDEX,
         "BlockIndex._take_bit",
-        "self._groups, self._masks = {}, {}",
-        "self._masks = {}",
+        "self._groups, self.masks = {}, {}",
+        "self.masks = {}",
     ),
     # -- loads --
     Mutant("what a report counts is counted twice", LOAD, "MemberLoads.report", "if made_s >= as_of_s:", "if True:"),
@@ -218,7 +218,7 @@ MUTANTS = [
         "reservations outlive their member",
         LOAD,
         "MemberLoads.leave",
-        "del self._member_of[request_id]",
+        "del self.member_of[request_id]",
         "pass",
     ),
     # -- membership --
@@ -306,7 +306,7 @@ MUTANTS = [
         "equal members are taken by name alone",
         CHOICE,
         "Router.choose",
-        "self._last_chosen[member] = self._num_choices",
+        "self.last_chosen[member] = self._num_choices",
         "",
     ),
     Mutant(

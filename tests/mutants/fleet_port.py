@@ -16,13 +16,13 @@ DESK = "fleet/member/service.py"
 MUTANTS = [
     # -- who is let in --
     Mutant("a gateway that goes down lets in", PORT, "FleetPort.submit", "if self.is_draining:", "if False:"),
-    Mutant("any number is held", PORT, "FleetPort.submit", "elif len(self._held) >= self._max_held:", "elif False:"),
+    Mutant("any number is held", PORT, "FleetPort.submit", "elif len(self.held) >= self._max_held:", "elif False:"),
     Mutant(
         "one more is held than may be",
         PORT,
         "FleetPort.submit",
-        "len(self._held) >= self._max_held",
-        "len(self._held) > self._max_held",
+        "len(self.held) >= self._max_held",
+        "len(self.held) > self._max_held",
     ),
     Mutant("who is held does not expire", PORT, "FleetPort.tick", "flight.ledger.expire(now_s)", "[]"),
     Mutant(
@@ -42,9 +42,9 @@ MUTANTS = [
     Mutant(
         "a question outlives whom it was asked",
         PORT,
-        "FleetPort._move_all",
-        "del self._questions[question]",
-        "pass",
+        "FleetPort._followed",
+        "known.calls.fail_all(EngineDeadError(",
+        "str(EngineDeadError(",
     ),
     Mutant("a move is not counted", PORT, "FleetPort._move_all", "flight.is_moving = True", ""),
     Mutant(
@@ -222,8 +222,8 @@ MUTANTS = [
         "what was to be computed is for ever",
         DESK,
         "MemberService.forget",
-        "self._expect(self._taken.pop(name), 0)",
-        "self._taken.pop(name)",
+        "self._expect(self.assignments.pop(name), 0)",
+        "self.assignments.pop(name)",
     ),
     Mutant(
         "a silent gateway is waited for",

@@ -52,9 +52,9 @@ MUTANTS = [
     Mutant(
         "prices are those of the smallest step",
         COST,
-        "StepCost.least_likelihood",
+        "StepCost.seconds",
         "low_s + slope * max(0, num_tokens - low)",
-        "points[0][1]",
+        "self.points[0][1]",
     ),
     Mutant("what a text may end is guessed at", DRAFTS, "DraftBudget.take", "or request.has_stop_texts:", ":"),
     Mutant(

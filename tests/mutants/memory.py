@@ -57,7 +57,7 @@ MUTANTS = [
         "Allocation(blocks + evicted, evicted)",
         "Allocation(blocks + evicted, [])",
     ),
-    Mutant("the queue's back link is stale", POOL, "BlockPool._take_after", "self._prev[after] = sentinel", ""),
+    Mutant("the queue's back link is stale", POOL, "BlockPool._take_after", "self.prev_free[after] = sentinel", ""),
     Mutant(
         "blocks unnamed at once are not counted", POOL, "BlockPool.unname_all", "self.num_blank += self.num_cached", ""
     ),
@@ -75,11 +75,11 @@ MUTANTS = [
         "the digest is trusted alone",
         TREE,
         "PrefixTree.is_same",
-        "self._parent[block] == parent and self._records[end - self._width : end] == packed_tokens",
-        "self._parent[block] == parent",
+        "self.parents[block] == parent and self.records[end - self._width : end] == packed_tokens",
+        "self.parents[block] == parent",
     ),
     Mutant(
-        "the parent is not compared", TREE, "PrefixTree.is_same", "return self._parent[block] == parent and", "return"
+        "the parent is not compared", TREE, "PrefixTree.is_same", "return self.parents[block] == parent and", "return"
     ),
     Mutant("the cache group is not in the name", DIGESTS, "Namespace.encode", "astuple(self)]", "astuple(self)[:-1]]"),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
         "a child is named before its parent",
         TREE,
         "PrefixTree.name",
-        "if not parent or (parent > 0 and not self._parent[parent]):",
+        "if not parent or (parent > 0 and not self.parents[parent]):",
         "if False:",
     ),
     Mutant("a block is named twice", TREE, "PrefixTree.name", "if parents[block]:", "if False:"),
@@ -135,8 +135,8 @@ MUTANTS = [
         "another tenant explains a miss",
         TREE,
         "PrefixTree._same_tokens_elsewhere",
-        "self._slots_of_group.get(namespace.cache_group, {})",
-        "{s: n for g in self._slots_of_group.values() for s, n in g.items()}",
+        "self.slots_of_group.get(namespace.cache_group, {})",
+        "{s: n for g in self.slots_of_group.values() for s, n in g.items()}",
     ),
     Mutant(
         "the divergence is one token off",
@@ -354,7 +354,7 @@ MUTANTS = [
         "a late router hears of no branch",
         TOLD,
         "_Walk.all_of",
-        "if child := self._first_child[run[-1]]:",
+        "if child := self.first_children[run[-1]]:",
         "if child := 0:",
     ),
     Mutant(
@@ -375,7 +375,7 @@ MUTANTS = [
         "a late router reads what is true later",
         TREE,
         "PrefixTree.copied",
-        "self._first_child[:], self._older[:]",
-        "self._first_child, self._older",
+        "self.first_children[:], self._older[:]",
+        "self.first_children, self._older",
     ),
 ]

@@ -146,13 +146,7 @@ MUTANTS = [
         "whoever asks calls MLX", RUNNER, "Owner.call", "return self._thread.submit(work).result()", "return work()"
     ),
     Mutant("copies are left out", RUNNER, "MlxRunner._begin", "store.copy(plan.copies)", ""),
-    Mutant(
-        "a step of any size runs",
-        RUNNER,
-        "MlxRunner.start",
-        "if num_tokens > self._capacity.max_step_tokens:",
-        "if False:",
-    ),
+    Mutant("a step of any size runs", RUNNER, "MlxRunner.start", "if num_tokens > most:", "if False:"),
     Mutant(
         "a closed runner keeps its pool",
         RUNNER,

@@ -192,7 +192,7 @@ MUTANTS = [
         "self.promises.reserve(tenant, now_s, room.retry_after_s)",
         "",
     ),
-    Mutant("a promise is kept twice", PROMISES, "RetryReservations.redeem", "del self[tenant]", "pass"),
+    Mutant("a promise is kept twice", PROMISES, "RetryReservations.redeem", "del self._by_tenant[tenant]", "pass"),
     Mutant("a promise is good too early", PROMISES, "RetryReservations.redeem", "or now_s < promise.first_due_s:", ":"),
     Mutant(
         "a promise is put off by a refusal",
@@ -227,7 +227,7 @@ MUTANTS = [
         "who is gone stays in the heaps",
         QUEUE,
         "ClassQueue.remove",
-        "if len(self._by_service) > 2 * len(self._lines) + 64:",
+        "if len(self.by_service) > 2 * len(self.lines) + 64:",
         "if False:",
     ),
     # -- the policy --
@@ -550,14 +550,14 @@ MUTANTS = [
         "the queue holds on to who is gone",
         QUEUE,
         "ClassQueue.remove",
-        "del self._lines[name]\nself._pushed",
-        "self._pushed",
+        "del self.lines[name]\nself.pushed",
+        "self.pushed",
     ),
     Mutant(
         "who comes back goes to the end",
         QUEUE,
         "Line.add",
-        "if sequence.key > self._last_key or not self._in_order:",
+        "if sequence.key > self._last_key or not self.in_order:",
         "if True:",
     ),
     Mutant(
@@ -571,7 +571,7 @@ MUTANTS = [
         "who came back waits for all newcomers",
         QUEUE,
         "Line.first",
-        "newcomer is not None and newcomer.key < self._returned[0][0]",
+        "newcomer is not None and newcomer.key < self.returned[0][0]",
         "newcomer is not None",
     ),
     Mutant(

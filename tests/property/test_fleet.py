@@ -106,7 +106,7 @@ class IndexMachine(RuleBasedStateMachine):
                 if member not in self.index.holders_of(NAMES[path]):
                     assert until_s <= self.now_s, "it was taken back too early"
                     del believed[path]
-                elif until_s <= self.now_s and NAMES[path] not in self.index._holders[member].unconfirmed:
+                elif until_s <= self.now_s and NAMES[path] not in self.index.holders[member].unconfirmed:
                     del believed[path]
 
     @rule()

@@ -140,7 +140,7 @@ class SharesMachine(RuleBasedStateMachine):
         assert self.shares.tenants == self.sharing()
         assert len(self.shares) == len(self.held)
         assert self.shares.num_promised == sum(kind is None for _, _, kind in self.held)
-        assert self.shares._weight == sum(self.weights[one] for one in self.sharing())
+        assert self.shares.sharing_weight == sum(self.weights[one] for one in self.sharing())
 
     @invariant()
     def what_is_said_of_those_turned_away_is_the_rule(self) -> None:

@@ -55,15 +55,15 @@ def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
     fleet.member_slots[2].clear()
     heard: dict[int, float] = {}
     while len(heard) < 3:
-        fleet.now_s, _, happen, told = fleet._moments.pop(0)
-        fleet._moments.sort()
+        fleet.now_s, _, happen, told = fleet.moments.pop(0)
+        fleet.moments.sort()
         happen(*told)
         for gateway in fleet.gateways:
             if isinstance(gateway.policy, CostPolicy) and 2 not in gateway.known:
                 state = gateway.policy.router.membership.state_of("00002")
                 assert state is MemberState.SUSPECT
                 heard.setdefault(gateway.number, fleet.now_s)
-        fleet._moments.sort()
+        fleet.moments.sort()
     assert len(set(heard.values())) == 3
     assert all(1.0 <= moment_s <= 1.3 for moment_s in heard.values())
 
@@ -72,21 +72,21 @@ def test_what_a_dead_member_said_is_not_heard_of_the_next_one() -> None:
     fleet = simulation("cost", 1, FleetFaults(), detect_delay_s=1.0)
     seat = fleet.member_slots[0]
     epoch = seat.epoch
-    fleet._leave(seat, is_detected=False)
-    fleet._join(seat)
-    fleet._load_reported(seat, epoch, 999, 0.0)
+    fleet.leave(seat, is_detected=False)
+    fleet.join(seat)
+    fleet.load_reported(seat, epoch, 999, 0.0)
     loads = [one.policy.router.loads for one in fleet.gateways if isinstance(one.policy, CostPolicy)]
     assert [one.in_flight_tokens["00000"] for one in loads] == [0, 0, 0]
-    fleet._load_reported(seat, seat.epoch, 999, 0.0)
+    fleet.load_reported(seat, seat.epoch, 999, 0.0)
     assert [one.in_flight_tokens["00000"] for one in loads] == [999, 999, 999]
 
 
 def leaks(loads: MemberLoads, request_id: str) -> None:
-    loads._member_of.pop(request_id, None)
+    loads.member_of.pop(request_id, None)
 
 
 def forgets(router: Router, request_id: str) -> tuple[()]:
-    router._routed.pop(request_id, None)
+    router.routed.pop(request_id, None)
     return ()
 
 

@@ -81,7 +81,7 @@ class _Grammar:
         self.is_slow = self.is_slow or seconds > SLOW_S
 
 
-class _GrammarMatcher:
+class GrammarMatcher:
     """One answer on its way through its grammar."""
 
     __slots__ = ("account", "error", "follow_s", "grammar", "is_at_work", "mask", "matcher", "num_consumed",
@@ -134,15 +134,15 @@ class GrammarMatchers:
     """The grammars of one engine's requests."""
 
     def __init__(self, read_vocabulary: Callable[[], "LLTokenizer"]) -> None:
-        self._read_vocabulary = read_vocabulary
+        self.read_vocabulary = read_vocabulary
         self._opened: tuple[LLTokenizer, LLExecutor] | None = None
-        self._grammars: OrderedDict[str, _Grammar] = OrderedDict()
+        self.grammars: OrderedDict[str, _Grammar] = OrderedDict()
         self._num_bytes = 0
         """Of their texts."""
         self._failures: OrderedDict[str, str] = OrderedDict()
         """Of the latest that could not be compiled."""
         self._compiling: set[str] = set()
-        self._guides: dict[tuple[str, int], _GrammarMatcher] = {}
+        self.guides: dict[tuple[str, int], GrammarMatcher] = {}
         """By request and answer."""
         self._owed_s: OrderedDict[str, float] = OrderedDict()
         """What work took that was not charged yet, by tenant: the next row of the tenant pays."""
@@ -163,8 +163,8 @@ class GrammarMatchers:
         """Whether a sequence can begin; if not, its grammar is being compiled. Raises InvalidParameterError if that
         cannot be."""
         text = request.grammar or ""
-        if text in self._grammars:
-            self._grammars.move_to_end(text)
+        if text in self.grammars:
+            self.grammars.move_to_end(text)
             return True
         if (failure := self._failures.get(text)) is not None:
             raise InvalidParameterError(failure, "grammar")
@@ -175,7 +175,7 @@ class GrammarMatchers:
                 ThreadWork(
                     request.tenant,
                     request.request_id,
-                    lambda: made.append(self._compiled(text)),
+                    lambda: made.append(self.compiled(text)),
                     lambda piece: self._keep(text, made, piece),
                 )
             )
@@ -209,12 +209,12 @@ class GrammarMatchers:
         """Whether what this sequence needs is not there; then it is being made."""
         if (text := sequence.request.grammar) is None:
             return False
-        guide = self._guides.get((sequence.request.request_id, sequence.index))
+        guide = self.guides.get((sequence.request.request_id, sequence.index))
         if guide is None:
-            if (grammar := self._grammars.get(text)) is None:
+            if (grammar := self.grammars.get(text)) is None:
                 return text not in self._failures and not self.is_compiled(sequence.request)
-            guide = _GrammarMatcher(grammar, sequence.request.tenant)
-            self._guides[sequence.request.request_id, sequence.index] = guide
+            guide = GrammarMatcher(grammar, sequence.request.tenant)
+            self.guides[sequence.request.request_id, sequence.index] = guide
         if guide.error is not None:
             return False  # it ends with its next row
         if guide.is_at_work:
@@ -229,7 +229,7 @@ class GrammarMatchers:
             return True
         return not self._has_room(guide)
 
-    def _has_room(self, guide: _GrammarMatcher) -> bool:
+    def _has_room(self, guide: GrammarMatcher) -> bool:
         """Whether what following took the last time has room in this step."""
         if self._step_s and self._step_s + guide.follow_s > STEP_S:
             return False
@@ -245,7 +245,7 @@ class GrammarMatchers:
         """Let go of the answers that have ended."""
         for event in events:
             if isinstance(event, SequenceFinished):
-                guide = self._guides.pop((event.request_id, event.sequence_index), None)
+                guide = self.guides.pop((event.request_id, event.sequence_index), None)
                 if guide is not None and guide.is_at_work:
                     self._thread.remove(guide)
 
@@ -261,7 +261,7 @@ class GrammarMatchers:
             (item, guide)
             for item, sequence in zip(plan.items, planned, strict=True)
             if item.sampling is not None
-            and (guide := self._guides.get((sequence.request.request_id, sequence.index))) is not None
+            and (guide := self.guides.get((sequence.request.request_id, sequence.index))) is not None
             and guide.error is None
         ]
         if not rows:
@@ -291,14 +291,14 @@ class GrammarMatchers:
                 found[item.sequence_id] = row._replace(work_tokens=work_tokens)
         return StepResult(result.step, result.rows | found) if found else result
 
-    def _mask_now(self, guide: _GrammarMatcher) -> bytes:
+    def _mask_now(self, guide: GrammarMatcher) -> bytes:
         if guide.mask is None:
             started_s = thread_time()
             guide.make_mask()
             self._took(guide, thread_time() - started_s)
         return guide.mask or b""
 
-    def _masks_on_a_copy(self, item: WorkItem, guide: _GrammarMatcher, width: int) -> tuple[bytes, ...]:
+    def _masks_on_a_copy(self, item: WorkItem, guide: GrammarMatcher, width: int) -> tuple[bytes, ...]:
         started_s = thread_time()
         made = guide.masks_of_drafts(item.drafts, width, max(0.0, STEP_S - self._step_s))
         took_s = thread_time() - started_s
@@ -307,7 +307,7 @@ class GrammarMatchers:
         return made
 
     def _masks_of_drafts(
-        self, drafted: Sequence[tuple[WorkItem, _GrammarMatcher]], width: int
+        self, drafted: Sequence[tuple[WorkItem, GrammarMatcher]], width: int
     ) -> dict[int, tuple[bytes, ...]]:
         """Of each item one for the place of every draft, and one for what follows the last."""
         if not drafted:
@@ -331,7 +331,7 @@ class GrammarMatchers:
 
     def _followed(self, sequence: scheduled.Sequence, row: RowResult) -> RowResult:
         request, params = sequence.request, sequence.request.params
-        guide = self._guides.get((request.request_id, sequence.index))
+        guide = self.guides.get((request.request_id, sequence.index))
         if guide is None:
             return RowResult(error=_grammar_error("it cannot be compiled"))
         if guide.error is not None:
@@ -350,7 +350,7 @@ class GrammarMatchers:
         return row._replace(token_ids=chosen[:count], forced=forced)
 
     def _followed_tokens(
-        self, guide: _GrammarMatcher, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
+        self, guide: GrammarMatcher, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
     ) -> tuple[int, tuple[int, ...]]:
         """How many of the tokens chosen count, and what is forced behind them.
 
@@ -380,10 +380,10 @@ class GrammarMatchers:
 
     # -- in the thread, and taken back ---------------------------------------------------------------------------------
 
-    def _begin_mask(self, guide: _GrammarMatcher, sequence: scheduled.Sequence) -> None:
+    def _begin_mask(self, guide: GrammarMatcher, sequence: scheduled.Sequence) -> None:
         self._put(guide, sequence, guide.make_mask, lambda piece: self._took(guide, piece.seconds))
 
-    def _catch_up(self, guide: _GrammarMatcher, sequence: scheduled.Sequence) -> None:
+    def _catch_up(self, guide: GrammarMatcher, sequence: scheduled.Sequence) -> None:
         """Follow what is known from before a crash. It was paid then, and is not cut: whatever the clock says now, it
         was within its budget."""
         first = sequence.num_prompt_tokens + guide.num_consumed
@@ -392,7 +392,7 @@ class GrammarMatchers:
 
     def _put(
         self,
-        guide: _GrammarMatcher,
+        guide: GrammarMatcher,
         sequence: scheduled.Sequence,
         work: Callable[[], None],
         done: Callable[[ThreadWork], None],
@@ -407,7 +407,8 @@ class GrammarMatchers:
         request = sequence.request
         self._thread.put(ThreadWork(request.tenant, request.request_id, work, finish, guide, not guide.grammar.is_slow))
 
-    def _compiled(self, text: str) -> _Grammar:
+    def compiled(self, text: str) -> _Grammar:
+        """Compile a grammar; runs in the grammar thread."""
         matcher = matcher_of(self._open()[0], text)
         try:
             return _Grammar(text, matcher, first_mask(matcher))
@@ -420,10 +421,10 @@ class GrammarMatchers:
         self._owe(piece.tenant, piece.seconds)
         self.budget.spend(WorkAccount(piece.tenant), WorkKind.GRAMMAR_COMPILE, piece.seconds, self._now_s)
         for grammar in made:
-            self._grammars[text] = grammar
+            self.grammars[text] = grammar
             self._num_bytes += len(text)
-        while self._num_bytes > KEPT_BYTES and len(self._grammars) > 1:
-            self._num_bytes -= len(self._grammars.popitem(last=False)[0])
+        while self._num_bytes > KEPT_BYTES and len(self.grammars) > 1:
+            self._num_bytes -= len(self.grammars.popitem(last=False)[0])
         if piece.error is not None:
             self._failures[text] = str(piece.error)
             if len(self._failures) > KEPT_FAILURES:
@@ -434,18 +435,18 @@ class GrammarMatchers:
             from llguidance import LLExecutor  # noqa: PLC0415 - the same
 
             try:
-                self._opened = self._read_vocabulary(), LLExecutor(num_threads=1)
+                self._opened = self.read_vocabulary(), LLExecutor(num_threads=1)
             except CheckpointError as error:  # who asks for a grammar is refused; the model answers all others
                 raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
         return self._opened
 
     # -- what it costs -------------------------------------------------------------------------------------------------
 
-    def _took(self, guide: _GrammarMatcher, seconds: float, num_masks: int = 1) -> None:
+    def _took(self, guide: GrammarMatcher, seconds: float, num_masks: int = 1) -> None:
         guide.grammar.took(seconds / num_masks)
         self._spend(guide, seconds, num_masks)
 
-    def _spend(self, guide: _GrammarMatcher, seconds: float, num_units: int) -> None:
+    def _spend(self, guide: GrammarMatcher, seconds: float, num_units: int) -> None:
         self.mask_s += seconds
         self._owe(guide.account.tenant, seconds)
         cut = self.budget.spend(guide.account, WorkKind.GRAMMAR_MASK, seconds, self._now_s, num_units)
@@ -454,7 +455,7 @@ class GrammarMatchers:
             guide.error = RowError(cut.error.code, f"the work budget was passed: {cut.error}")
 
     @staticmethod
-    def _look(guide: _GrammarMatcher) -> None:
+    def _look(guide: GrammarMatcher) -> None:
         if guide.error is None and guide.matcher.is_error():
             guide.error = _grammar_error(guide.matcher.get_error())
 

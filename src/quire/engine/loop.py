@@ -136,18 +136,18 @@ class EngineThread:
         self._engine = engine
         self._listener = listener
         self._failed = failed
-        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self.commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
         self.watching = ThreadWatch(self._try_put)
         self._calls = PendingCalls()
         self.verdicts: Sequence[AdmissionHint] = ()
         self._is_over = False
         """Guarded by the lock: once true, no command is put into the queue."""
-        self._thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
+        self.thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
 
     def start(self) -> None:
         """Begin to step."""
-        self._thread.start()
+        self.thread.start()
 
     def submit(self, request: Request) -> None:
         """Queue a request: `Queued` or `Refused` is its first event."""
@@ -161,21 +161,21 @@ class EngineThread:
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
         """End a request, or one of its answers alone, if it lives."""
-        self._commands.put(Cancel(request_id, index))
+        self.commands.put(Cancel(request_id, index))
 
     def clear_cache(self) -> None:
         """Forget every cached block that is not in use."""
-        self._commands.put(ClearCache())
+        self.commands.put(ClearCache())
 
     def close(self) -> None:
         """Stop after the step in flight, and wait for it."""
-        self._commands.put(Close())
-        self._thread.join()
+        self.commands.put(Close())
+        self.thread.join()
 
     def _try_put(self, command: Command) -> bool:
         with self._lock:
             if not self._is_over:
-                self._commands.put(command)
+                self.commands.put(command)
             return not self._is_over
 
     # -- on its own thread ---------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class EngineThread:
         """The next one, or None if there is none and there is something else to do."""
         watch = self._engine.watch
         try:
-            return self._commands.get(waits, None if watch is None else watch.due_in(monotonic()))
+            return self.commands.get(waits, None if watch is None else watch.due_in(monotonic()))
         except Empty:
             return None
 

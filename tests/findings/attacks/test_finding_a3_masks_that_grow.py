@@ -79,14 +79,14 @@ def test_what_masks_take_is_charged_to_the_tenant(monkeypatch: pytest.MonkeyPatc
 
 def slow_guides(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """A mask that takes until it may go on; the first event is its beginning."""
-    begun, goes_on, make_mask = threading.Event(), threading.Event(), guides._GrammarMatcher.make_mask
+    begun, goes_on, make_mask = threading.Event(), threading.Event(), guides.GrammarMatcher.make_mask
 
     def wait_and_make(guide: Any) -> None:
         begun.set()
         assert goes_on.wait(60)
         make_mask(guide)
 
-    monkeypatch.setattr(guides._GrammarMatcher, "make_mask", wait_and_make)
+    monkeypatch.setattr(guides.GrammarMatcher, "make_mask", wait_and_make)
     return begun, goes_on
 
 
@@ -134,13 +134,13 @@ def test_after_a_crash_known_tokens_are_followed_in_pieces_between_the_steps_of_
     whole.ask("r", LETTERS)
     whole.run()
     produced, pieces = whole.tokens["r", 0][:-5], list[int]()
-    consume = guides._GrammarMatcher.consume
+    consume = guides.GrammarMatcher.consume
 
     def counted(guide: Any, tokens: Any) -> None:
         pieces.append(len(tokens))
         consume(guide, tokens)
 
-    monkeypatch.setattr(guides._GrammarMatcher, "consume", counted)
+    monkeypatch.setattr(guides.GrammarMatcher, "consume", counted)
     begun, goes_on = slow_guides(monkeypatch)
     world = World()
     world.ask("r", LETTERS, [produced])
@@ -172,20 +172,20 @@ def test_a_matcher_that_fails_in_the_thread_ends_its_own_answer(monkeypatch: pyt
 
     world = World()
     world.ask("r", LETTERS)
-    monkeypatch.setattr(guides._GrammarMatcher, "make_mask", fail)
+    monkeypatch.setattr(guides.GrammarMatcher, "make_mask", fail)
     world.run()
     assert world.ends["r", 0] == (FinishReason.ERROR, GRAMMAR_FAILED)
 
 
 def test_a_client_that_leaves_while_its_grammar_is_compiled_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Line of section B: grammars were compiled in the loop, between two steps of everybody."""
-    compiled, goes_on = GrammarMatchers._compiled, threading.Event()
+    compiled, goes_on = GrammarMatchers.compiled, threading.Event()
 
     def wait(one: Any, text: str) -> Any:
         assert goes_on.wait(60)
         return compiled(one, text)
 
-    monkeypatch.setattr(GrammarMatchers, "_compiled", wait)
+    monkeypatch.setattr(GrammarMatchers, "compiled", wait)
     world = World()
     request = world.request("r", grammar())
     assert world.engine.enter(request, is_restored=False) == []

@@ -85,7 +85,7 @@ def test_blocks_that_come_and_go_take_no_more_of_the_index() -> None:
     index, reader = reader_of(1000)
     for number in range(500):
         hear(reader, number, stored(number, 3), {"type": "AllBlocksCleared"})
-    assert (len(index), index._num_bits) == (0, 1)
+    assert (len(index), index.num_bits) == (0, 1)
 
 
 def test_blocks_of_a_size_that_no_prompt_is_looked_up_by_are_left_out() -> None:

@@ -27,7 +27,7 @@ def test_an_answer_that_cannot_be_kept_says_store_false_and_is_logged_once(
 ) -> None:
     """Failed: every answer had store true and an id that was never found; a traceback for each in the log."""
     store = ConversationStore(tmp_path / "kept.db", 1 << 20)
-    store._database.execute("PRAGMA query_only = ON")  # nothing can be written: neither kept nor dropped
+    store.database.execute("PRAGMA query_only = ON")  # nothing can be written: neither kept nor dropped
     with (
         caplog.at_level(logging.ERROR),
         house(models={"oracle": tool_talker()}, settings=AdmissionSettings(store=store)) as here,
@@ -49,9 +49,9 @@ def test_on_a_full_disk_the_largest_tenants_oldest_makes_room(tmp_path: Path) ->
     for at in range(8):
         store.keep("large", f"l{at}", noise(at))
     store.keep("small", "s", noise(99))
-    store._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    (pages,) = store._database.execute("PRAGMA page_count").fetchone()
-    store._database.execute(f"PRAGMA max_page_count = {pages}")
+    store.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (pages,) = store.database.execute("PRAGMA page_count").fetchone()
+    store.database.execute(f"PRAGMA max_page_count = {pages}")
     before = store.num_bytes
     for at in range(20, 24):
         store.keep("small", f"s{at}", noise(at))
@@ -59,7 +59,7 @@ def test_on_a_full_disk_the_largest_tenants_oldest_makes_room(tmp_path: Path) ->
     assert store.find("small", "s") is not None
     assert store.find("large", "l0") is None
     assert store.num_bytes <= before + 100
-    rows = store._database.execute("SELECT SUM(LENGTH(conversation) + 200) FROM conversations").fetchone()
+    rows = store.database.execute("SELECT SUM(LENGTH(conversation) + 200) FROM conversations").fetchone()
     assert store.num_bytes == rows[0]
     store.close()
 

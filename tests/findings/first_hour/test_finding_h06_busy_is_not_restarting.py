@@ -78,7 +78,7 @@ def looked_at(num_layers_a_second: int, num_s: int) -> bool:
         supervisor._awake_since_s = 0.0
         for now_s in range(1, num_s):
             process.num_layers += num_layers_a_second
-            supervisor._look_at(session, float(now_s))
+            supervisor.look_at(session, float(now_s))
         await supervisor.close()
 
     asyncio.run(main())

@@ -126,7 +126,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         old, self.server, self.plan = self.server, self.new_server(), None
         self.server.now_s = old.now_s
         self.server.ledger = old.ledger
-        self.server._next_name = old._next_name
+        self.server.next_name = old.next_name
         for request in old.ledger.unfinished():
             self.server.scheduler.restore(request)
         for name, index in old.ledger.cancels():

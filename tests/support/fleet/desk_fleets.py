@@ -66,7 +66,7 @@ class EngineSeat:
         """What whoever asks is told."""
         self.num_clears = 0
         self.holds_replies = False
-        self._held: list[Callable[[], None]] = []
+        self.held: list[Callable[[], None]] = []
 
     def submit(self, request: Request) -> None:
         if self.refusal is not None:
@@ -81,12 +81,12 @@ class EngineSeat:
     def call(self, op: CallOp, on_reply: OnReply) -> None:
         assert isinstance(op, Explain)
         explained = Explained(self.engine.explain(op.namespace, op.prompt, self._now_s()))
-        self._held.append(lambda: on_reply(explained))
+        self.held.append(lambda: on_reply(explained))
         if not self.holds_replies:
             self.release_replies()
 
     def release_replies(self) -> None:
-        held, self._held = self._held, []
+        held, self.held = self.held, []
         for reply in held:
             reply()
 
@@ -321,10 +321,10 @@ class SimulatedFleet:
         """Nothing is left behind anywhere."""
         for gateway in self.gateways:
             port = gateway.port
-            assert (port._in_flight, port._held, port.router._routed) == ({}, {}, {})
+            assert (port.in_flight, port.held, port.router.routed) == ({}, {}, {})
             assert not any(len(known.calls) for known in port.members.values())
             assert port.router.loads.num_reservations == 0
             assert all(port.router.membership.num_open(one) == 0 for one in port.members)
         for member in self.members.values():
-            assert (member.desk._taken, member.desk.num_uncomputed_tokens) == ({}, 0)
+            assert (member.desk.assignments, member.desk.num_uncomputed_tokens) == ({}, 0)
             assert all(not one.names for one in member.desk._gateways.values())

@@ -109,5 +109,5 @@ def ask(member: TalkingMember, reader: EventReader) -> None:
 
 def held_names(index: BlockIndex, member: str = MEMBER) -> set[int]:
     """All that the member has confirmed to the index."""
-    bit = index._holders[member].bit
-    return {name for shard in index._confirmed for name, held in shard.items() if held & bit}
+    bit = index.holders[member].bit
+    return {name for shard in index.confirmed for name, held in shard.items() if held & bit}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.cpu.state_store import StateStore
@@ -32,7 +33,7 @@ def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
     first = load_runner(model, **settings)
     capacity = first.capacity
     if isinstance(first, CpuRunner):
-        decoder, blocks = first._opened()
+        decoder, blocks = opened(first)
         shape = (capacity.num_blocks, capacity.block_size, blocks.dtype)
 
         def made() -> Runner:
@@ -45,6 +46,12 @@ def runners_of(model: str | Path, **settings: object) -> Callable[[], Runner]:
 
         return mlx_runners(first)
     return _torch_runners(first)
+
+
+def opened(runner: Runner) -> tuple[Decoder, KVStore]:
+    """The model and the store of a runner of the CPU backend, for tests that feed them by hand."""
+    assert isinstance(runner, CpuRunner)
+    return runner._opened()
 
 
 def _torch_runners(first: Runner) -> Callable[[], Runner]:

@@ -49,7 +49,7 @@ class Server:
         self.log: list[RequestEvent] = []
         self.plans: list[StepPlan] = []
         self.holds: Holds = held_by_nothing
-        self._next_name = 0
+        self.next_name = 0
 
     def ask(
         self,
@@ -65,8 +65,8 @@ class Server:
         **params: object,
     ) -> str:
         """Submit a request; returns its id."""
-        self._next_name += 1
-        name = f"r{self._next_name}"
+        self.next_name += 1
+        name = f"r{self.next_name}"
         answers = produced or [()] * n
         request = Request(
             request_id=name,
@@ -74,7 +74,7 @@ class Server:
             namespace=replace(self.namespace, cache_group=tenant),
             arrival_s=self.now_s,
             params=ResolvedSampling(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
-            seed=self._next_name,
+            seed=self.next_name,
             tenant=tenant,
             priority=priority,
             continuations=tuple(Continuation(index, tuple(answer)) for index, answer in enumerate(answers)),

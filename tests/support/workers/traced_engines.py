@@ -16,6 +16,7 @@ from quire.core.step import GRAMMAR_FAILED, NO_MASKS, Masks, RowError, RowResult
 from quire.engine.engine import Engine, ModelIdentity
 from quire.engine.trace_recorder import TraceSettings
 from quire.observe.trace_file import make_trace_file
+from tests.support.changed import changed
 
 VOCABULARY = 6
 KEY = bytes(range(32))
@@ -40,14 +41,14 @@ class _Spoilt:
 
     def wait(self, masks: Masks = NO_MASKS) -> StepResult:
         result = self._runner.run(self._plan, masks)
-        return result._replace(rows={name: self._spoilt(row) for name, row in result.rows.items()})
+        return changed(result, rows={name: self._spoilt(row) for name, row in result.rows.items()})
 
     def _spoilt(self, row: RowResult) -> RowResult:
         dice = self._random.random()
         if dice < 0.01:
             return RowResult(error=RowError(GRAMMAR_FAILED, "<secret> was wrong"))
         if dice < 0.1 and row.token_ids and not row.logprobs:
-            return row._replace(forced=(self._random.randrange(VOCABULARY),) * self._random.randint(1, 3))
+            return changed(row, forced=(self._random.randrange(VOCABULARY),) * self._random.randint(1, 3))
         return row
 
 

@@ -201,7 +201,7 @@ def test_a_model_whose_last_answer_has_gone_while_it_was_set_aside_is_closed_and
         await short.end()
         assert await again == "a"
         assert world.told == ["+a", "-(a)", "+b", "-a", "-b", "+a"]
-        assert world.park._residents["a"].users.total() == 0
+        assert world.park.residents["a"].users.total() == 0
         await world.park.close()
 
     play(main)
@@ -224,7 +224,7 @@ def test_answers_that_were_set_aside_end_when_the_server_does_or_their_model_can
             if not is_failing:
                 await short.end()
             await long.end()
-            await settled(lambda: not world.park._residents["a"].users)  # noqa: B023
+            await settled(lambda: not world.park.residents["a"].users)  # noqa: B023
             await world.park.close()
 
     play(main)
@@ -279,7 +279,7 @@ def test_who_is_broken_off_at_the_moment_it_is_let_in_gives_its_place_back() -> 
         await world.park.start()
         asked = world.hold("a")
         await settled(lambda: world.entries["a"].stage is Stage.LOADING)
-        resident = world.park._residents["a"]
+        resident = world.park.residents["a"]
         world.may_load.set()
         await settled(lambda: resident.users.total() == 1)
         if not asked.is_begun.is_set():
@@ -301,8 +301,8 @@ def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_ha
             world.may_load.clear()
             await world.park.start()
             leaving, staying = world.hold("a"), asyncio.ensure_future(world.ask("a"))
-            await settled(lambda: world.park._residents["a"].num_waiting == 2)  # noqa: B023
-            resident = world.park._residents["a"]
+            await settled(lambda: world.park.residents["a"].num_waiting == 2)  # noqa: B023
+            resident = world.park.residents["a"]
             leaving.task.cancel()  # its task hears of it in the next round of the loop
             if is_failing:
                 resident.refuse(CheckpointError("it is damaged"))
@@ -413,7 +413,7 @@ def test_an_operator_loads_and_unloads_whatever_is_not_kept() -> None:
         held = world.hold("a")
         await held.is_begun.wait()
         world.park.unload(world.entries["a"])
-        world.park._apply_moves()
+        world.park.apply_moves()
         assert world.stages()["a"] == "unloading"
         await held.end()
         await settled(lambda: world.stages()["a"] == "unloaded")
@@ -496,7 +496,7 @@ def test_many_who_ask_three_models_in_the_room_of_two_are_all_answered() -> None
         await world.park.start()
         answers: list[Awaitable[str]] = [world.ask("abc"[number % 3], "abc"[number % 3]) for number in range(60)]
         assert sorted(await asyncio.gather(*answers)) == ["a"] * 20 + ["b"] * 20 + ["c"] * 20
-        held = [resident.users.total() for resident in world.park._residents.values()]
+        held = [resident.users.total() for resident in world.park.residents.values()]
         assert held == [0, 0, 0]
         await world.park.close()
 

@@ -20,6 +20,7 @@ from quire.config import Backend
 from quire.core.request import ResolvedSampling
 from quire.core.step import RowResult, Sampling, StepPlan, WorkItem
 from quire.errors import InvariantError
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.machine.process_memory import kept_for_this_file
 from tests.support.models import architectures
@@ -153,7 +154,7 @@ def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
     assert first != second
     spoil(runner, second[0])
     item = greedy_item(1, prompt, (1, 2))
-    row = run(runner, item._replace(token_ids=(*prompt, *first, *second, 5)))[1]
+    row = run(runner, changed(item, token_ids=(*prompt, *first, *second, 5)))[1]
     assert (row.token_ids, row.error) == (first + second, None)
 
 

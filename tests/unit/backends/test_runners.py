@@ -34,10 +34,11 @@ from quire.core.scheduling.acceptance_rates import Draft
 from quire.core.scheduling.sequence import Sequence
 from quire.core.step import RowResult, Sampling, Scoring, StepPlan, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.machine.process_memory import kept_for_this_file
 from tests.support.models import architectures
-from tests.support.models.models import GREEDY, Ask, Machine, load_runner, random_params
+from tests.support.models.models import GREEDY, Ask, Machine, load_runner, opened, random_params
 
 SETTINGS = ModelSettings(memory_bytes=8 << 30, block_size=8, max_step_tokens=64, max_running=8, max_sequence_tokens=256)
 
@@ -110,12 +111,12 @@ def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
     first = run(runner, greedy_item(1, tokens, (1, 2, 3)))[1].token_ids
     second = run(runner, greedy_item(1, [*tokens, *first], (1, 2, 3), 9))[1].token_ids
     assert isinstance(runner, CpuRunner)
-    model = runner._opened()[0]
+    model = opened(runner)[0]
     embedding: Any = model._weights._held[0]
     poison = poisoned(embedding, (model.shape.vocabulary_size, model.shape.hidden_size), second[0])
     model._call.fields["embedding"] = poison.reference
     item = greedy_item(1, tokens, (1, 2, 3))
-    row = run(runner, item._replace(token_ids=(*tokens, *first, *second, 5)))[1]
+    row = run(runner, changed(item, token_ids=(*tokens, *first, *second, 5)))[1]
     assert (row.token_ids, row.error) == (first + second, None)
     assert run(runner, greedy_item(1, [*tokens, *first, *second], (1, 2, 3), 10))[1].error is not None
 
@@ -175,7 +176,7 @@ def test_a_closed_runner_and_a_step_too_large_are_bugs(name: str, size: int) -> 
         run(runner)
 
 
-def changed(tmp_path: Path, name: str, config: dict[str, Any], tensors: dict[str, Any]) -> Path:
+def changed_model(tmp_path: Path, name: str, config: dict[str, Any], tensors: dict[str, Any]) -> Path:
     """A copy of a small model with some of its config and weights replaced; None takes away."""
     target = tmp_path / name
     shutil.copytree(architectures.directory(name), target)
@@ -202,7 +203,7 @@ def test_a_model_that_is_not_what_it_says_is_refused(
     tmp_path: Path, name: str, size: int, config: dict[str, Any], tensors: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(CheckpointError, match=words):
-        load_backend(resolve(str(changed(tmp_path, name, config, tensors))), replace(SETTINGS, block_size=size))
+        load_backend(resolve(str(changed_model(tmp_path, name, config, tensors))), replace(SETTINGS, block_size=size))
 
 
 def test_bfloat16_weights_and_kv_run() -> None:
@@ -228,7 +229,7 @@ def logits_of(runner: Runner, *items: WorkItem) -> NDArray[np.float32]:
     """Of every row."""
     rows = np.arange(sum(len(item.token_ids) for item in items))
     if isinstance(runner, CpuRunner):
-        decoder, blocks = runner._opened()
+        decoder, blocks = opened(runner)
         return decoder.compute(make_batch(items, blocks.block_size), blocks, rows).logits.copy()
     assert isinstance(runner, TorchRunner)
     model, store = runner._opened()

@@ -215,10 +215,10 @@ def test_a_request_that_comes_too_late_for_the_last_step_is_refused_and_not_forg
     heard: list[RequestEvent] = []
     stepper = EngineThread(opened.engine, heard.extend, lambda _error: None)
     request = make_request(opened.text, opened.text.prompt("hello"), PARAMS)
-    stepper._commands.put(Close())
+    stepper.commands.put(Close())
     stepper.submit(request)
     stepper.start()
-    stepper._thread.join()
+    stepper.thread.join()
     stepper.submit(request)
     assert [type(one.error) for one in heard if isinstance(one, Refused)] == [EngineDeadError] * 2
 
@@ -229,9 +229,9 @@ def test_what_was_obeyed_just_before_the_end_is_told() -> None:
     thread = EngineThread(opened.engine, heard.extend, lambda _error: None)
     request = make_request(opened.text, opened.text.prompt("hello"), PARAMS)
     thread.submit(request)
-    thread._commands.put(Close())
+    thread.commands.put(Close())
     thread.start()
-    thread._thread.join()
+    thread.thread.join()
     assert heard == [Queued(request.request_id)]
 
 

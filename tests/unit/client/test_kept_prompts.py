@@ -37,8 +37,8 @@ def test_whatever_comes_the_bounds_hold_and_nothing_is_left_of_what_was_dropped(
         kept.answered(f"r{number}", tokens[:400])
         assert kept.num_bytes <= 60_000
     assert len(kept) <= 60_000 // 512
-    sizes = [one.num_bytes for _, one in kept._by_request.values()]
+    sizes = [one.num_bytes for _, one in kept.by_request.values()]
     assert sum(sizes) == kept.num_bytes
-    for tenant in kept._tenants.values():
+    for tenant in kept.tenants.values():
         assert tenant.num_bytes <= 20_000
         assert all(0 < len(shelf) <= MAX_PROMPTS for shelf in tenant.scopes.values())

@@ -4,6 +4,7 @@ import pytest
 
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, WorkItem
+from tests.support.changed import changed
 
 
 def item(num_known: int, drafts: tuple[int, ...], known: tuple[int, ...] | None = None) -> WorkItem:
@@ -18,7 +19,7 @@ def test_without_drafts_one_token_is_chosen_after_the_last_one_fed() -> None:
 
 
 def test_an_item_that_samples_nothing_has_neither_drafts_nor_choices() -> None:
-    one = item(3, ())._replace(sampling=None)
+    one = changed(item(3, ()), sampling=None)
     assert (one.num_drafts, one.drafts, one.samplings()) == (0, (), ())
     assert one.num_true_tokens(0) == 3
 

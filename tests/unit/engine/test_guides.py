@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_answers_that_have_ended() -> None:
     world.step()
     world.engine.cancel("long")
     world.run()
-    assert world.guides._guides == {}
+    assert world.guides.guides == {}
     assert {reason for reason, _ in world.ends.values()} == {FinishReason.LENGTH, FinishReason.CANCELLED}
 
 
@@ -170,7 +170,7 @@ def test_a_model_whose_tokens_no_grammar_can_use_refuses_grammars_and_answers_ot
         raise CheckpointError("its tokenizer is strange")
 
     world = World()
-    world.guides._read_vocabulary = unreadable
+    world.guides.read_vocabulary = unreadable
     told = world.ask("r", grammar())
     assert isinstance(told, Refused)
     assert "does not support grammars: its tokenizer is strange" in str(told.error)
@@ -184,7 +184,7 @@ def test_a_matcher_that_fails_ends_its_own_answer_alone() -> None:
     world.ask("bad", grammar())
     world.ask("good", grammar())
     world.step()
-    world.guides._guides["bad", 0].matcher.consume_tokens([END_ID])
+    world.guides.guides["bad", 0].matcher.consume_tokens([END_ID])
     world.run()
     assert world.ends["bad", 0] == (FinishReason.ERROR, GRAMMAR_FAILED)
     assert world.ends["good", 0] == (FinishReason.STOP, None)
@@ -196,7 +196,7 @@ def test_the_latest_grammars_are_kept_compiled_as_far_as_their_texts_have_room(m
     monkeypatch.setattr(guides, "KEPT_BYTES", 4 * len(texts[0]))
     for at, text in enumerate(texts):
         world.ask(f"r{at}", text)
-    assert list(world.guides._grammars) == texts[6:]
+    assert list(world.guides.grammars) == texts[6:]
     world.run()
     assert all(reason is FinishReason.STOP for reason, _ in world.ends.values())
 

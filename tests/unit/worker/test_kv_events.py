@@ -55,7 +55,7 @@ class Router:
     def answers(self, question: bytes, publisher: KVEventPublisher) -> list[KVAnswer]:
         """What is said in words of our own, up to the last of it."""
         self.asking.send_multipart([b"", question])
-        assert publisher._replay.poll(60_000)
+        assert publisher.replay.poll(60_000)
         answers: list[KVAnswer] = []
         while not answers or isinstance(answers[-1], SnapshotPiece):
             publisher.publish(9.0)
@@ -79,7 +79,7 @@ class Router:
 def batches(publisher: KVEventPublisher, router: Router) -> list[Any]:
     """All that was published, by way of a replay: a subscriber may have come too late for the first."""
     router.ask(0)
-    assert publisher._replay.poll(60_000)
+    assert publisher.replay.poll(60_000)
     publisher.publish(9.0)
     return [msgspec.msgpack.decode(frames[3]) for frames in router.replayed()]
 
@@ -140,7 +140,7 @@ def test_what_is_asked_from_a_number_on_is_replayed_from_there_while_it_is_kept(
         publisher.emit(BlockRemoved((bytes([at]) * 32,)))
         publisher.publish(float(at))
     router.ask(4)
-    assert publisher._replay.poll(60_000)
+    assert publisher.replay.poll(60_000)
     publisher.publish(9.0)
     assert [int.from_bytes(frames[2], "big") for frames in router.replayed()] == [4, 5]
     assert [batch[0] for batch in batches(publisher, router)] == [3.0, 4.0, 5.0]
@@ -174,7 +174,7 @@ def test_what_happens_during_a_snapshot_is_told_after_it(router: Router) -> None
     stored = [run_of(0, PIECE_BLOCKS)]
     publisher.follow(lambda: iter(list(stored)))
     router.asking.send_multipart([b"", SNAPSHOT])
-    assert publisher._replay.poll(60_000)
+    assert publisher.replay.poll(60_000)
     publisher.publish(1.0)
     stored.clear()
     publisher.emit(AllBlocksCleared())
@@ -198,15 +198,15 @@ def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router
         return iter([STORED])
 
     publisher.follow(stored)
-    publisher._snapshots.request((b"a",))
-    publisher._snapshots.request((b"b",))
-    first = publisher._snapshots.next_answer(b"", 0)
-    publisher._snapshots.request((b"c",))
-    last = publisher._snapshots.next_answer(b"", 0)
+    publisher.snapshots.request((b"a",))
+    publisher.snapshots.request((b"b",))
+    first = publisher.snapshots.next_answer(b"", 0)
+    publisher.snapshots.request((b"c",))
+    last = publisher.snapshots.next_answer(b"", 0)
     assert first is not None
     assert last is not None
     assert first[1] == last[1] == ((b"a",), (b"b",))
-    after = publisher._snapshots.next_answer(b"", 0)
+    after = publisher.snapshots.next_answer(b"", 0)
     assert after is not None
     assert after[1] == ((b"c",),)
     assert len(made) == 2
@@ -222,9 +222,9 @@ def test_where_a_publisher_stands_can_be_asked_also_by_way_of_another(router: Ro
     assert (first, second) == (Position(first.incarnation, 0), Position(first.incarnation, 1))
     assert len(first.incarnation) == 16
     other = KVEventPublisher(KVEventSettings("inproc://other", has_incarnation_topic=True))
-    assert other._topic != publisher._topic
+    assert other.topic != publisher.topic
     router.asking.send_multipart([b"client", b"", POSITION])
-    assert publisher._replay.poll(60_000)
+    assert publisher.replay.poll(60_000)
     publisher.publish(2.0)
     assert router.asking.poll(60_000)
     assert router.asking.recv_multipart() == [b"client", b"", OWN, encode_kv_answer(second)]

@@ -56,10 +56,10 @@ def test_a_worker_that_stands_still_is_not_ready_and_one_in_a_long_step_is() -> 
         ):
             session = session_of(flight)
             session.progress_s = long_ago_s
-            supervisor._session = session
+            supervisor.session = session
             assert supervisor.is_ready is is_ready
             assert supervisor.step_s == 0.0, "a step is timed from when it is first seen"
-        supervisor._session = None
+        supervisor.session = None
         await supervisor.close()
 
     asyncio.run(main())

@@ -41,9 +41,9 @@ def test_after_landing_nobody_is_in_flight() -> None:
 def test_a_spoilt_page_names_nobody() -> None:
     status = SharedStatus.make(4)
     status.name(["a"])
-    status._memory[16] = 0xC1
+    status.memory[16] = 0xC1
     assert status.read().request_ids == ()
-    status._memory[8:16] = b"\xff" * 8
+    status.memory[8:16] = b"\xff" * 8
     assert status.read().request_ids == ()
     status.close()
 

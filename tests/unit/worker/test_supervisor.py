@@ -142,7 +142,7 @@ def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> 
             alone = await model.generate("question", stopped)
             assert {one.finish_reason for one in alone.answers} == {"stop", "length"}
             asked = model.submit_ids(await model.prompt_ids("question"), stopped)
-            (entry,) = model.supervisor._ledger.entries.values()
+            (entry,) = model.supervisor.ledger.entries.values()
             async for piece in asked:
                 if piece.finish_reason is not None and not model.num_restarts:
                     os.kill(model.supervisor.pid or 0, signal.SIGKILL)
@@ -226,14 +226,14 @@ def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: p
         nonlocal ahead_s
         async with served(limits=Limits(stuck_s=60.0)) as model:
             os.kill(model.supervisor.pid or 0, signal.SIGSTOP)
-            looks_at, num_looks = model.supervisor._look_at, 0
+            looks_at, num_looks = model.supervisor.look_at, 0
 
             def counted(life: Any, now_s: float) -> None:
                 nonlocal num_looks
                 num_looks += 1
                 looks_at(life, now_s)
 
-            monkeypatch.setattr(model.supervisor, "_look_at", counted)
+            monkeypatch.setattr(model.supervisor, "look_at", counted)
             ahead_s, num_before = 1_000.0, num_looks  # the container was paused: no look in between
             await until(lambda: num_looks > num_before + 3)
             assert model.num_restarts == 0

@@ -118,10 +118,10 @@ def test_progress_is_handed_on_and_a_worker_that_is_ready_while_draining_changes
         seen: list[tuple[str, int, int]] = []
         supervisor = made(progress=lambda *given: seen.append(given))
         session: Any = Session()
-        supervisor._handle(session, LoadProgress("loading weights", 1, 2))
+        supervisor.handle(session, LoadProgress("loading weights", 1, 2))
         assert seen == [("loading weights", 1, 2)]
         assert await supervisor.drain(1.0)
-        supervisor._handle(session, READY)
+        supervisor.handle(session, READY)
         assert supervisor.state is State.DRAINING
         assert session.is_ready
         await supervisor.close()

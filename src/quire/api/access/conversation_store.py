@@ -60,10 +60,10 @@ class ConversationStore:
         self._logged_s = float("-inf")
         with ExitStack() as held:
             held.callback(os.close, _locked(path))
-            self._database = _opened(path)
+            self.database = _opened(path)
             self._held = held.pop_all()
         query = "SELECT tenant, SUM(LENGTH(conversation) + ?) FROM conversations GROUP BY tenant"
-        self._num_bytes: Counter[str] = Counter(dict(self._database.execute(query, (ROW_BYTES,))))
+        self._num_bytes: Counter[str] = Counter(dict(self.database.execute(query, (ROW_BYTES,))))
 
     @property
     def num_bytes(self) -> int:
@@ -90,9 +90,9 @@ class ConversationStore:
 
     def _insert(self, tenant: str, answer_id: str, packed: bytes) -> None:
         num_bytes = self._num_bytes.copy()
-        with self._database:
+        with self.database:
             query = "INSERT INTO conversations (tenant, answer_id, conversation) VALUES (?, ?, ?)"
-            self._database.execute(query, (tenant, answer_id, packed))
+            self.database.execute(query, (tenant, answer_id, packed))
             num_bytes[tenant] += len(packed) + ROW_BYTES
             while num_bytes.total() > self._max_bytes:
                 largest = max(num_bytes, key=num_bytes.__getitem__)
@@ -101,12 +101,12 @@ class ConversationStore:
 
     def _make_room(self) -> None:
         """The disk is full: the largest tenant loses its oldest, and the journal gives back what it holds."""
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
-        with self._database:
+        with self.database:
             freed = self._drop_oldest(largest)
         self._num_bytes[largest] -= freed
-        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _log(self, error: sqlite3.Error) -> None:
         now_s = monotonic()
@@ -118,32 +118,32 @@ class ConversationStore:
         """The tenant's own conversation; None for one that is another's, was dropped, or never was."""
         with self._lock:
             query = "SELECT conversation FROM conversations WHERE tenant = ? AND answer_id = ?"
-            row = self._database.execute(query, (tenant, answer_id)).fetchone()
+            row = self.database.execute(query, (tenant, answer_id)).fetchone()
         return None if row is None else msgspec.json.decode(zlib.decompress(row[0]), type=KeptConversation)
 
     def forget(self, tenant: str, answer_id: str) -> None:
         """The tenant's own conversation is not found any more; those that went on from it are."""
         with self._lock:
             query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? AND answer_id = ?"
-            row = self._database.execute(query, (tenant, answer_id)).fetchone()
+            row = self.database.execute(query, (tenant, answer_id)).fetchone()
             if row is not None:
-                with self._database:
+                with self.database:
                     freed = self._drop(*row)
                 self._num_bytes[tenant] -= freed
 
     def close(self) -> None:
         """Nothing is kept or found any more."""
         with self._lock:
-            self._database.close()
+            self.database.close()
             self._held.close()
 
     def _drop_oldest(self, tenant: str) -> int:
         """How many bytes that frees."""
         query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? ORDER BY number LIMIT 1"
-        return self._drop(*self._database.execute(query, (tenant,)).fetchone())
+        return self._drop(*self.database.execute(query, (tenant,)).fetchone())
 
     def _drop(self, number: int, size: int) -> int:
-        self._database.execute("DELETE FROM conversations WHERE number = ?", (number,))
+        self.database.execute("DELETE FROM conversations WHERE number = ?", (number,))
         return int(size) + ROW_BYTES
 
 

@@ -173,7 +173,7 @@ class ModelManager:
         weigh: Weigh = weightless,
         limits: ParkLimits | None = None,
     ) -> None:
-        self._residents = {model.name: _ModelSlot(model, entry) for model, entry in models}
+        self.residents = {model.name: _ModelSlot(model, entry) for model, entry in models}
         self._opening = opening
         self._weigh = weigh
         self._limits = limits or ParkLimits()
@@ -194,14 +194,14 @@ class ModelManager:
         self._sizes = await self._weigh()
         for why in self._sizes.problems.values():
             log.warning("%s", why)
-        kept = [resident for resident in self._residents.values() if resident.model.is_kept]
+        kept = [resident for resident in self.residents.values() if resident.model.is_kept]
         for held in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
             self._release(held)
 
     def drain(self) -> None:
         """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
         self._is_closing = True
-        for resident in self._residents.values():
+        for resident in self.residents.values():
             resident.refuse(
                 DrainingError("the server is shutting down and loads no model; use another one, or retry later")
             )
@@ -212,7 +212,7 @@ class ModelManager:
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
-        for resident in self._residents.values():
+        for resident in self.residents.values():
             resident.may_end.set()
             if resident.task is not None and resident.entry.stage is Stage.LOADING:
                 resident.task.cancel()
@@ -266,7 +266,7 @@ class ModelManager:
         resident.is_called.clear()
         if self._is_closing or not resident.users:
             resident.is_called.set()
-        self._apply_moves()
+        self.apply_moves()
         await resident.is_called.wait()
         resident.is_aside = False
         return resident.entry.stage is Stage.LOADING and not self._is_closing
@@ -280,14 +280,14 @@ class ModelManager:
         resident.entry.report_progress("", 0, 0)
         resident.must_leave, resident.task = False, None
         resident.may_end.clear()
-        self._apply_moves()
+        self.apply_moves()
 
     def _arrive(self, resident: _ModelSlot, client: EngineClient) -> None:
         resident.entry.engine_client, resident.failure = client, None
         resident.last_used_s = monotonic()
         self._log(resident, f"is ready: {client.text.info.line}")
         resident.begin_turn(self._limits.turn_s)
-        self._apply_moves()
+        self.apply_moves()
 
     @staticmethod
     def _log(resident: _ModelSlot, text: str) -> None:
@@ -307,7 +307,7 @@ class ModelManager:
     @asynccontextmanager
     async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
         """The model's client; waits until it is there. It does not leave before it is released, or set aside."""
-        resident = self._residents[entry.name]
+        resident = self.residents[entry.name]
         held = await self._come(resident, tenant)
         try:
             yield held.client
@@ -330,7 +330,7 @@ class ModelManager:
     def check_waiting(self, entry: ModelEntry, tenant: str) -> None:
         """Of a model that is not here, refuse a request that would wait in vain, or beside too many, or for one load
         too many of its tenant."""
-        resident = self._residents[entry.name]
+        resident = self.residents[entry.name]
         if self._is_closing:
             raise DrainingError("the server is shutting down and loads no model; use another one, or retry later")
         if self._sizes is None:
@@ -351,7 +351,7 @@ class ModelManager:
             self._check_loads(entry, tenant)
 
     def _check_loads(self, entry: ModelEntry, tenant: str) -> None:
-        planned = [one for one in self._residents.values() if one.entry.stage is not Stage.LOADING]
+        planned = [one for one in self.residents.values() if one.entry.stage is not Stage.LOADING]
         num_planned = sum(tenant in one.waiting for one in planned)
         wait_s = may_load_s(tenant, self._loads, monotonic(), num_planned)
         if wait_s > 0:
@@ -362,7 +362,7 @@ class ModelManager:
             raise ApiError(429, "rate_limit_exceeded", message, "model", wait_s)
 
     def _check_fits(self, resident: _ModelSlot, sizes: Sizes) -> None:
-        name, known = resident.entry.name, [self._parked(one) for one in self._residents.values()]
+        name, known = resident.entry.name, [self._parked(one) for one in self.residents.values()]
         wanted = self._parked(resident)
         blocking = in_its_way(wanted, known, sizes.memory_bytes)
         if not blocking:
@@ -382,14 +382,14 @@ class ModelManager:
         arrivals = resident.waiting.setdefault(tenant, {})
         arrivals[arrival] = monotonic()
         if len(arrivals) == 1:
-            self._apply_moves()  # more of one tenant decide nothing
+            self.apply_moves()  # more of one tenant decide nothing
         try:
             return await arrival
         except asyncio.CancelledError:
             if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
                 if not arrivals:
                     del resident.waiting[tenant]
-                self._apply_moves()  # perhaps its room is not needed any more
+                self.apply_moves()  # perhaps its room is not needed any more
             elif not arrival.cancelled() and arrival.exception() is None:
                 self._release(arrival.result())
             raise
@@ -407,7 +407,7 @@ class ModelManager:
             resident.may_end.set()
         if not users and resident.is_aside:
             resident.is_called.set()
-        self._apply_moves()
+        self.apply_moves()
 
     # -- the operator --------------------------------------------------------------------------------------------------
 
@@ -418,7 +418,7 @@ class ModelManager:
 
     def unload(self, entry: ModelEntry) -> None:
         """It leaves with its last answer."""
-        resident = self._residents[entry.name]
+        resident = self.residents[entry.name]
         if resident.model.is_kept:
             raise invalid(f"{entry.name} is kept; a model can be unloaded if it is not named on the command line, "
                           "and its table has no keep = true", "model")  # fmt: skip
@@ -430,28 +430,28 @@ class ModelManager:
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
-    def _apply_moves(self) -> None:
+    def apply_moves(self) -> None:
         """Do what is to be done now. Called after every change."""
         if self._is_closing or self._sizes is None:
             return
         is_settled = False
         while not is_settled:
             now_s = monotonic()
-            known = [self._parked(resident) for resident in self._residents.values()]
+            known = [self._parked(resident) for resident in self.residents.values()]
             moves = next_moves(known, self._sizes.memory_bytes, self._loads, now_s)
             for name in moves.leave:
-                self._residents[name].leave()
+                self.residents[name].leave()
             for name in moves.set_aside:
-                self._residents[name].may_end.set()
+                self.residents[name].may_end.set()
             for name in moves.stay:
-                self._residents[name].begin_turn(self._limits.turn_s)
+                self.residents[name].begin_turn(self._limits.turn_s)
             if moves.load is not None:
                 self._begin_load(moves.load, now_s)
             is_settled = moves.load is None and not moves.leave
         self._set_timer(moves.check_again_s, now_s)
 
     def _begin_load(self, load: Load, now_s: float) -> None:
-        resident = self._residents[load.name]
+        resident = self.residents[load.name]
         resident.entry.stage = Stage.LOADING
         if load.tenant != OPERATOR:
             self._loads[load.tenant] = (*self._loads.get(load.tenant, ())[1 - MAX_LOADS :], now_s)
@@ -468,7 +468,7 @@ class ModelManager:
             self._timer.cancel()
             self._timer = None
         if check_again_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(check_again_s - now_s, self._apply_moves)
+            self._timer = asyncio.get_running_loop().call_later(check_again_s - now_s, self.apply_moves)
 
     def _parked(self, resident: _ModelSlot) -> Parked:
         needed = {} if self._sizes is None else self._sizes.needed_bytes

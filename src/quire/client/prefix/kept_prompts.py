@@ -59,17 +59,17 @@ class KeptPrompts:
     def __init__(self, max_bytes: int = MAX_BYTES, max_tenant_bytes: int = MAX_TENANT_BYTES) -> None:
         self._max_bytes = max_bytes
         self._max_tenant_bytes = max_tenant_bytes
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
-        self._by_request: dict[str, tuple[PromptScope, KeptPrompt]] = {}
+        self.tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self.by_request: dict[str, tuple[PromptScope, KeptPrompt]] = {}
         self.num_bytes = 0
         """All of them take about so many."""
 
     def __len__(self) -> int:
-        return len(self._by_request)
+        return len(self.by_request)
 
     def nearest(self, scope: PromptScope, tokens: bytes) -> list[tuple[KeptPrompt, int]]:
         """Those that begin most like these tokens, with how many are the same; the newest first."""
-        tenant = self._tenants.get(scope.tenant)
+        tenant = self.tenants.get(scope.tenant)
         prompts = [] if tenant is None else tenant.scopes.get(scope, [])
         shared = [(one, num_common(tokens, one.tokens)) for one in reversed(prompts)]
         most = max((num for _, num in shared), default=0)
@@ -80,13 +80,13 @@ class KeptPrompts:
         self._drop(request_id)
         if instead_of is not None:
             self._drop(instead_of.request_id)
-        tenant = self._tenants.setdefault(scope.tenant, _Tenant())
-        self._tenants.move_to_end(scope.tenant)
+        tenant = self.tenants.setdefault(scope.tenant, _Tenant())
+        self.tenants.move_to_end(scope.tenant)
         prompts = tenant.scopes.setdefault(scope, [])
         tenant.scopes.move_to_end(scope)
         kept = KeptPrompt(request_id, tokens[: MAX_PROMPT_TOKENS * WIDTH], len(tokens) // WIDTH)
         prompts.append(kept)
-        self._by_request[request_id] = (scope, kept)
+        self.by_request[request_id] = (scope, kept)
         self._count(tenant, kept.num_bytes)
         if len(prompts) > MAX_PROMPTS:
             self._drop(prompts[0].request_id)
@@ -94,10 +94,10 @@ class KeptPrompts:
 
     def answered(self, request_id: str, tokens: bytes) -> None:
         """Add the answer to a prompt that may still be here."""
-        scope, kept = self._by_request.get(request_id, (None, None))
+        scope, kept = self.by_request.get(request_id, (None, None))
         if scope is None or kept is None or kept.num_prompt_tokens > MAX_PROMPT_TOKENS:
             return
-        before, tenant = kept.num_bytes, self._tenants[scope.tenant]
+        before, tenant = kept.num_bytes, self.tenants[scope.tenant]
         kept.tokens = (kept.tokens + tokens)[: MAX_PROMPT_TOKENS * WIDTH]
         self._count(tenant, kept.num_bytes - before)
         self._make_room(tenant)
@@ -106,23 +106,23 @@ class KeptPrompts:
         while tenant.num_bytes > self._max_tenant_bytes:
             self._drop_oldest(tenant)
         while self.num_bytes > self._max_bytes:
-            self._drop_oldest(next(iter(self._tenants.values())))
+            self._drop_oldest(next(iter(self.tenants.values())))
 
     def _drop_oldest(self, tenant: _Tenant) -> None:
         self._drop(next(iter(tenant.scopes.values()))[0].request_id)
 
     def _drop(self, request_id: str) -> None:
-        scope, kept = self._by_request.pop(request_id, (None, None))
+        scope, kept = self.by_request.pop(request_id, (None, None))
         if scope is None or kept is None:
             return
-        tenant = self._tenants[scope.tenant]
+        tenant = self.tenants[scope.tenant]
         prompts = tenant.scopes[scope]
         prompts.remove(kept)
         self._count(tenant, -kept.num_bytes)
         if not prompts:
             del tenant.scopes[scope]
         if not tenant.scopes:
-            del self._tenants[scope.tenant]
+            del self.tenants[scope.tenant]
 
     def _count(self, tenant: _Tenant, num_bytes: int) -> None:
         self.num_bytes += num_bytes

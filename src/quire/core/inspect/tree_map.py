@@ -19,13 +19,13 @@ class TreeDrawing:
     """One drawing, piece by piece: iterate until it ends, then take it. It shows the moment at which it was begun."""
 
     def __init__(self, tree: PrefixTree, pool: BlockPool, max_nodes: int = MAX_NODES) -> None:
-        _, self._first_child, self._older, roots = tree.copied(bare=True)
-        self._roots = [(space.cache_group, first_child) for space, first_child in roots]
+        _, self.first_children, self._older, roots = tree.copied(bare=True)
+        self.root_nodes = [(space.cache_group, first_child) for space, first_child in roots]
         self._ref_count = pool.ref_count[:]
         self._block_size = tree.block_size
         self._max_nodes = max_nodes
         self._first = array("i")
-        self._parent = array("i")
+        self.parents = array("i")
         self._root = array("i")
         self._length = array("i")
         self._below = array("i")
@@ -35,7 +35,7 @@ class TreeDrawing:
     def pieces(self) -> Iterator[None]:
         """Draws one piece after the other."""
         num_walked = 0
-        for at in range(len(self._roots)):
+        for at in range(len(self.root_nodes)):
             for length in self._walk(at):
                 num_walked += length
                 if num_walked >= PIECE_BLOCKS:
@@ -49,8 +49,8 @@ class TreeDrawing:
 
     def _walk(self, root: int) -> Iterator[int]:
         """Every node under this root, parents first: how many blocks each has."""
-        first_child, older = self._first_child, self._older
-        to_visit = [(self._roots[root][1], -1)]
+        first_child, older = self.first_children, self._older
+        to_visit = [(self.root_nodes[root][1], -1)]
         while to_visit:
             block, parent = to_visit.pop()
             if not block:
@@ -62,7 +62,7 @@ class TreeDrawing:
             if child:
                 to_visit.append((child, len(self._first)))
             self._first.append(block)
-            self._parent.append(parent)
+            self.parents.append(parent)
             self._root.append(root)
             self._length.append(length)
             yield length
@@ -70,7 +70,7 @@ class TreeDrawing:
     def _judge(self, at: int) -> None:
         """All below it have been judged. Its parent has at least its references, and more blocks below: a node
         among the best has all its parents there."""
-        below, parent = self._below[at], self._parent[at]
+        below, parent = self._below[at], self.parents[at]
         if parent >= 0:
             self._below[parent] += below
         worth = (self._ref_count[self._first[at]], below, -at)
@@ -84,7 +84,7 @@ class TreeDrawing:
         places: dict[int, int] = {-1: -1}
         nodes: list[TreeNode] = []
         for at in sorted(-worth[2] for worth in self._best):
-            parent = places[self._parent[at]]
+            parent = places[self.parents[at]]
             places[at] = len(nodes)
             nodes.append(
                 TreeNode(
@@ -93,7 +93,7 @@ class TreeDrawing:
                     self._length[at] * self._block_size,
                     self._ref_count[self._first[at]],
                     0 if parent < 0 else nodes[parent].depth + 1,
-                    self._roots[self._root[at]][0],
+                    self.root_nodes[self._root[at]][0],
                     self._below[at] * self._block_size,
                 )
             )

@@ -42,13 +42,13 @@ class BlockPool:
 
     __slots__ = (
         "_border",
-        "_next",
-        "_prev",
         "named",
+        "next_free",
         "num_blank",
         "num_blocks",
         "num_cached",
         "num_named",
+        "prev_free",
         "ref_count",
     )
 
@@ -63,10 +63,10 @@ class BlockPool:
         self.num_blank = num_blocks
         self.num_cached = 0
         # NULL ⇄ 1 ⇄ 2 ⇄ … ⇄ border ⇄ NULL
-        self._next = array("i", range(1, num_blocks + 3))
-        self._next[self._border] = NULL_BLOCK
-        self._prev = array("i", range(-1, num_blocks + 1))
-        self._prev[NULL_BLOCK] = self._border
+        self.next_free = array("i", range(1, num_blocks + 3))
+        self.next_free[self._border] = NULL_BLOCK
+        self.prev_free = array("i", range(-1, num_blocks + 1))
+        self.prev_free[NULL_BLOCK] = self._border
 
     @property
     def num_free(self) -> int:
@@ -107,7 +107,7 @@ class BlockPool:
 
         That order is what keeps a child ahead of its parent in the queue, so the oldest cached block is a leaf.
         """
-        next_, prev, ref_count, named = self._next, self._prev, self.ref_count, self.named
+        next_, prev, ref_count, named = self.next_free, self.prev_free, self.ref_count, self.named
         num_blocks = self.num_blocks
         for block in blocks:
             # A negative index would wrap round to another table's block.
@@ -151,9 +151,9 @@ class BlockPool:
     def unname_all(self) -> None:
         """Every cached block becomes blank: the border moves to the far end, and no block is visited."""
         self._unlink(self._border)
-        last = self._prev[NULL_BLOCK]
-        self._prev[self._border], self._next[self._border] = last, NULL_BLOCK
-        self._next[last] = self._prev[NULL_BLOCK] = self._border
+        last = self.prev_free[NULL_BLOCK]
+        self.prev_free[self._border], self.next_free[self._border] = last, NULL_BLOCK
+        self.next_free[last] = self.prev_free[NULL_BLOCK] = self._border
         self.num_blank += self.num_cached
         self.num_cached = 0
         self.num_named = 0
@@ -161,19 +161,19 @@ class BlockPool:
 
     def free_queue(self) -> Iterable[int]:
         """The free blocks in the order they would be taken. For checks and pictures; O(free)."""
-        block = self._next[NULL_BLOCK]
+        block = self.next_free[NULL_BLOCK]
         while block != NULL_BLOCK:
             if block != self._border:
                 yield block
-            block = self._next[block]
+            block = self.next_free[block]
 
     def check_links(self) -> None:
         """Every link has its opposite. Full check; O(free)."""
         block = NULL_BLOCK
         for _ in range(self.num_free + 2):
-            after = self._next[block]
-            if self._prev[after] != block:
-                raise InvariantError(f"free queue: {block} -> {after}, but {after} <- {self._prev[after]}")
+            after = self.next_free[block]
+            if self.prev_free[after] != block:
+                raise InvariantError(f"free queue: {block} -> {after}, but {after} <- {self.prev_free[after]}")
             block = after
         if block != NULL_BLOCK:
             raise InvariantError(f"free queue: not closed after {self.num_free} blocks", code="free_queue_open")
@@ -184,13 +184,13 @@ class BlockPool:
         return self.ref_count[block]
 
     def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
+        before, after = self.prev_free[block], self.next_free[block]
+        self.next_free[before] = after
+        self.prev_free[after] = before
 
     def _take_after(self, sentinel: int, count: int) -> list[int]:
         """Cut out the run of `count` blocks to the right of a sentinel: one relink, however long the run."""
-        next_, ref_count = self._next, self.ref_count
+        next_, ref_count = self.next_free, self.ref_count
         taken: list[int] = []
         block = sentinel
         for _ in range(count):
@@ -201,5 +201,5 @@ class BlockPool:
             taken.append(block)
         after = next_[block]
         next_[sentinel] = after
-        self._prev[after] = sentinel
+        self.prev_free[after] = sentinel
         return taken

@@ -28,8 +28,8 @@ class _Walk:
     def __init__(
         self, records: bytes, first_child: Sequence[int], older: Sequence[int], block_size: int, published: bytes | None
     ) -> None:
-        self._records = records
-        self._first_child = first_child
+        self.records = records
+        self.first_children = first_child
         self._older = older
         self._block_size = block_size
         self._published = published
@@ -46,14 +46,14 @@ class _Walk:
                     continue
                 stored = self._stored(run, parent, namespace)
                 yield stored
-                if child := self._first_child[run[-1]]:
+                if child := self.first_children[run[-1]]:
                     open_ends.append((child, stored.digests[-1]))
 
     def _run_from(self, block: int) -> list[int]:
         run: list[int] = []
         while self._published is None or self._published[block]:
             run.append(block)
-            child = self._first_child[block]
+            child = self.first_children[block]
             if not child or self._older[child] or len(run) == MAX_RUN_BLOCKS:
                 break
             block = child
@@ -61,7 +61,7 @@ class _Walk:
 
     def _stored(self, run: list[int], parent: bytes | None, namespace: Namespace) -> BlockStored:
         width = DIGEST_BYTES + 4 * self._block_size
-        found = [self._records[block * width : (block + 1) * width] for block in run]
+        found = [self.records[block * width : (block + 1) * width] for block in run]
         return BlockStored(
             digests=tuple(record[:DIGEST_BYTES] for record in found),
             parent_digest=parent,

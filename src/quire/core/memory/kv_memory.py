@@ -52,7 +52,7 @@ class KVMemory:
         self.in_flight = InFlight()
         """Digests that the step in flight completes, and by how many tables."""
         self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
-        self._next_id = 1
+        self.next_id = 1
         self._counters = MemoryCounters()
         self.states = None
         """How tables use slots; None for a model without recurrent layers."""
@@ -310,9 +310,9 @@ class KVMemory:
     # -- leaves --------------------------------------------------------------------------------------------------------
 
     def _register(self, root: int) -> BlockTable:
-        table = BlockTable(self._next_id, root, self.config.block_size)
+        table = BlockTable(self.next_id, root, self.config.block_size)
         self.tables[table.table_id] = table
-        self._next_id += 1
+        self.next_id += 1
         return table
 
     def _check_open(self, table: BlockTable) -> None:

@@ -92,29 +92,29 @@ class PrefixTree:
         while num_shards * BLOCKS_PER_SHARD < num_blocks:
             num_shards *= 2
         self._shard_mask = num_shards - 1
-        self._roots: list[Root | None] = []
+        self.root_nodes: list[Root | None] = []
         self._slot_of: dict[Namespace, int] = {}
-        self._slots_of_group: dict[str, dict[int, Namespace]] = {}
+        self.slots_of_group: dict[str, dict[int, Namespace]] = {}
         self._free_slots: list[int] = []
         rows = num_blocks + 1
-        self._records = bytearray(self._record_width * rows)
+        self.records = bytearray(self._record_width * rows)
         """Digest and packed tokens of each named block; of others, whatever was there."""
         self._newer = array("i", bytes(4 * rows))
         self._older = array("i", bytes(4 * rows))
-        self._discarded: list[dict[bytes, int]] = []
+        self.discarded: list[dict[bytes, int]] = []
         self._forget_all()
 
     def _forget_all(self) -> None:
         rows = self._num_blocks + 1
         # One dictionary of a million names would stop a step for tens of milliseconds whenever it grows. Many small
         # ones grow one at a time; with bytes for keys and integers for values the garbage collector skips them.
-        self._shards: list[dict[bytes, int]] = [{} for _ in range(self._shard_mask + 1)]
-        self._parent = array("i", bytes(4 * rows))
-        self._first_child = array("i", bytes(4 * rows))
+        self.shards: list[dict[bytes, int]] = [{} for _ in range(self._shard_mask + 1)]
+        self.parents = array("i", bytes(4 * rows))
+        self.first_children = array("i", bytes(4 * rows))
 
     def sweep(self) -> None:
         """Give back a little of what `clear` put aside: freeing a million names at once would stop a step."""
-        del self._discarded[-SHARDS_SWEPT_AT_ONCE:]
+        del self.discarded[-SHARDS_SWEPT_AT_ONCE:]
 
     # -- roots ---------------------------------------------------------------------------------------------------------
 
@@ -128,10 +128,10 @@ class PrefixTree:
                     "blocks"
                 )
             root = Root(namespace, self.hasher.root(namespace))
-            slot = self._free_slots.pop() if self._free_slots else len(self._roots)
-            self._roots[slot : slot + 1] = [root]
+            slot = self._free_slots.pop() if self._free_slots else len(self.root_nodes)
+            self.root_nodes[slot : slot + 1] = [root]
             self._slot_of[namespace] = slot
-            self._slots_of_group.setdefault(namespace.cache_group, {})[slot] = namespace
+            self.slots_of_group.setdefault(namespace.cache_group, {})[slot] = namespace
         self._root(~slot).num_tables += 1
         return ~slot
 
@@ -149,7 +149,7 @@ class PrefixTree:
         return self._root(root).namespace
 
     def _root(self, root: int) -> Root:
-        found = self._roots[~root]
+        found = self.root_nodes[~root]
         if found is None:
             raise InvariantError(f"root {root} is used after it was closed", code="root_is_closed")
         return found
@@ -157,42 +157,42 @@ class PrefixTree:
     def _drop_root_if_unused(self, root: int) -> None:
         record = self._root(root)
         if record.num_tables == 0 and record.first_child == 0:
-            group = self._slots_of_group[record.namespace.cache_group]
+            group = self.slots_of_group[record.namespace.cache_group]
             del self._slot_of[record.namespace], group[~root]
             if not group:
-                del self._slots_of_group[record.namespace.cache_group]
-            self._roots[~root] = None
+                del self.slots_of_group[record.namespace.cache_group]
+            self.root_nodes[~root] = None
             self._free_slots.append(~root)
 
     # -- names ---------------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return sum(map(len, self._shards))
+        return sum(map(len, self.shards))
 
     def digest_of(self, node: int) -> bytes:
         """The digest of a named block or of a root."""
         if node < 0:
             return self._root(node).digest
         start = node * self._record_width
-        return bytes(self._records[start : start + DIGEST_BYTES])
+        return bytes(self.records[start : start + DIGEST_BYTES])
 
     def tokens_of(self, block: int) -> bytes:
         """The packed tokens of a named block."""
         end = (block + 1) * self._record_width
-        return bytes(self._records[end - self._width : end])
+        return bytes(self.records[end - self._width : end])
 
     def parent_of(self, block: int) -> int:
         """A block above zero, a root below zero, zero if the block is not named."""
-        return self._parent[block]
+        return self.parents[block]
 
     def named(self, digest: bytes) -> int | None:
         """The block that carries this digest, whatever it holds: a candidate, not yet a hit."""
-        return self._shards[(digest[0] << 8 | digest[1]) & self._shard_mask].get(digest)
+        return self.shards[(digest[0] << 8 | digest[1]) & self._shard_mask].get(digest)
 
     def is_same(self, block: int, packed_tokens: bytes, parent: int) -> bool:
         """Whether the block truly holds these tokens under this parent. Digests are never trusted alone."""
         end = (block + 1) * self._record_width
-        return self._parent[block] == parent and self._records[end - self._width : end] == packed_tokens
+        return self.parents[block] == parent and self.records[end - self._width : end] == packed_tokens
 
     def find(self, digest: bytes, packed_tokens: bytes, parent: int) -> int | None:
         """The block to reuse for these tokens after this parent, if there is one."""
@@ -204,11 +204,11 @@ class PrefixTree:
 
         Stops at a digest that another block carries. Returns how many blocks got their names.
         """
-        if not parent or (parent > 0 and not self._parent[parent]):
+        if not parent or (parent > 0 and not self.parents[parent]):
             rule = f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
             raise InvariantError(rule, code="parent_not_named")
-        shards, mask, records, parents = self._shards, self._shard_mask, self._records, self._parent
-        newer, older, first_child = self._newer, self._older, self._first_child
+        shards, mask, records, parents = self.shards, self._shard_mask, self.records, self.parents
+        newer, older, first_child = self._newer, self._older, self.first_children
         record_width, width = self._record_width, self._width
         at = 0
         for index, (block, digest) in enumerate(zip(blocks, digests, strict=True)):
@@ -237,8 +237,8 @@ class PrefixTree:
 
     def forget(self, blocks: Sequence[int], now_s: float) -> list[bytes]:
         """Take these blocks out of the tree, each a leaf by its turn; their digests are remembered as evicted."""
-        shards, mask, records, parents = self._shards, self._shard_mask, self._records, self._parent
-        first_child, newer, older = self._first_child, self._newer, self._older
+        shards, mask, records, parents = self.shards, self._shard_mask, self.records, self.parents
+        first_child, newer, older = self.first_children, self._newer, self._older
         record_width = self._record_width
         digests = []
         for block in blocks:
@@ -266,10 +266,10 @@ class PrefixTree:
 
     def clear(self) -> None:
         """Forget every name at once. Roots with open tables stay; nothing is remembered as evicted."""
-        self._discarded += filter(None, self._shards)
+        self.discarded += filter(None, self.shards)
         self._forget_all()
         self.evictions.clear()
-        for slot, root in enumerate(self._roots):
+        for slot, root in enumerate(self.root_nodes):
             if root is not None:
                 root.first_child = 0
                 self._drop_root_if_unused(~slot)
@@ -287,19 +287,19 @@ class PrefixTree:
 
     def copied(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
         """Records (unless `bare`), first children, older siblings, roots with theirs, read while names come and go."""
-        roots = [(root.namespace, root.first_child) for root in self._roots if root is not None]
-        return b"" if bare else bytes(self._records), self._first_child[:], self._older[:], roots
+        roots = [(root.namespace, root.first_child) for root in self.root_nodes if root is not None]
+        return b"" if bare else bytes(self.records), self.first_children[:], self._older[:], roots
 
     def num_tables(self, root: int) -> int:
         """How many open tables keep this root."""
         return self._root(root).num_tables
 
     def _first_child_of(self, node: int) -> int:
-        return self._first_child[node] if node > 0 else self._root(node).first_child
+        return self.first_children[node] if node > 0 else self._root(node).first_child
 
     def _set_first_child(self, node: int, child: int) -> None:
         if node > 0:
-            self._first_child[node] = child
+            self.first_children[node] = child
         else:
             self._root(node).first_child = child
 
@@ -369,7 +369,7 @@ class PrefixTree:
 
     def _same_tokens_elsewhere(self, namespace: Namespace, packed_tokens: bytes) -> Namespace | None:
         """A namespace of the same cache group that has this first block: another model, adapter or format."""
-        group = self._slots_of_group.get(namespace.cache_group, {})
+        group = self.slots_of_group.get(namespace.cache_group, {})
         for slot, other in islice(reversed(group.items()), NAMESPACES_COMPARED):
             root = ~slot
             digest = self.hasher.child(self._root(root).digest, packed_tokens)

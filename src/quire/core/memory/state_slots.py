@@ -43,27 +43,27 @@ class StateSlots:
     without recurrent layers."""
 
     __slots__ = (
-        "_blank",
-        "_cached",
         "_copies",
         "_keeps",
         "_max_fixed",
         "_num_promised",
-        "_passing",
-        "_pinned",
+        "blank_slots",
+        "cached_slots",
         "num_evictions",
         "num_slots",
+        "passing",
+        "pinned_slots",
     )
 
     def __init__(self, num_slots: int, num_running: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0
         """Cached states that had to make room for others."""
-        self._blank = list(range(num_slots, 0, -1))
-        self._cached: OrderedDict[int, int] = OrderedDict()
+        self.blank_slots = list(range(num_slots, 0, -1))
+        self.cached_slots: OrderedDict[int, int] = OrderedDict()
         """Block -> slot, coldest first; without those of pinned blocks."""
-        self._pinned: dict[int, int] = {}
-        self._passing: set[int] = set()
+        self.pinned_slots: dict[int, int] = {}
+        self.passing: set[int] = set()
         """Blocks whose state was kept in passing and has not been used."""
         self._num_promised = 0
         self._max_fixed = num_slots - num_running
@@ -74,12 +74,12 @@ class StateSlots:
     @property
     def num_cached(self) -> int:
         """Slots that blocks carry."""
-        return len(self._cached) + len(self._pinned)
+        return len(self.cached_slots) + len(self.pinned_slots)
 
     @property
     def num_pinned(self) -> int:
         """Of those, of pinned blocks."""
-        return len(self._pinned)
+        return len(self.pinned_slots)
 
     @property
     def num_promised(self) -> int:
@@ -89,7 +89,7 @@ class StateSlots:
     @property
     def blank(self) -> Sequence[int]:
         """For checks."""
-        return self._blank
+        return self.blank_slots
 
     @property
     def pending_copies(self) -> Sequence[SlotCopy]:
@@ -98,25 +98,25 @@ class StateSlots:
 
     def cached(self) -> dict[int, int]:
         """Block -> slot, the first to leave first, those of pinned blocks last. For checks and pictures."""
-        return {**self._cached, **self._pinned}
+        return {**self.cached_slots, **self.pinned_slots}
 
     @property
     def num_passing(self) -> int:
         """Cached states that were kept in passing and have not been used."""
-        return len(self._passing)
+        return len(self.passing)
 
     def is_pinned(self, block: int) -> bool:
         """Whether the state of this block stands aside for a pin."""
-        return block in self._pinned
+        return block in self.pinned_slots
 
     def is_passing(self, block: int) -> bool:
         """Whether the state of this block was kept in passing and has not been used."""
-        return block in self._passing
+        return block in self.passing
 
     def slot_of(self, block: int) -> int | None:
         """The slot with the state after this block, if it carries one."""
-        slot = self._cached.get(block)
-        return self._pinned.get(block) if slot is None else slot
+        slot = self.cached_slots.get(block)
+        return self.pinned_slots.get(block) if slot is None else slot
 
     def num_usable(self, blocks: Sequence[int]) -> int:
         """How many of these blocks, each under the one before, are worth a hit: up to the deepest with a state."""
@@ -149,7 +149,7 @@ class StateSlots:
 
     def give_back(self, slot: int) -> None:
         """A table lets go of its running slot. Copies into it that were not made yet do no harm."""
-        self._blank.append(slot)
+        self.blank_slots.append(slot)
 
     # -- states that are kept ------------------------------------------------------------------------------------------
 
@@ -158,11 +158,11 @@ class StateSlots:
 
         `last_kept` is the block whose state this sequence kept last: if that was in passing, its slot is used again.
         """
-        if self._num_promised + len(self._pinned) >= self._max_fixed:
+        if self._num_promised + len(self.pinned_slots) >= self._max_fixed:
             return None
-        if last_kept is not None and last_kept in self._passing:
-            slot = self._cached.pop(last_kept)
-            self._passing.discard(last_kept)
+        if last_kept is not None and last_kept in self.passing:
+            slot = self.cached_slots.pop(last_kept)
+            self.passing.discard(last_kept)
         else:
             slot = self._take()
         self._num_promised += 1
@@ -178,59 +178,59 @@ class StateSlots:
             self.break_promise(slot)
             return
         self._num_promised -= 1
-        self._cached[block] = slot
+        self.cached_slots[block] = slot
         if keep is StateCheckpoint.TRANSIENT:
-            self._passing.add(block)
+            self.passing.add(block)
         elif keep is StateCheckpoint.SPARSE:
-            self._cached.move_to_end(block, last=False)
+            self.cached_slots.move_to_end(block, last=False)
 
     def break_promise(self, slot: int) -> None:
         """The row failed, or its block has no name: what was written into the slot is no sequence's state."""
         self._num_promised -= 1
-        self._blank.append(slot)
+        self.blank_slots.append(slot)
 
     def use(self, block: int) -> int:
         """The slot of a block that carries one: most recently used from now on, and not in passing any more."""
-        self._passing.discard(block)
-        if block in self._pinned:
-            return self._pinned[block]
-        self._cached.move_to_end(block)
-        return self._cached[block]
+        self.passing.discard(block)
+        if block in self.pinned_slots:
+            return self.pinned_slots[block]
+        self.cached_slots.move_to_end(block)
+        return self.cached_slots[block]
 
     def forget(self, blocks: Iterable[int]) -> None:
         """These blocks lose their names: a state never outlives its block."""
         for block in blocks:
-            slot = self._cached.pop(block, None)
+            slot = self.cached_slots.pop(block, None)
             if slot is not None:
-                self._passing.discard(block)
-                self._blank.append(slot)
-            elif block in self._pinned:
+                self.passing.discard(block)
+                self.blank_slots.append(slot)
+            elif block in self.pinned_slots:
                 raise InvariantError(f"forget: block {block} is pinned, and its state with it")
 
     def clear(self) -> None:
         """Forget every cached state."""
-        self._blank += [*self._cached.values(), *self._pinned.values()]
-        self._cached, self._pinned, self._passing = OrderedDict(), {}, set()
+        self.blank_slots += [*self.cached_slots.values(), *self.pinned_slots.values()]
+        self.cached_slots, self.pinned_slots, self.passing = OrderedDict(), {}, set()
 
     # -- pins ----------------------------------------------------------------------------------------------------------
 
     def pin_state(self, block: int) -> None:
         """The state of this block, if it carries one, stays as long as its pin."""
-        if block in self._cached:
-            self._pinned[block] = self._cached.pop(block)
-            self._passing.discard(block)
+        if block in self.cached_slots:
+            self.pinned_slots[block] = self.cached_slots.pop(block)
+            self.passing.discard(block)
 
     def unpin_states(self, blocks: Iterable[int]) -> None:
         """These blocks are pinned no more; their states are the most recently used."""
         for block in blocks:
-            if block in self._pinned:
-                self._cached[block] = self._pinned.pop(block)
+            if block in self.pinned_slots:
+                self.cached_slots[block] = self.pinned_slots.pop(block)
 
     def may_pin(self, block: int, share: float) -> bool:
         """Whether the state of one more block may stand aside, within this share of what running ones do not need."""
-        return block in self._pinned or (
-            len(self._pinned) + 1 <= share * self._max_fixed
-            and len(self._pinned) + self._num_promised < self._max_fixed
+        return block in self.pinned_slots or (
+            len(self.pinned_slots) + 1 <= share * self._max_fixed
+            and len(self.pinned_slots) + self._num_promised < self._max_fixed
         )
 
     # -- what the runner moves -----------------------------------------------------------------------------------------
@@ -242,11 +242,11 @@ class StateSlots:
         return copies, keeps
 
     def _take(self) -> int:
-        if self._blank:
-            return self._blank.pop()
-        if not self._cached:
+        if self.blank_slots:
+            return self.blank_slots.pop()
+        if not self.cached_slots:
             raise InvariantError(f"all {self.num_slots} state slots are in use: too many sequences run")
-        block, slot = self._cached.popitem(last=False)
-        self._passing.discard(block)
+        block, slot = self.cached_slots.popitem(last=False)
+        self.passing.discard(block)
         self.num_evictions += 1
         return slot

@@ -105,10 +105,10 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.sizer = StepSizer(config.step_limit_s, memory.config.block_size)
         self.propose = propose
-        self._ended = ended
+        self.ended = ended
         self.planned: list[Sequence] = []
         """The sequences of the plan in flight, in the order of its items."""
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._cancelled: dict[tuple[str, int], None] = {}
         """Request and index of what ends when the step in flight has returned, in the order of the calls."""
         self._events: list[RequestEvent] = []
@@ -161,7 +161,7 @@ class Scheduler:
             wait = self.queue.add_promised if has_reservation else self.queue.add
             wait(leader)
             if request.deadline_s is not None:
-                self._deadlines.add(request.deadline_s, request.request_id)
+                self.deadlines.add(request.deadline_s, request.request_id)
         for sequence, reason in zip(sequences, reasons, strict=True):
             if reason is not None:
                 self._finish(sequence, reason)
@@ -414,7 +414,7 @@ class Scheduler:
     # -- how it ends ---------------------------------------------------------------------------------------------------
 
     def _end_late(self) -> None:
-        for deadline_s, request_id in self._deadlines.take_due(self._now_s):
+        for deadline_s, request_id in self.deadlines.take_due(self._now_s):
             live = self.live.get(request_id)
             if live is not None and live.request.deadline_s == deadline_s:
                 self._end(request_id, FinishReason.DEADLINE)
@@ -458,7 +458,7 @@ class Scheduler:
             self.queue.remove(sequence)
         sequence.move(SequenceStatus.FINISHED)
         sequence.finish_reason = reason
-        self._ended(sequence)
+        self.ended(sequence)
         siblings, sequence.siblings = sequence.siblings, []
         live = self.live[sequence.request.request_id]
         self.queue.leave(live.request.tenant)
@@ -473,7 +473,7 @@ class Scheduler:
         del self.live[live.request.request_id]
         self.stats.num_finished += 1
         self._events.append(rows.end_of_request(live))
-        self._deadlines.forget_ended(self.live)
+        self.deadlines.forget_ended(self.live)
 
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:

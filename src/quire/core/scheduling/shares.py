@@ -215,10 +215,10 @@ class Shares:
         """When each tenant sent its last request, within the last minute; the latest last."""
         self._num_sharing = 0
         """Tenants that sent a request within the last minute or hold something."""
-        self._weight = 0.0
+        self.sharing_weight = 0.0
         """Of all of them."""
         self._num_taken = dict.fromkeys(bounds.kinds, 0)
-        self._owners: dict[str, tuple[str, str | None]] = {}
+        self.owners: dict[str, tuple[str, str | None]] = {}
         """Tenant and kind of each request that is here; no kind: it was promised its place."""
         self._num_promised = 0
         self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
@@ -228,10 +228,10 @@ class Shares:
         self._now_s = -inf
 
     def __contains__(self, name: str) -> bool:
-        return name in self._owners
+        return name in self.owners
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self.owners)
 
     @property
     def num_taken(self) -> int:
@@ -326,7 +326,7 @@ class Shares:
         """A kind that has not used up what is kept for it has all of that, and nothing else, to itself."""
         kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
         limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
-        weight = self._weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
+        weight = self.sharing_weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
         return ShareLimit(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
 
     def _share(self, tenant: str, reach: ShareLimit) -> int:
@@ -354,19 +354,19 @@ class Shares:
         """A place of this kind is taken, whether or not there was room: one that was let in before is not judged."""
         self._serial += 1
         self._holder(tenant).places[kind][name] = self._serial
-        self._owners[name] = (tenant, kind)
+        self.owners[name] = (tenant, kind)
         self._num_taken[kind] += 1
 
     def take_promised(self, name: str, tenant: str, now_s: float) -> None:
         """A request is here beyond all bounds."""
         self.advance(now_s)
         self._holder(tenant).promised_s[name] = self._now_s
-        self._owners[name] = (tenant, None)
+        self.owners[name] = (tenant, None)
         self._num_promised += 1
 
     def settle(self, name: str) -> None:
         """A request keeps its place until it leaves: it is not displaced any more."""
-        tenant, kind = self._owners[name]
+        tenant, kind = self.owners[name]
         if kind is not None:
             places = self.holders[tenant].places[kind]
             places[name] = None
@@ -374,7 +374,7 @@ class Shares:
 
     def give_back(self, name: str) -> None:
         """A request is here no more."""
-        tenant, kind = self._owners.pop(name)
+        tenant, kind = self.owners.pop(name)
         holder = self.holders[tenant]
         if kind is None:
             del holder.promised_s[name]
@@ -418,11 +418,11 @@ class Shares:
         """Before it is noted anywhere."""
         if not self._is_sharing(tenant):
             self._num_sharing += 1
-            self._weight += self._weight_of(tenant)
+            self.sharing_weight += self._weight_of(tenant)
 
     def _forget(self, tenant: str) -> None:
         """After it was noted somewhere for the last time."""
         if not self._is_sharing(tenant):
             self._num_sharing -= 1
             # Sums of fractions drift; no tenants weigh nothing.
-            self._weight = self._weight - self._weight_of(tenant) if self._num_sharing else 0.0
+            self.sharing_weight = self.sharing_weight - self._weight_of(tenant) if self._num_sharing else 0.0

@@ -89,112 +89,112 @@ class Line:
     come back, after a preemption or a crash, have to find their place, and they are few.
     """
 
-    __slots__ = ("_in_order", "_last_key", "_returned", "_returned_ids")
+    __slots__ = ("_last_key", "_returned_ids", "in_order", "returned")
 
     def __init__(self) -> None:
-        self._in_order: OrderedDict[int, Sequence] = OrderedDict()
+        self.in_order: OrderedDict[int, Sequence] = OrderedDict()
         self._last_key: SequenceKey = (-inf, 0)
-        self._returned: list[tuple[SequenceKey, Sequence]] = []
+        self.returned: list[tuple[SequenceKey, Sequence]] = []
         """A heap; those no longer in `_returned_ids` are gone."""
         self._returned_ids: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self._in_order) + len(self._returned_ids)
+        return len(self.in_order) + len(self._returned_ids)
 
     def add(self, sequence: Sequence) -> None:
         """Join the line at the place of its key."""
-        if sequence.key > self._last_key or not self._in_order:
-            self._in_order[sequence.sequence_id] = sequence
+        if sequence.key > self._last_key or not self.in_order:
+            self.in_order[sequence.sequence_id] = sequence
             self._last_key = sequence.key
         else:
-            heappush(self._returned, (sequence.key, sequence))
+            heappush(self.returned, (sequence.key, sequence))
             self._returned_ids.add(sequence.sequence_id)
 
     def remove(self, sequence: Sequence) -> None:
         """Leave the line, from wherever."""
-        if self._in_order.pop(sequence.sequence_id, None) is None:
+        if self.in_order.pop(sequence.sequence_id, None) is None:
             self._returned_ids.remove(sequence.sequence_id)
-            if len(self._returned) > 2 * len(self._returned_ids) + 64:
-                self._returned = [one for one in self._returned if one[1].sequence_id in self._returned_ids]
-                heapify(self._returned)
+            if len(self.returned) > 2 * len(self._returned_ids) + 64:
+                self.returned = [one for one in self.returned if one[1].sequence_id in self._returned_ids]
+                heapify(self.returned)
 
     def first(self) -> Sequence | None:
         """The smallest key."""
-        while self._returned and self._returned[0][1].sequence_id not in self._returned_ids:
-            heappop(self._returned)
-        newcomer = next(iter(self._in_order.values()), None)
-        if not self._returned or (newcomer is not None and newcomer.key < self._returned[0][0]):
+        while self.returned and self.returned[0][1].sequence_id not in self._returned_ids:
+            heappop(self.returned)
+        newcomer = next(iter(self.in_order.values()), None)
+        if not self.returned or (newcomer is not None and newcomer.key < self.returned[0][0]):
             return newcomer
-        return self._returned[0][1]
+        return self.returned[0][1]
 
 
 class ClassQueue:
     """The waiting sequences of one class: all in one line, and each tenant's in a line of its own."""
 
-    __slots__ = ("_all_tenants", "_by_service", "_lines", "_pushed", "waiting")
+    __slots__ = ("all_tenants", "by_service", "lines", "pushed", "waiting")
 
     def __init__(self) -> None:
         self.waiting: dict[int, Sequence] = {}
-        self._all_tenants = Line()
-        self._lines: dict[str, Line] = {}
-        self._by_service: list[tuple[float, SequenceKey, str]] = []
-        self._pushed: dict[str, tuple[float, SequenceKey]] = {}
-        """What `_by_service` last got for a tenant: any other entry of that tenant is out of date."""
+        self.all_tenants = Line()
+        self.lines: dict[str, Line] = {}
+        self.by_service: list[tuple[float, SequenceKey, str]] = []
+        self.pushed: dict[str, tuple[float, SequenceKey]] = {}
+        """What `by_service` last got for a tenant: any other entry of that tenant is out of date."""
 
     def add(self, sequence: Sequence, tenant: Tenant) -> None:
         """Let a sequence wait."""
         self.waiting[sequence.sequence_id] = sequence
-        self._all_tenants.add(sequence)
-        line = self._lines.get(tenant.name)
+        self.all_tenants.add(sequence)
+        line = self.lines.get(tenant.name)
         if line is None:
-            line = self._lines[tenant.name] = Line()
+            line = self.lines[tenant.name] = Line()
         line.add(sequence)
         self._push(tenant, line)
 
     def oldest_key(self) -> SequenceKey | None:
         """The smallest key that waits; None if none does."""
-        oldest = self._all_tenants.first()
+        oldest = self.all_tenants.first()
         return None if oldest is None else oldest.key
 
     def next(self, tenants: Mapping[str, Tenant]) -> Sequence:
         """The least served tenant's oldest sequence. At least one must be waiting."""
         while True:
-            service, key, name = self._by_service[0]
-            line = self._lines.get(name)
-            if line is not None and self._pushed.get(name) == (service, key):
+            service, key, name = self.by_service[0]
+            line = self.lines.get(name)
+            if line is not None and self.pushed.get(name) == (service, key):
                 oldest = line.first()
                 if oldest is not None and oldest.key == key and tenants[name].service == service:
                     return oldest
                 # It has received more since, or its oldest is gone: check it again later.
-                heappop(self._by_service)
-                del self._pushed[name]
+                heappop(self.by_service)
+                del self.pushed[name]
                 self._push(tenants[name], line)
             else:
-                heappop(self._by_service)
+                heappop(self.by_service)
 
     def remove(self, sequence: Sequence) -> None:
         """It starts, or will never start."""
         name = sequence.request.tenant
         del self.waiting[sequence.sequence_id]
-        self._all_tenants.remove(sequence)
-        line = self._lines[name]
+        self.all_tenants.remove(sequence)
+        line = self.lines[name]
         line.remove(sequence)
         if not line:
             # At rest nothing is left of any tenant.
-            del self._lines[name]
-            self._pushed.pop(name, None)
-        if len(self._by_service) > 2 * len(self._lines) + 64:
-            self._by_service = [entry for entry in self._by_service if self._pushed.get(entry[2]) == entry[:2]]
-            heapify(self._by_service)
+            del self.lines[name]
+            self.pushed.pop(name, None)
+        if len(self.by_service) > 2 * len(self.lines) + 64:
+            self.by_service = [entry for entry in self.by_service if self.pushed.get(entry[2]) == entry[:2]]
+            heapify(self.by_service)
 
     def _push(self, tenant: Tenant, line: Line) -> None:
         oldest = line.first()
         if oldest is None:  # pragma: no cover - a line is dropped with its last sequence
             raise InvariantError(f"tenant {tenant.name!r} has no waiting request")
-        entry, pushed = (tenant.service, oldest.key), self._pushed.get(tenant.name)
+        entry, pushed = (tenant.service, oldest.key), self.pushed.get(tenant.name)
         if pushed is None or entry < pushed:
-            self._pushed[tenant.name] = entry
-            heappush(self._by_service, (*entry, tenant.name))
+            self.pushed[tenant.name] = entry
+            heappush(self.by_service, (*entry, tenant.name))
 
 
 class WaitingQueue:
@@ -205,7 +205,7 @@ class WaitingQueue:
         self.tenants: dict[str, Tenant] = {}
         self._active: dict[str, Tenant] = {}
         """Those with something alive."""
-        self._classes = {priority: ClassQueue() for priority in PriorityClass}
+        self.classes = {priority: ClassQueue() for priority in PriorityClass}
         self.shares = Shares(config.bounds)
         """The places, by the ids of requests; a preempted one has none."""
         self.promises = RetryReservations()
@@ -216,11 +216,11 @@ class WaitingQueue:
         return self.num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        for queue in self._classes.values():
+        for queue in self.classes.values():
             yield from queue.waiting.values()
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence.sequence_id in self._classes[sequence.request.priority].waiting
+        return sequence.sequence_id in self.classes[sequence.request.priority].waiting
 
     def key(self, arrival_s: float, priority: PriorityClass, sequence_id: int) -> SequenceKey:
         """A sequence's urgency: smaller is sooner, and no two are equal."""
@@ -265,11 +265,11 @@ class WaitingQueue:
         tenant = self.tenants[sequence.request.tenant]
         tenant.num_waiting += 1
         self.num_waiting += 1
-        self._classes[sequence.request.priority].add(sequence, tenant)
+        self.classes[sequence.request.priority].add(sequence, tenant)
 
     def head(self) -> Sequence | None:
         """What starts next. It is not skipped for one that would fit."""
-        oldest = [(key, queue) for queue in self._classes.values() if (key := queue.oldest_key()) is not None]
+        oldest = [(key, queue) for queue in self.classes.values() if (key := queue.oldest_key()) is not None]
         if not oldest:
             return None
         _, queue = min(oldest, key=lambda pair: pair[0])
@@ -278,7 +278,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """It starts, or is cancelled: its place is free."""
         request = sequence.request
-        self._classes[request.priority].remove(sequence)
+        self.classes[request.priority].remove(sequence)
         self.tenants[request.tenant].num_waiting -= 1
         self.num_waiting -= 1
         if sequence.num_preemptions == 0:

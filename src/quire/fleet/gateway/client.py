@@ -62,7 +62,7 @@ class FleetModel(EngineClient):
     ) -> None:
         super().__init__()
         self._name = name
-        self._source = source
+        self.source = source
         self._keys = keys
         self._openai_rules = openai_rules
         self._context = zmq.asyncio.Context()
@@ -97,7 +97,7 @@ class FleetModel(EngineClient):
     async def _first_addresses(self) -> Sequence[str]:
         """A name may resolve only a moment after its gateway has started."""
         try:
-            return await self._source.addresses()
+            return await self.source.addresses()
         except ConfigError as error:
             log.warning("no members yet: %s", error)
             return ()
@@ -206,7 +206,7 @@ class FleetModel(EngineClient):
         while True:
             await asyncio.sleep(POLL_S)
             try:
-                await self._follow(await self._source.addresses())
+                await self._follow(await self.source.addresses())
                 problem = ""
             except ConfigError as error:
                 if str(error) != problem:

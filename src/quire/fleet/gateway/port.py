@@ -82,8 +82,8 @@ class FleetPort:
         self._members = FleetMembers(salt, suspect_after_s, clock)
         self.router = self._members.router
         self.text_assets: asyncio.Future[TextAssets] | None = None
-        self._in_flight: dict[str, FleetRequest] = {}
-        self._held: dict[str, FleetRequest] = {}
+        self.in_flight: dict[str, FleetRequest] = {}
+        self.held: dict[str, FleetRequest] = {}
         """Requests that no member has, because none can take them now."""
         self.verdicts: Sequence[AdmissionHint] = ()
         self.watching = ThreadWatch(lambda _command: None)  # no pool to show: each member's own server shows one
@@ -110,12 +110,12 @@ class FleetPort:
     @property
     def num_open(self) -> int:
         """Requests that have not had their last event."""
-        return len(self._in_flight)
+        return len(self.in_flight)
 
     @property
     def num_held(self) -> int:
         """Of these, those that no member has."""
-        return len(self._held)
+        return len(self.held)
 
     @property
     def num_ready(self) -> int:
@@ -129,17 +129,17 @@ class FleetPort:
             refusal = DrainingError(
                 "the gateway is shutting down and takes no new requests; use another one, or retry later"
             )
-        elif len(self._held) >= self._max_held:
-            refusal = QueueFullError(len(self._held), self._max_held)
+        elif len(self.held) >= self._max_held:
+            refusal = QueueFullError(len(self.held), self._max_held)
         if refusal is not None:
             self._emit([Refused.of(request.request_id, refusal)])
             return
         flight = FleetRequest.of(request, 1 << 31 if self.info is None else self.info.vocabulary_size)
-        self._in_flight[request.request_id] = flight
+        self.in_flight[request.request_id] = flight
         self._place(flight)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        flight = self._in_flight.get(request_id)
+        flight = self.in_flight.get(request_id)
         if flight is None:
             return
         ledger = flight.ledger
@@ -199,7 +199,7 @@ class FleetPort:
     def tick(self, now_s: float) -> None:
         """Suspect silent members, and end requests that are held too long. To be called a few times a second."""
         self._followed(self._members.advance(now_s), "no heartbeat")
-        for flight in list(self._held.values()):
+        for flight in list(self.held.values()):
             self._emit(self._forget_ended(flight, flight.ledger.expire(now_s)))
         if self.num_ready:
             self._place_held()  # those that were refused after output began
@@ -223,7 +223,7 @@ class FleetPort:
             self.on_change()
 
     def _move_all(self, member: str) -> None:
-        for flight in [one for one in self._in_flight.values() if one.member == member]:
+        for flight in [one for one in self.in_flight.values() if one.member == member]:
             self._emit(self._taken_back(flight, was_running=flight.is_running))
             if not flight.has_ended:
                 flight.is_moving = True
@@ -236,9 +236,9 @@ class FleetPort:
         request_id, now_s = flight.request.request_id, self._clock()
         choice = self._members.choose(flight, now_s)
         if choice is None:
-            self._held[request_id] = flight
+            self.held[request_id] = flight
             return
-        self._held.pop(request_id, None)
+        self.held.pop(request_id, None)
         self._count_move(flight, choice.member)
         flight.member, flight.is_running, flight.is_moving = choice.member, False, False
         num_uncached = len(flight.tokens) - choice.num_cached_tokens
@@ -261,7 +261,7 @@ class FleetPort:
 
     def _place_held(self) -> None:
         """Members that refused them before may take them now."""
-        for flight in list(self._held.values()):
+        for flight in list(self.held.values()):
             flight.refusals.clear()
             self._place(flight)
 
@@ -274,7 +274,7 @@ class FleetPort:
             self._emit(output)
 
     def _take(self, link: LinkToMember, event: RequestEvent, output: list[RequestEvent]) -> None:
-        flight = self._in_flight.get(event.request_id)
+        flight = self.in_flight.get(event.request_id)
         if flight is None or flight.member != link.address:
             return  # of an assignment that is over
         is_current = event.epoch == flight.entry.epoch
@@ -311,7 +311,7 @@ class FleetPort:
         if flight.has_ended:
             return  # its client needs no more of it
         if has_tried:
-            self._held[event.request_id] = flight
+            self.held[event.request_id] = flight
         else:
             self._place(flight)
 
@@ -329,8 +329,8 @@ class FleetPort:
     def _forget_ended(self, flight: FleetRequest, events: list[RequestEvent]) -> list[RequestEvent]:
         if any(isinstance(event, Finished | Refused) for event in events):
             request_id = flight.request.request_id
-            self._in_flight.pop(request_id, None)
-            self._held.pop(request_id, None)
+            self.in_flight.pop(request_id, None)
+            self.held.pop(request_id, None)
             self._followed(self.router.ended(request_id))
         return events
 
@@ -351,8 +351,8 @@ class FleetPort:
         error = EngineDeadError(why)
         for known in self.members.values():
             known.calls.fail_all(error)
-        for request_id, flight in list(self._in_flight.items()):
-            del self._in_flight[request_id]
-            self._held.pop(request_id, None)
+        for request_id, flight in list(self.in_flight.items()):
+            del self.in_flight[request_id]
+            self.held.pop(request_id, None)
             self._followed(self.router.ended(request_id))
             self._emit(flight.ledger.abandon(error))

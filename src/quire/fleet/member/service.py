@@ -122,7 +122,7 @@ class MemberService:
         self._send_to = send
         self._clock = clock
         self._gateways: dict[bytes, _Gateway] = {}
-        self._taken: dict[str, _Taken] = {}
+        self.assignments: dict[str, _Taken] = {}
         """Own name -> its assignment."""
         self._num_names = 0
         self._num_uncomputed = 0
@@ -139,7 +139,7 @@ class MemberService:
     @property
     def num_open(self) -> int:
         """Assignments that have not had their last event."""
-        return len(self._taken)
+        return len(self.assignments)
 
     @property
     def num_uncomputed_tokens(self) -> int:
@@ -208,8 +208,8 @@ class MemberService:
         """A gateway that is gone, or restarts its session: its requests are ended."""
         if self._gateways.pop(identity, None) is None:
             return
-        for name in [name for name, taken in self._taken.items() if taken.gateway == identity]:
-            self._expect(self._taken.pop(name), 0)
+        for name in [name for name, taken in self.assignments.items() if taken.gateway == identity]:
+            self._expect(self.assignments.pop(name), 0)
             self._supervisor.cancel(name)
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
@@ -223,7 +223,7 @@ class MemberService:
 
     def _assign(self, identity: bytes, gateway: _Gateway, command: Submit | Restore, num_uncached_tokens: int) -> None:
         """Submit one request, in this member's own namespace."""
-        before = self._taken.get(gateway.names.get(command.request_id, ""))
+        before = self.assignments.get(gateway.names.get(command.request_id, ""))
         if before is not None and command.epoch <= before.epoch:
             raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}", code="stale_epoch")
         if before is not None:
@@ -236,7 +236,7 @@ class MemberService:
         # Short, whatever the gateway's id is: a worker writes the names of all that run onto one page.
         self._num_names += 1
         name = gateway.names[command.request_id] = f"assignment-{self._num_names}"
-        taken = self._taken[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
+        taken = self.assignments[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
         self._expect(taken, min(max(num_uncached_tokens, 0), len(command.prompt)))
         self._supervisor.submit(replace(command.received(self._clock()), request_id=name, namespace=own))
 
@@ -278,7 +278,7 @@ class MemberService:
         """Events of the supervisor, sorted by gateway, under the gateways' own request ids."""
         by_gateway: dict[bytes, list[RequestEvent]] = {}
         for event in events:
-            taken = self._taken.get(event.request_id)
+            taken = self.assignments.get(event.request_id)
             if taken is None:
                 continue  # its gateway is gone
             renamed = replace(event, request_id=taken.request_id, epoch=taken.epoch)
@@ -305,7 +305,7 @@ class MemberService:
         taken.num_uncomputed = num_uncomputed
 
     def _end(self, name: str, taken: _Taken) -> None:
-        del self._taken[name]
+        del self.assignments[name]
         self._expect(taken, 0)
         gateway = self._gateways.get(taken.gateway)
         if gateway is not None and gateway.names.get(taken.request_id) == name:

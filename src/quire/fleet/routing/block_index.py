@@ -55,17 +55,17 @@ class BlockIndex:
     def __init__(self, num_shards: int = NUM_SHARDS, swept_at_once: int = SWEPT_AT_ONCE) -> None:
         if num_shards < 1 or num_shards & (num_shards - 1):
             raise InvariantError(f"expected a power of two as the number of shards, got {num_shards}")
-        self._confirmed: list[dict[int, int]] = [{} for _ in range(num_shards)]
+        self.confirmed: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._expected: list[dict[int, int]] = [{} for _ in range(num_shards)]
         self._shard_mask = num_shards - 1
         self._swept_at_once = swept_at_once
-        self._holders: dict[str, _Holder] = {}
-        self._member_of: dict[int, str] = {}
+        self.holders: dict[str, _Holder] = {}
+        self.member_of: dict[int, str] = {}
         """Bit -> member, of the bits in use."""
-        self._num_bits = 0
+        self.num_bits = 0
         self._groups: dict[int, tuple[str, ...]] = {}
         """Bits -> their members. Made anew when a bit gets another member."""
-        self._masks: dict[frozenset[str], int] = {}
+        self.masks: dict[frozenset[str], int] = {}
         """The reverse, of sets that were looked up."""
         self._free_bits: list[int] = []
         self._dead = 0
@@ -78,15 +78,15 @@ class BlockIndex:
 
     def __len__(self) -> int:
         """Names that members have confirmed, those among them that await sweeping."""
-        return sum(map(len, self._confirmed))
+        return sum(map(len, self.confirmed))
 
     @property
     def num_unconfirmed(self) -> int:
-        return sum(len(holder.unconfirmed) for holder in self._holders.values())
+        return sum(len(holder.unconfirmed) for holder in self.holders.values())
 
     @property
     def members(self) -> Sequence[str]:
-        return tuple(self._holders)
+        return tuple(self.holders)
 
     @property
     def is_swept(self) -> bool:
@@ -97,13 +97,13 @@ class BlockIndex:
 
     def join(self, member: str) -> None:
         """A member with an empty cache."""
-        if member in self._holders:
+        if member in self.holders:
             raise InvariantError(f"join: {member!r} is in the index already")
-        self._holders[member] = _Holder(self._take_bit(member))
+        self.holders[member] = _Holder(self._take_bit(member))
 
     def leave(self, member: str) -> None:
         """Nothing is read of it from now on, and its later events are ignored."""
-        holder = self._holders.pop(member, None)
+        holder = self.holders.pop(member, None)
         if holder is None:
             raise InvariantError(f"leave: {member!r} is not in the index")
         self._drop_bit(holder)
@@ -113,15 +113,15 @@ class BlockIndex:
         if self._free_bits:
             bit = self._free_bits.pop()
         else:
-            bit = 1 << self._num_bits
-            self._num_bits += 1
-        self._member_of[bit] = member
-        self._groups, self._masks = {}, {}
+            bit = 1 << self.num_bits
+            self.num_bits += 1
+        self.member_of[bit] = member
+        self._groups, self.masks = {}, {}
         return bit
 
     def _drop_bit(self, holder: _Holder) -> None:
-        self._masks = {}
-        del self._member_of[holder.bit]
+        self.masks = {}
+        del self.member_of[holder.bit]
         if holder.has_bits_set:
             self._dead |= holder.bit
         else:
@@ -131,10 +131,10 @@ class BlockIndex:
 
     def stored(self, member: str, names: Sequence[int]) -> None:
         """These blocks are cached there now, and confirmed if they were expected."""
-        holder = self._holders.get(member)
+        holder = self.holders.get(member)
         if holder is None:
             return
-        shards, shard_mask, bit, unconfirmed = self._confirmed, self._shard_mask, holder.bit, holder.unconfirmed
+        shards, shard_mask, bit, unconfirmed = self.confirmed, self._shard_mask, holder.bit, holder.unconfirmed
         holder.has_bits_set = True
         for name in names:
             shard = shards[name & shard_mask]
@@ -148,10 +148,10 @@ class BlockIndex:
 
     def removed(self, member: str, names: Sequence[int]) -> None:
         """These blocks are no longer cached there, expected or not."""
-        holder = self._holders.get(member)
+        holder = self.holders.get(member)
         if holder is None:
             return
-        shards, shard_mask, bit, unconfirmed = self._confirmed, self._shard_mask, holder.bit, holder.unconfirmed
+        shards, shard_mask, bit, unconfirmed = self.confirmed, self._shard_mask, holder.bit, holder.unconfirmed
         for name in names:
             _unset(shards[name & shard_mask], name, bit)
             if name in unconfirmed:
@@ -159,7 +159,7 @@ class BlockIndex:
 
     def cleared(self, member: str) -> None:
         """No block is cached there any more. As cheap as leaving: the member gets another bit."""
-        holder = self._holders.get(member)
+        holder = self.holders.get(member)
         if holder is None:
             return
         holder.unconfirmed.clear()
@@ -172,7 +172,7 @@ class BlockIndex:
     def optimistic(self, member: str, names: Sequence[int], now_s: float) -> None:
         """A prompt with these blocks, from its first on, is sent there now: they count as held until an event confirms
         or removes them, or none has for 30 s. Those noted already get a new deadline."""
-        holder = self._holders.get(member)
+        holder = self.holders.get(member)
         if holder is None or not names:
             return
         until_s, marked = now_s + UNCONFIRMED_S, _at_marks(names)
@@ -187,7 +187,7 @@ class BlockIndex:
 
     def withdraw(self, member: str, names: Sequence[int], at_s: float) -> None:
         """Undo `optimistic` of that moment: the member has not taken the prompt. What was noted again since stays."""
-        holder = self._holders.get(member)
+        holder = self.holders.get(member)
         if holder is None:
             return
         for name in _at_marks(names):
@@ -209,7 +209,7 @@ class BlockIndex:
         """
         return {
             member: depth
-            for depth, members in self.groups(names, frozenset(self._holders))
+            for depth, members in self.groups(names, frozenset(self.holders))
             for member in members
             if depth
         }
@@ -229,9 +229,9 @@ class BlockIndex:
     def visit(self, names: Sequence[int], among: frozenset[str], look: Callable[[int, tuple[str, ...]], int]) -> None:
         """Pass each depth and its members to `look`, the deepest first as far as events confirm. `look` returns the
         depth from which on others matter: members with less are not searched for."""
-        rest = self._masks.get(among)
+        rest = self.masks.get(among)
         if rest is None:
-            rest = self._masks[among] = self._bits_of_members(among)
+            rest = self.masks[among] = self._bits_of_members(among)
         least = bound = 0
         while rest and (least <= 0 or self._reaches(names, least, rest, bound)):
             depth, group, bound = self._deepest(names, rest)
@@ -251,12 +251,12 @@ class BlockIndex:
         at = name & self._shard_mask
         if self._expected[at].get(name, 0) & group:
             return True
-        return depth < bound and bool(self._confirmed[at].get(name, 0) & group)
+        return depth < bound and bool(self.confirmed[at].get(name, 0) & group)
 
     def _deepest(self, names: Sequence[int], group: int) -> tuple[int, int, int]:
         """The most of these blocks that members of a group have confirmed, which members those are, and a number that
         no other member of the group has."""
-        shards, shard_mask = self._confirmed, self._shard_mask
+        shards, shard_mask = self.confirmed, self._shard_mask
         low, high, bound = 0, len(names), 0
         while low < high:  # all of the group hold `low` blocks, and none holds more than `high`
             # The first block decides most: it is checked first.
@@ -276,7 +276,7 @@ class BlockIndex:
     def _bits_of_members(self, members: Iterable[str]) -> int:
         bits = 0
         for member in members:
-            holder = self._holders.get(member)
+            holder = self.holders.get(member)
             if holder is not None:
                 bits |= holder.bit
         return bits
@@ -322,14 +322,14 @@ class BlockIndex:
             return members
         if len(self._groups) >= MAX_GROUPS_KEPT:
             self._groups = {}
-        members = self._groups[bits] = tuple(self._member_of[bit] for bit in _bits_of(bits))
+        members = self._groups[bits] = tuple(self.member_of[bit] for bit in _bits_of(bits))
         return members
 
     def holders_of(self, name: int) -> Iterator[str]:
         """Members that hold this block. For checks and explanations."""
         at = name & self._shard_mask
-        held = self._confirmed[at].get(name, 0) | self._expected[at].get(name, 0)
-        return (member for member, holder in self._holders.items() if held & holder.bit)
+        held = self.confirmed[at].get(name, 0) | self._expected[at].get(name, 0)
+        return (member for member, holder in self.holders.items() if held & holder.bit)
 
     # -- sweeping ------------------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class BlockIndex:
             self._sweeping, self._dead, self._next_shard = self._dead, 0, 0
         budget, dead = self._swept_at_once, self._sweeping
         while self._sweeping and budget > 0:
-            for shards in (self._confirmed, self._expected):
+            for shards in (self.confirmed, self._expected):
                 budget -= len(shards[self._next_shard])
                 shards[self._next_shard] = _without(shards[self._next_shard], dead)
             self._next_shard += 1

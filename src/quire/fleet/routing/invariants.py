@@ -18,19 +18,19 @@ from quire.fleet.routing.router import Router
 def check_router(router: Router, request_ids: Collection[str] | None = None) -> None:
     """Raise InvariantError at the first one that does not hold. With `request_ids`, these are the ones that members
     have, and no others."""
-    membership, loads, routed = router.membership, router.loads, router._routed
+    membership, loads, routed = router.membership, router.loads, router.routed
     check_membership(membership)
     check_index(router.index)
     check_loads(loads)
-    members = set(membership._records)
+    members = set(membership.records)
     for what, known in (
         ("the index", router.index.members),
         ("loads", loads.in_flight_tokens),
         ("block sizes", router._block_sizes),
-        ("last choices", router._last_chosen),
+        ("last choices", router.last_chosen),
     ):
         _require(set(known) == members, f"{what} know {sorted(known)}, membership {sorted(members)}")
-    by_size = {member: size for size, ready in router._ready_by_size.items() for member in ready}
+    by_size = {member: size for size, ready in router.ready_by_size.items() for member in ready}
     ready = {member: router._block_sizes[member] for member in membership.ready_members}
     _require(by_size == ready, f"{by_size} get work by their block size, {ready} are ready")
     if request_ids is not None:
@@ -39,16 +39,16 @@ def check_router(router: Router, request_ids: Collection[str] | None = None) -> 
     for request_id, one in routed.items():
         _require(membership.is_current(one.assignment), f"{request_id!r} is at {one.assignment}, which is of the past")
     num_open = Counter(one.assignment.member for one in routed.values())
-    for member, record in membership._records.items():
+    for member, record in membership.records.items():
         _require(record.num_open == num_open[member], f"{member!r} has {num_open[member]}, {record.num_open} counted")
-    for request_id, member in loads._member_of.items():
+    for request_id, member in loads.member_of.items():
         has_it = request_id in routed and routed[request_id].assignment.member == member
         _require(has_it, f"{request_id!r} is reserved at {member!r}, which does not have it")
 
 
 def check_membership(membership: Membership) -> None:
     """States, epochs and ready members."""
-    records = membership._records
+    records = membership.records
     for member, record in records.items():
         _require(record.assignment.member == member, f"{member!r} is filed as {record.assignment.member!r}")
         _require(record.state is not MemberState.GONE, f"{member!r} is gone, and still there")
@@ -62,9 +62,9 @@ def check_membership(membership: Membership) -> None:
 
 def check_loads(loads: MemberLoads) -> None:
     """In flight is what was reported and what was reserved since."""
-    _require(loads.in_flight_tokens.keys() == loads._loads.keys(), "members with a load and with tokens differ")
+    _require(loads.in_flight_tokens.keys() == loads.loads.keys(), "members with a load and with tokens differ")
     reserved: dict[str, str] = {}
-    for member, load in loads._loads.items():
+    for member, load in loads.loads.items():
         num_tokens = sum(one for one, _ in load.since.values())
         _require(load.num_since_tokens == num_tokens, f"{member!r}: {load.num_since_tokens} counted, not {num_tokens}")
         num_reported = loads.in_flight_tokens[member] - num_tokens
@@ -72,23 +72,23 @@ def check_loads(loads: MemberLoads) -> None:
         _require(is_sound, f"{member!r}: {num_reported} tokens in flight are neither reserved nor reported")
         _require(all(one >= 0 for one, _ in load.since.values()), f"{member!r}: a reservation is negative")
         reserved |= dict.fromkeys(load.since, member)
-    _require(reserved == loads._member_of, "reservations of requests and of members differ")
+    _require(reserved == loads.member_of, "reservations of requests and of members differ")
 
 
 def check_index(index: BlockIndex) -> None:
     """Bits belong to one member or to none, and entries have bits that are in use or being swept."""
-    holders = index._holders
+    holders = index.holders
     bits = {holder.bit: member for member, holder in holders.items()}
-    _require(bits == index._member_of, "bits of members and members of bits differ")
-    for members, mask in index._masks.items():
+    _require(bits == index.member_of, "bits of members and members of bits differ")
+    for members, mask in index.masks.items():
         known = sum(holders[one].bit for one in members if one in holders)
         _require(mask == known, f"the bits of {sorted(members)} are others by now")
     live, awaiting = sum(bits), index._dead | index._sweeping
     free = sum(set(index._free_bits))
     _require(len(set(index._free_bits)) == len(index._free_bits), "a bit is free twice")
     _require(not (live & awaiting or live & free or free & awaiting), "a bit is in two states")
-    _require(live | awaiting | free == (1 << index._num_bits) - 1, "a bit is lost")
-    confirmed, expected = _bits_in(index._confirmed), _bits_in(index._expected)
+    _require(live | awaiting | free == (1 << index.num_bits) - 1, "a bit is lost")
+    confirmed, expected = _bits_in(index.confirmed), _bits_in(index._expected)
     _require(not (confirmed | expected) & free, "an entry has a bit that is free")
     expected_entries = [entry for shard in filter(None, index._expected) for entry in shard.items()]
     for member, holder in holders.items():

@@ -35,10 +35,10 @@ class MemberLoads:
     """Of all members. Every operation takes amortized constant time."""
 
     def __init__(self) -> None:
-        self._loads: dict[str, _MemberLoad] = {}
+        self.loads: dict[str, _MemberLoad] = {}
         self.in_flight_tokens: dict[str, int] = {}
         """Member -> what it still has to compute, as far as is known here. Read only."""
-        self._member_of: dict[str, str] = {}
+        self.member_of: dict[str, str] = {}
         """Request -> member, of the reservations that no report counts."""
         self._newest_s: float | None = None
         """The latest moment that any report is of."""
@@ -58,44 +58,44 @@ class MemberLoads:
     @property
     def num_reservations(self) -> int:
         """Own reservations that no report counts."""
-        return len(self._member_of)
+        return len(self.member_of)
 
     def join(self, member: str) -> None:
         """A member that has nothing to compute."""
-        if member in self._loads:
+        if member in self.loads:
             raise InvariantError(f"join: {member!r} has a load already")
-        self._loads[member] = _MemberLoad()
+        self.loads[member] = _MemberLoad()
         self.in_flight_tokens[member] = 0
 
     def leave(self, member: str) -> None:
         """Drop the member and its reservations."""
-        load = self._loads.pop(member, None)
+        load = self.loads.pop(member, None)
         if load is None:
             raise InvariantError(f"leave: {member!r} has no load")
         for request_id in load.since:
-            del self._member_of[request_id]
+            del self.member_of[request_id]
         del self.in_flight_tokens[member]
 
     def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
         """The member gets a request of which it has to compute so many tokens."""
-        if request_id in self._member_of:
-            place = self._member_of[request_id]
+        if request_id in self.member_of:
+            place = self.member_of[request_id]
             raise InvariantError(f"reserve: {request_id!r} has a reservation at {place!r}", code="reserved_twice")
-        load = self._loads.get(member)
+        load = self.loads.get(member)
         if load is None:
             sentence = f"reserve: {member!r} has no load: it has not joined, or has left"
             raise InvariantError(sentence, code="member_unknown")
         load.since[request_id] = (num_tokens, now_s)
         load.num_since_tokens += num_tokens
         self.in_flight_tokens[member] += num_tokens
-        self._member_of[request_id] = member
+        self.member_of[request_id] = member
         self._assigned_tokens, self._assigned_s = self._assigned_at(now_s) + num_tokens, now_s
 
     def release(self, request_id: str) -> None:
         """Its prompt is computed, or it ended or moved. Idempotent; what a report counts the next report takes off."""
-        member = self._member_of.pop(request_id, None)
+        member = self.member_of.pop(request_id, None)
         if member is not None:
-            load = self._loads[member]
+            load = self.loads[member]
             num_tokens, _ = load.since.pop(request_id)
             load.num_since_tokens -= num_tokens
             self.in_flight_tokens[member] -= num_tokens
@@ -103,7 +103,7 @@ class MemberLoads:
     def report(self, member: str, num_tokens: int, as_of_s: float) -> None:
         """So many uncached tokens were in flight there at that moment. Of reports that overtook each other the latest
         moment counts; one of a member that has left is ignored."""
-        load = self._loads.get(member)
+        load = self.loads.get(member)
         if load is None or (load.as_of_s is not None and as_of_s < load.as_of_s):
             return
         load.as_of_s = as_of_s
@@ -112,6 +112,6 @@ class MemberLoads:
             request_id, (num_own_tokens, made_s) = next(iter(load.since.items()))
             if made_s >= as_of_s:
                 break
-            del load.since[request_id], self._member_of[request_id]
+            del load.since[request_id], self.member_of[request_id]
             load.num_since_tokens -= num_own_tokens
         self.in_flight_tokens[member] = num_tokens + load.num_since_tokens

@@ -80,35 +80,35 @@ class Membership:
             raise ConfigError(f"expected suspect_after_s above 0 and gone_after_s of at least 0, got {times}")
         self._suspect_after_s = suspect_after_s
         self._gone_after_s = gone_after_s
-        self._records: dict[str, MemberRecord] = {}
+        self.records: dict[str, MemberRecord] = {}
         self._last_epoch = 0
         self.ready_members: dict[str, Assignment] = {}
         """Members that get work, in the order in which they became ready. Read only."""
 
     def state_of(self, member: str) -> MemberState:
         """Its state; gone, if it never joined."""
-        record = self._records.get(member)
+        record = self.records.get(member)
         return MemberState.GONE if record is None else record.state
 
     def num_open(self, member: str) -> int:
         """Requests that it has."""
-        record = self._records.get(member)
+        record = self.records.get(member)
         return 0 if record is None else record.num_open
 
     def is_current(self, assignment: Assignment) -> bool:
         """Whether it is of the member as it is now. Messages of another epoch are about the past."""
-        record = self._records.get(assignment.member)
+        record = self.records.get(assignment.member)
         return record is not None and record.assignment == assignment
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def join(self, member: str, now_s: float) -> Assignment:
         """It is there, and not ready yet. Its epoch is larger than any before."""
-        if member in self._records:
+        if member in self.records:
             raise InvariantError(f"join: {member!r} is {self.state_of(member).value}; it has to leave first")
         self._last_epoch += 1
         assignment = Assignment(member, self._last_epoch)
-        self._records[member] = MemberRecord(assignment, now_s)
+        self.records[member] = MemberRecord(assignment, now_s)
         return assignment
 
     def ready(self, member: str, now_s: float) -> Transition:
@@ -121,7 +121,7 @@ class Membership:
 
     def beat(self, member: str, now_s: float) -> Transition | None:
         """It is alive: a suspect is ready again. Late heartbeats of members that are gone change nothing."""
-        record = self._records.get(member)
+        record = self.records.get(member)
         if record is None:
             return None
         record.last_beat_s = max(record.last_beat_s, now_s)
@@ -145,7 +145,7 @@ class Membership:
     def advance(self, now_s: float) -> tuple[Transition, ...]:
         """Suspect members that were silent for long, or drop them."""
         found: list[Transition] = []
-        for record in tuple(self._records.values()):
+        for record in tuple(self.records.values()):
             silent_s = now_s - record.last_beat_s
             if silent_s < self._suspect_after_s:
                 continue
@@ -170,14 +170,14 @@ class Membership:
         """The request ended or moved. Of an earlier epoch nothing is open any more."""
         if not self.is_current(assignment):
             return ()
-        record = self._records[assignment.member]
+        record = self.records[assignment.member]
         if not record.num_open:
             raise InvariantError(f"unassign: {assignment.member!r} has no open request")
         record.num_open -= 1
         return self._leave_if_done(record)
 
     def _record(self, member: str) -> MemberRecord:
-        record = self._records.get(member)
+        record = self.records.get(member)
         if record is None:
             raise InvariantError(f"{member!r} is gone, or was never a member")
         return record
@@ -197,5 +197,5 @@ class Membership:
         else:
             self.ready_members.pop(assignment.member, None)
         if state is MemberState.GONE:
-            del self._records[assignment.member]
+            del self.records[assignment.member]
         return Transition(assignment.member, assignment.epoch, before, state)

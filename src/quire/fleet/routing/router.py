@@ -111,11 +111,11 @@ class Router:
         self._unseen_tokens = self._lot = 0
         """Of the request that is chosen for: what others may have sent, and its own number."""
         self._block_sizes: dict[str, int] = {}
-        self._ready_by_size: dict[int, frozenset[str]] = {}
+        self.ready_by_size: dict[int, frozenset[str]] = {}
         """Block size -> ready members of this size."""
-        self._last_chosen: dict[str, int] = {}
+        self.last_chosen: dict[str, int] = {}
         """Which choice a member was last, counted from 1; 0 or less: never."""
-        self._routed: dict[str, _Routed] = {}
+        self.routed: dict[str, _Routed] = {}
         self._num_choices = 0
 
     # -- members -------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Router:
         epoch = self.membership.join(member, now_s).epoch
         self.index.join(member)
         self.loads.join(member)
-        self._block_sizes[member], self._last_chosen[member] = block_size, self._turn_of(member)
+        self._block_sizes[member], self.last_chosen[member] = block_size, self._turn_of(member)
         self._lots[member] = self._lot_of(member)
         return epoch
 
@@ -176,10 +176,10 @@ class Router:
             if one.after is MemberState.GONE:
                 self.index.leave(one.member)
                 self.loads.leave(one.member)
-                del self._block_sizes[one.member], self._last_chosen[one.member], self._lots[one.member]
+                del self._block_sizes[one.member], self.last_chosen[one.member], self._lots[one.member]
         if transitions:
             ready, sizes = self.membership.ready_members, self._block_sizes
-            self._ready_by_size = {
+            self.ready_by_size = {
                 size: frozenset(member for member in ready if sizes[member] == size)
                 for size in {sizes[member] for member in ready}
             }
@@ -189,8 +189,8 @@ class Router:
 
     def choose(self, prompt: RoutedPrompt, now_s: float, exclude: Collection[str] = ()) -> RoutingChoice | None:
         """Assign the request to the ready member with the least cost; None if there is no such member."""
-        if prompt.request_id in self._routed:
-            had = self._routed[prompt.request_id].assignment.member
+        if prompt.request_id in self.routed:
+            had = self.routed[prompt.request_id].assignment.member
             raise InvariantError(f"choose: {had!r} has {prompt.request_id!r}; it has to be moved first")
         self._unseen_tokens = self.loads.unseen_tokens(now_s, self.num_gateways)
         self._lot = self._lot_of(prompt.request_id) if self._unseen_tokens else 0
@@ -203,9 +203,9 @@ class Router:
         self.loads.reserve(prompt.request_id, member, prompt.num_tokens - best.num_cached_tokens, now_s)
         names = prompt.names.get(self._block_sizes[member], ())
         self.index.optimistic(member, names, now_s)
-        self._routed[prompt.request_id] = _Routed(assignment, now_s, names)
+        self.routed[prompt.request_id] = _Routed(assignment, now_s, names)
         self._num_choices += 1
-        self._last_chosen[member] = self._num_choices
+        self.last_chosen[member] = self._num_choices
         return best
 
     def best(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> RoutingChoice | None:
@@ -231,7 +231,7 @@ class Router:
         """All members that could get the request, the best first, with their costs. Changes nothing."""
         in_flight, epochs = self.loads.in_flight_tokens, self.membership.ready_members
         offers = [
-            (base + in_flight[member], in_flight[member], self._last_chosen[member], member, num_cached)
+            (base + in_flight[member], in_flight[member], self.last_chosen[member], member, num_cached)
             for base, num_cached, members in self._groups(prompt, exclude)
             for member in members
         ]
@@ -242,19 +242,19 @@ class Router:
 
     def assignment_of(self, request_id: str) -> Assignment | None:
         """The assignment of the request, if a member has it."""
-        routed = self._routed.get(request_id)
+        routed = self.routed.get(request_id)
         return None if routed is None else routed.assignment
 
     def computed(self, request_id: str) -> None:
         """Its prompt is computed: it weighs on its member no more. Idempotent."""
-        routed = self._routed.get(request_id)
+        routed = self.routed.get(request_id)
         if routed is not None:
             routed.unconfirmed = ()
             self.loads.release(request_id)
 
     def ended(self, request_id: str) -> tuple[Transition, ...]:
         """It ended, well or not. Idempotent. A draining member leaves with its last request."""
-        routed = self._routed.pop(request_id, None)
+        routed = self.routed.pop(request_id, None)
         if routed is None:
             return ()
         self.loads.release(request_id)
@@ -263,7 +263,7 @@ class Router:
     def moved(self, request_id: str) -> tuple[Transition, ...]:
         """Its member did not take it, or lost it: it may be routed again, with that member
         excluded. Unless its prompt was computed, its blocks are no longer expected there."""
-        routed = self._routed.get(request_id)
+        routed = self.routed.get(request_id)
         if routed is not None and self.membership.is_current(routed.assignment):
             self.index.withdraw(routed.assignment.member, routed.unconfirmed, routed.chosen_s)
         return self.ended(request_id)
@@ -272,7 +272,7 @@ class Router:
         self, prompt: RoutedPrompt, exclude: Collection[str]
     ) -> Iterator[tuple[int, Sequence[int], frozenset[str]]]:
         """Block sizes of members that could get the request, the names such members can hold, and the members."""
-        for size, ready in self._ready_by_size.items():
+        for size, ready in self.ready_by_size.items():
             names = prompt.names.get(size, ())[: hit_cap(prompt.num_tokens, size)]
             yield size, names, ready.difference(exclude) if exclude else ready
 
@@ -292,7 +292,7 @@ class Router:
 
     def _best_of_group(self, group: _Group) -> _Offer:
         base, num_cached, members = group
-        in_flight, last_chosen = self.loads.in_flight_tokens, self._last_chosen
+        in_flight, last_chosen = self.loads.in_flight_tokens, self.last_chosen
         if self._unseen_tokens:
             unseen = [(in_flight[one] + self._unseen_part(one), self._lots[one], one) for one in members]
             total, _, member = min(unseen)

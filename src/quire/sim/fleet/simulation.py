@@ -76,7 +76,7 @@ class FleetSimulation:
         self.wants_names = self.gateways[0].policy.wants_names
         self.member_slots = [MemberSlot(number) for number in range(config.num_members)]
         self._requests: Iterator[WorkloadRequest] = iter(requests)
-        self._moments: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.moments: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
         self._random = Random(f"faults {config.seed}")
         self._log = blake2b(digest_size=16)
@@ -96,15 +96,15 @@ class FleetSimulation:
             )
             self._at(first_s, self._look, gateway)
         for slot in self.member_slots:
-            self._join(slot)
+            self.join(slot)
         self._next_arrival()
         if config.faults.period_s:
             self._at(config.faults.period_s, self._disturb)
 
     def run(self) -> FleetReport:
         """Process events until the end."""
-        while self._moments and (self.num_open or self._has_more) and not self.latencies.is_hopeless:
-            self.now_s, number, happen, arguments = heappop(self._moments)
+        while self.moments and (self.num_open or self._has_more) and not self.latencies.is_hopeless:
+            self.now_s, number, happen, arguments = heappop(self.moments)
             happen(*arguments)
             if self.config.is_checked and number % CHECK_EVERY_MOMENTS == 0:
                 self._check()
@@ -117,7 +117,7 @@ class FleetSimulation:
     # -- moments -------------------------------------------------------------------------------------------------------
 
     def _at(self, moment_s: float, happen: Callable[..., None], *arguments: Any) -> None:
-        heappush(self._moments, (moment_s, next(self._order), happen, arguments))
+        heappush(self.moments, (moment_s, next(self._order), happen, arguments))
 
     def _next_arrival(self) -> None:
         request = next(self._requests, None)
@@ -214,7 +214,7 @@ class FleetSimulation:
         self.gateways[self._homes[name]].policy.ended(name)
         self._forget(name)
         if slot.is_draining and not slot.taken:
-            self._leave(slot)
+            self.leave(slot)
 
     def _announce(self, slot: MemberSlot) -> None:
         """Send the step's block events to every gateway, with a delay."""
@@ -241,16 +241,18 @@ class FleetSimulation:
     def _report_load(self, slot: MemberSlot, member: Member) -> None:
         """Send the member's load to every gateway, with a delay."""
         arguments = slot, slot.epoch, member.num_uncomputed_tokens, self.now_s
-        self._at(self.now_s + self.config.report_age_s, self._load_reported, *arguments)
+        self._at(self.now_s + self.config.report_age_s, self.load_reported, *arguments)
 
-    def _load_reported(self, slot: MemberSlot, epoch: int, num_tokens: int, as_of_s: float) -> None:
+    def load_reported(self, slot: MemberSlot, epoch: int, num_tokens: int, as_of_s: float) -> None:
+        """Gateways that know this life of the member receive its load."""
         for gateway in self.gateways:
             if gateway.known.get(slot.number) == epoch:
                 gateway.policy.reported(slot.number, num_tokens, as_of_s, len(self.gateways))
 
     # -- joining and leaving -------------------------------------------------------------------------------------------
 
-    def _join(self, slot: MemberSlot) -> None:
+    def join(self, slot: MemberSlot) -> None:
+        """A new life of the member in this slot."""
         slot.epoch += 1
         slot.is_draining = False
         slot.member = Member(self.config.size, self.config.profile, slot.outbox.append if self.wants_names else None)
@@ -263,7 +265,7 @@ class FleetSimulation:
         self._move_stranded(slot, unaware)
         self._send_waiting()
 
-    def _leave(self, slot: MemberSlot, *, is_detected: bool = True) -> None:
+    def leave(self, slot: MemberSlot, *, is_detected: bool = True) -> None:
         """Remove the member. Its requests continue elsewhere, with their tokens, once their gateways detect it."""
         member = slot.clear()
         if member is None:
@@ -304,11 +306,11 @@ class FleetSimulation:
         faults, there = self.config.faults, [slot for slot in self.member_slots if slot.member is not None]
         for slot in self.member_slots:
             if slot.member is None and self._random.random() < faults.join:
-                self._join(slot)
+                self.join(slot)
         ready = [slot for slot in there if not slot.is_draining]
         if len(ready) > 1 and self._random.random() < faults.death:
             self.num_deaths += 1
-            self._leave(self._random.choice(there), is_detected=not self.config.detect_delay_s)
+            self.leave(self._random.choice(there), is_detected=not self.config.detect_delay_s)
         elif len(ready) > 1 and self._random.random() < faults.drain:
             self._drain(self._random.choice(ready))
         if self._random.random() < faults.clear and there:
@@ -322,7 +324,7 @@ class FleetSimulation:
         for gateway in self.gateways:
             gateway.policy.draining(slot.number)
         if not slot.taken:
-            self._leave(slot)
+            self.leave(slot)
 
     # -- the books -----------------------------------------------------------------------------------------------------
 

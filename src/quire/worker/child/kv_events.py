@@ -53,18 +53,18 @@ class KVEventPublisher:
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
-        self._topic = token_hex(8).encode() if settings.has_incarnation_topic else settings.topic.encode()
-        self._snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
+        self.topic = token_hex(8).encode() if settings.has_incarnation_topic else settings.topic.encode()
+        self.snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
         self._context = zmq.Context()
         self._out = self._context.socket(zmq.PUB)
         self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
-        self._replay = self._context.socket(zmq.ROUTER)
+        self.replay = self._context.socket(zmq.ROUTER)
         # Beyond its mark a router drops silently: room for all that is kept, twice, and some.
-        self._replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
+        self.replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
         try:
             _attach(self._out, settings.endpoint)
             if settings.replay_endpoint:
-                self._replay.bind(settings.replay_endpoint)
+                self.replay.bind(settings.replay_endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
@@ -83,19 +83,19 @@ class KVEventPublisher:
             batch = self._batch(now_s, events)
             self._kept.append((self._next_number, batch))
             # A publisher drops for slow readers; it never waits.
-            self._out.send_multipart([self._topic, _number(self._next_number), batch], zmq.DONTWAIT)
+            self._out.send_multipart([self.topic, _number(self._next_number), batch], zmq.DONTWAIT)
             self._next_number += 1
         self._answer()
         self._send_snapshot()
 
     def follow(self, stored_events: StoredEvents) -> None:
         """`stored_events` has all that is cached: from now on snapshots can be requested."""
-        self._snapshots.stored_events = stored_events
+        self.snapshots.stored_events = stored_events
 
     @property
     def has_work(self) -> bool:
         """A snapshot is under way: `publish` is to be called soon, even without events."""
-        return self._snapshots.has_work
+        return self.snapshots.has_work
 
     def close(self) -> None:
         """Release the addresses."""
@@ -105,7 +105,7 @@ class KVEventPublisher:
         return encode_kv_batch(now_s, events, self._settings.encoding)
 
     def _answer(self) -> None:
-        replay = self._replay
+        replay = self.replay
         while replay.poll(0):
             frames = replay.recv_multipart()
             if 3 <= len(frames) <= 4:  # one more where a member has forwarded the request
@@ -113,25 +113,25 @@ class KVEventPublisher:
 
     def _answer_one(self, route: Route, question: bytes) -> None:
         if question == SNAPSHOT:
-            self._snapshots.request(route)
+            self.snapshots.request(route)
         elif question == POSITION:
-            self._reply(Position(self._topic, self._next_number), (route,))
+            self._reply(Position(self.topic, self._next_number), (route,))
         elif len(question) == 8:
             first = int.from_bytes(question, "big")
             for number, batch in self._kept:
                 if number >= first:
-                    _send(self._replay, [*route, b"", self._topic, _number(number), batch])
-            _send(self._replay, [*route, b"", b"", END, b""])
+                    _send(self.replay, [*route, b"", self.topic, _number(number), batch])
+            _send(self.replay, [*route, b"", b"", END, b""])
 
     def _send_snapshot(self) -> None:
         """One piece, because a step waits."""
-        response = self._snapshots.next_answer(self._topic, self._next_number)
+        response = self.snapshots.next_answer(self.topic, self._next_number)
         if response is not None:
             self._reply(*response)
 
     def _reply(self, answer: KVAnswer, routes: Sequence[Route]) -> None:
         for route in routes:
-            _send(self._replay, [*route, b"", OWN, encode_kv_answer(answer)])
+            _send(self.replay, [*route, b"", OWN, encode_kv_answer(answer)])
 
 
 def _attach(socket: "zmq.Socket[bytes]", endpoint: str) -> None:

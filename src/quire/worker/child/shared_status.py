@@ -65,16 +65,16 @@ class SharedStatus:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
+        self.memory = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._num_beats = self._num_steps = 0
-        self._step_at = len(self._memory) - _STEP.size
+        self._step_at = len(self.memory) - _STEP.size
         self.step_layers = 0
         """The number of a step's layers, if they are counted."""
 
     @property
     def layers(self) -> memoryview:
         """Eight bytes, in which kernels count the layers they have done."""
-        return memoryview(self._memory)[self._step_at : self._step_at + _LAYERS_BYTES]
+        return memoryview(self.memory)[self._step_at : self._step_at + _LAYERS_BYTES]
 
     @classmethod
     def make(cls, max_names: int) -> "SharedStatus":
@@ -91,16 +91,16 @@ class SharedStatus:
     def beat(self) -> None:
         """The loop has come round."""
         self._num_beats += 1
-        _BEATS.pack_into(self._memory, 0, self._num_beats)
+        _BEATS.pack_into(self.memory, 0, self._num_beats)
 
     def name(self, request_ids: Sequence[str]) -> None:
         """These are in flight from now on."""
         names = msgspec.msgpack.encode(request_ids)
         if _HEADER + len(names) > self._step_at:
-            raise InvariantError(f"the shared status holds {len(self._memory)} bytes, {len(names)} of names given")
-        self._memory[_HEADER : _HEADER + len(names)] = names
+            raise InvariantError(f"the shared status holds {len(self.memory)} bytes, {len(names)} of names given")
+        self.memory[_HEADER : _HEADER + len(names)] = names
         # Last, so that a length is never there before its names.
-        _LENGTH.pack_into(self._memory, _BEATS.size, len(names))
+        _LENGTH.pack_into(self.memory, _BEATS.size, len(names))
 
     def begin_step(self, num_tokens: int) -> None:
         """A step that feeds so many is about to run."""
@@ -109,30 +109,30 @@ class SharedStatus:
 
     def clear_in_flight(self) -> None:
         """No request is in flight."""
-        _LENGTH.pack_into(self._memory, _BEATS.size, 0)
+        _LENGTH.pack_into(self.memory, _BEATS.size, 0)
         self._put_step(0)
 
     def _put_step(self, num_tokens: int) -> None:
-        num_layers = int.from_bytes(self._memory[self._step_at : self._step_at + _LAYERS_BYTES], sys.byteorder)
+        num_layers = int.from_bytes(self.memory[self._step_at : self._step_at + _LAYERS_BYTES], sys.byteorder)
         _STEP.pack_into(
-            self._memory, self._step_at, num_layers, self._num_steps, num_tokens, num_layers, self.step_layers
+            self.memory, self._step_at, num_layers, self._num_steps, num_tokens, num_layers, self.step_layers
         )
 
     def read(self) -> Flight:
         """Its content now. A page that a dying worker damaged names no request."""
-        num_beats = _BEATS.unpack_from(self._memory, 0)[0]
-        length = _LENGTH.unpack_from(self._memory, _BEATS.size)[0]
+        num_beats = _BEATS.unpack_from(self.memory, 0)[0]
+        length = _LENGTH.unpack_from(self.memory, _BEATS.size)[0]
         num_layers, step = self._read_step()
         if not 0 < length <= self._step_at - _HEADER:
             return Flight(num_beats, (), num_layers, step)
         try:
-            names = msgspec.msgpack.decode(self._memory[_HEADER : _HEADER + length], type=tuple[str, ...])
+            names = msgspec.msgpack.decode(self.memory[_HEADER : _HEADER + length], type=tuple[str, ...])
         except (msgspec.MsgspecError, ValueError):
             names = ()
         return Flight(num_beats, names, num_layers, step)
 
     def _read_step(self) -> tuple[int, StepInFlight | None]:
-        num_layers, number, num_tokens, num_before, step_layers = _STEP.unpack_from(self._memory, self._step_at)
+        num_layers, number, num_tokens, num_before, step_layers = _STEP.unpack_from(self.memory, self._step_at)
         if not num_tokens:
             return num_layers, None
         share = min(1.0, max(0, num_layers - num_before) / step_layers) if step_layers else 0.0
@@ -140,5 +140,5 @@ class SharedStatus:
 
     def close(self) -> None:
         """Release the descriptor and the memory."""
-        self._memory.close()
+        self.memory.close()
         os.close(self.descriptor)

@@ -75,10 +75,10 @@ class Supervisor:
         self._max_open = plan.open.queue.max_requests + plan.open.settings.max_running
         self._listener = listener
         self._failed = failed
-        self._ledger = Ledger()
+        self.ledger = Ledger()
         self._calls = PendingCalls()
         self.watching = WorkerWatch(self._send)
-        self._session: WorkerSession | None = None
+        self.session: WorkerSession | None = None
         self._ready: asyncio.Future[Ready] | None = None
         self._idle = asyncio.Event()
         self._closing = asyncio.Event()
@@ -113,9 +113,9 @@ class Supervisor:
     async def set_aside(self) -> None:
         """End the worker and spawn no other: open requests are held, and continue when `go_on` has brought one."""
         self._may_live.clear()
-        if self._session is not None:
-            self._session.reason = "was ended; what it answered is set aside"
-            self._session.process.kill()
+        if self.session is not None:
+            self.session.reason = "was ended; what it answered is set aside"
+            self.session.process.kill()
         await self._is_away.wait()
 
     async def go_on(self) -> None:
@@ -132,7 +132,7 @@ class Supervisor:
     def is_ready(self) -> bool:
         """There is a worker that is not known to be stuck. However long its step is: new requests are served
         after it."""
-        session = self._session
+        session = self.session
         if self.state not in (State.READY, State.DRAINING) or session is None or not session.is_ready:
             return False
         now_s = monotonic()
@@ -141,13 +141,13 @@ class Supervisor:
     @property
     def step_s(self) -> float:
         """For how long the step in flight has run; 0: none does."""
-        session = self._session
+        session = self.session
         return 0.0 if session is None or not session.is_ready else session.step_in_flight(monotonic())[1]
 
     @property
     def load(self) -> WorkerLoad:
         """As the worker sent it last, with the part of the step in flight that is computed by now."""
-        session, computed = self._session, self._load.num_computed_tokens
+        session, computed = self.session, self._load.num_computed_tokens
         step = None if session is None or not session.is_ready else session.step_in_flight(monotonic())[0]
         if step is not None:
             computed += int(step.share * step.num_tokens)
@@ -157,27 +157,27 @@ class Supervisor:
 
     @property
     def pid(self) -> int | None:
-        return None if self._session is None else self._session.process.pid
+        return None if self.session is None else self.session.process.pid
 
     @property
     def num_open(self) -> int:
-        return len(self._ledger.entries)
+        return len(self.ledger.entries)
 
     @property
     def num_progress(self) -> int:
         """Tokens that came and requests that ended, since the start."""
-        return self._ledger.num_progress
+        return self.ledger.num_progress
 
     @property
     def num_quarantined(self) -> int:
         """Times a request was alone when its worker died of it: each is the end of that request."""
-        return self._ledger.num_quarantined
+        return self.ledger.num_quarantined
 
     def flight(self) -> Flight:
         """The worker's status. Raises EngineDeadError if there is none."""
-        if self._session is None:
+        if self.session is None:
             raise EngineDeadError(NOT_READY)
-        return self._session.process.flight()
+        return self.session.process.flight()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until open requests have ended; false on timeout."""
@@ -195,7 +195,7 @@ class Supervisor:
         self.state = State.FAILED if self.state is State.FAILED else State.CLOSED
         self._closing.set()
         self._may_live.set()
-        session = self._session
+        session = self.session
         if session is not None and not session.process.gone.is_set():
             if session.is_ready:
                 session.process.send(Close())
@@ -212,12 +212,12 @@ class Supervisor:
         except QuireError as error:
             self._listener([Refused.of(request.request_id, error)])
             return
-        self._ledger.add(request)
+        self.ledger.add(request)
         self._idle.clear()
         self._send_due()
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        ledger = self._ledger
+        ledger = self.ledger
         commands, events = ledger.cancel(request_id) if index is None else ledger.cancel_answer(request_id, index)
         self._send(commands)
         self._emit(events)
@@ -225,7 +225,7 @@ class Supervisor:
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
         """Query the worker. If it exits first, the call fails."""
-        if self._session is None or not self._session.is_ready:
+        if self.session is None or not self.session.is_ready:
             on_reply(EngineDeadError(NOT_READY))
             return
         self._send([self._calls.open(op, on_reply)])
@@ -244,7 +244,7 @@ class Supervisor:
         # The worker's own queue decides about classes and shares; but it may be stuck, on trial or absent, and then no
         # more may wait here than it would ever take of one tenant. Requests that others will displace, and those with a
         # reservation or begun elsewhere, are here beside them: as many again, or a few hundred.
-        num_own, most = self._ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, MIN_RESERVED)
+        num_own, most = self.ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, MIN_RESERVED)
         if num_own >= self._max_open and not request.has_reservation and not request.has_begun:
             raise QueueFullError(num_own, self._max_open)
         if self.num_open >= most:
@@ -272,18 +272,18 @@ class Supervisor:
                 self._is_away.set()
                 await self._may_live.wait()
                 continue
-            num_before = self._ledger.num_progress
+            num_before = self.ledger.num_progress
             self.watching.began()
             ending = await self._live_once()
             self.watching.ended(ending.reason)
             self._calls.fail_all(EngineDeadError("the worker exited during a cache query; retry"))
             if not self._may_live.is_set():
-                self._emit(self._ledger.set_aside())
+                self._emit(self.ledger.set_aside())
                 continue
-            is_idle = ending.was_ready and not self._ledger.entries
-            has_moved = self._ledger.num_progress > num_before
-            self._emit(self._ledger.crash(ending.request_ids))
-            has_moved = has_moved or self._ledger.num_progress > num_before
+            is_idle = ending.was_ready and not self.ledger.entries
+            has_moved = self.ledger.num_progress > num_before
+            self._emit(self.ledger.crash(ending.request_ids))
+            has_moved = has_moved or self.ledger.num_progress > num_before
             num_without_progress = 0 if is_idle or has_moved else num_without_progress + 1
             if self._closing.is_set():
                 break
@@ -304,7 +304,7 @@ class Supervisor:
         self._is_away.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-        self._emit(self._ledger.abandon(error))
+        self._emit(self.ledger.abandon(error))
         self._calls.fail_all(error)
         self._look_idle()
         self._context.destroy(linger=0)
@@ -324,23 +324,24 @@ class Supervisor:
             return SessionEnd(f"no worker could be spawned: {error}")
         except QuireError as error:
             return SessionEnd(f"no worker could be spawned: {error}", error=error)
-        self._session = session = WorkerSession(process, monotonic())
+        self.session = session = WorkerSession(process, monotonic())
         process.send(plan.open)
         self.open_sent.set()
         try:
-            return await session.run(lambda message: self._on_message(session, message), self._ledger.names_sent)
+            return await session.run(lambda message: self._on_message(session, message), self.ledger.names_sent)
         finally:
-            self._session = None
+            self.session = None
             code = await process.close()
             level = logging.DEBUG if self._closing.is_set() else logging.INFO  # we ended it
             log.log(level, "worker %d has ended with code %d", process.pid, code)
 
     def _on_message(self, session: WorkerSession, message: ToParent) -> None:
-        self._handle(session, message)
+        self.handle(session, message)
         self._send_due()
         self._look_idle()
 
-    def _handle(self, session: WorkerSession, message: ToParent) -> None:
+    def handle(self, session: WorkerSession, message: ToParent) -> None:
+        """One message of this worker."""
         match message:
             case Stepped():
                 if message.load is not None:
@@ -367,7 +368,7 @@ class Supervisor:
     def _take(self, message: Stepped) -> None:
         new_events: list[RequestEvent] = []
         try:
-            self._ledger.take(message.events, new_events)
+            self.ledger.take(message.events, new_events)
         finally:
             self._emit(new_events)
 
@@ -375,7 +376,7 @@ class Supervisor:
         session.is_ready = True
         self._load, self._num_computed_shown = WorkerLoad(), 0
         self.verdicts = ()  # of a queue that is no more
-        self._ledger.vocabulary_size = ready.info.vocabulary_size
+        self.ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
         self.watching.ready()
@@ -392,12 +393,13 @@ class Supervisor:
             if now_s - last_s > LATE_S:
                 self._awake_since_s = now_s
             last_s = now_s
-            self._emit(self._ledger.expire(now_s))
-            if self._session is not None:
-                self._look_at(self._session, now_s)
+            self._emit(self.ledger.expire(now_s))
+            if self.session is not None:
+                self.look_at(self.session, now_s)
             await _within(TICK_S, self._closing)
 
-    def _look_at(self, session: WorkerSession, now_s: float) -> None:
+    def look_at(self, session: WorkerSession, now_s: float) -> None:
+        """End a worker that is stuck or silent for too long."""
         limits = self._plan.limits
         last_sign_s = session.last_progress_s(now_s) if session.is_ready else session.last_message_s
         session.step_in_flight(now_s)
@@ -411,13 +413,13 @@ class Supervisor:
     # -- output --------------------------------------------------------------------------------------------------------
 
     def _send_due(self) -> None:
-        if self._session is not None and self._session.is_ready:
-            self._send(self._ledger.due(monotonic()))
+        if self.session is not None and self.session.is_ready:
+            self._send(self.ledger.due(monotonic()))
 
     def _send(self, commands: Sequence[ToWorker]) -> None:
-        if self._session is not None and self._session.is_ready:
+        if self.session is not None and self.session.is_ready:
             for command in commands:
-                self._session.process.send(command)
+                self.session.process.send(command)
 
     def _emit(self, events: list[RequestEvent]) -> None:
         if events:
@@ -425,7 +427,7 @@ class Supervisor:
             self._look_idle()
 
     def _look_idle(self) -> None:
-        if not self._ledger.entries:
+        if not self.ledger.entries:
             self._idle.set()
 
 

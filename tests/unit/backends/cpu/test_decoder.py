@@ -28,7 +28,7 @@ from quire.core.step import BlockCopy, WorkItem
 from quire.errors import CheckpointError, ConfigError, InvariantError
 from tests.support.errors import raises_code
 from tests.support.machine.process_memory import AMPLE_BYTES
-from tests.support.models.models import Ask, Machine
+from tests.support.models.models import Ask, Machine, opened
 from tests.support.models.quantised import retyped
 from tests.support.models.tiny_models import Tiny, make_directory, write_gguf
 
@@ -67,7 +67,7 @@ def test_angles_are_right_to_the_last_bit_of_a_float(head_size: int, tmp_path: P
     tiny = replace(LLAMA, hidden=3 * head_size)
     runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", tiny))), SETTINGS).runner
     assert isinstance(runner, CpuRunner)
-    model, store = runner._opened()
+    model, store = opened(runner)
     items = [WorkItem(at, (5,), position, (1,) * 128) for at, position in enumerate((0, 1, 77, 1_999))]
     model.compute(make_batch(items, store.block_size), store, np.empty(0, np.int64))
     for row, item in enumerate(items):
@@ -79,7 +79,7 @@ def test_angles_are_right_to_the_last_bit_of_a_float(head_size: int, tmp_path: P
 def test_a_token_or_a_row_that_nobody_has_is_refused(tmp_path: Path) -> None:
     runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
     assert isinstance(runner, CpuRunner)
-    model, store = runner._opened()
+    model, store = opened(runner)
     for token, row in ((model.vocabulary_size, 0), (-1, 0), (5, 1), (5, -1)):
         batch = make_batch([WorkItem(1, (token,), 0, (1,))], store.block_size)
         with raises_code(InvariantError, "unknown_data"):
@@ -92,7 +92,7 @@ def test_rows_that_nobody_needs_change_nothing_of_those_that_are(name: str, thre
     settings = replace(SETTINGS, num_threads=threads)
     runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", MODELS[name]))), settings).runner
     assert isinstance(runner, CpuRunner)
-    model, store = runner._opened()
+    model, store = opened(runner)
     items = [
         WorkItem(0, tuple(range(5, 45)), 0, (1, 2, 3)),
         WorkItem(1, (9, 8, 7), 0, (4,)),
@@ -116,7 +116,7 @@ def test_rows_that_nobody_needs_change_nothing_of_those_that_are(name: str, thre
 def test_of_a_row_that_nobody_needs_numbers_that_are_none_are_told(tmp_path: Path) -> None:
     runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
     assert isinstance(runner, CpuRunner)
-    model, store = runner._opened()
+    model, store = opened(runner)
     poisoned = [np.full(len(one) // 4, np.nan, np.float32).tobytes() for one in store.read_blocks([1])]
     store.write_blocks([1], poisoned)
     items = [WorkItem(0, (5, 6), 16, (1, 2)), WorkItem(1, (9, 8), 0, (3,))]
@@ -128,7 +128,7 @@ def test_of_a_row_that_nobody_needs_numbers_that_are_none_are_told(tmp_path: Pat
 def test_rows_that_are_needed_come_in_order_and_hold_those_that_are_wanted(needed: list[int], tmp_path: Path) -> None:
     runner = load_backend(resolve(str(write_gguf(tmp_path / "model.gguf", LLAMA))), SETTINGS).runner
     assert isinstance(runner, CpuRunner)
-    model, store = runner._opened()
+    model, store = opened(runner)
     batch = make_batch([WorkItem(0, (5, 6, 7, 8), 0, (1,))], store.block_size)
     with raises_code(InvariantError, "unknown_data"):
         model.compute(batch, store, np.array([1]), 0, np.array(needed))

@@ -25,7 +25,7 @@ from quire.engine.loading import open_engine
 from quire.errors import CheckpointError, ConfigError
 from tests.support.errors import raises_code
 from tests.support.machine.process_memory import AMPLE_BYTES
-from tests.support.models.models import Ask, Machine
+from tests.support.models.models import Ask, Machine, opened
 from tests.support.models.tiny_models import Tiny, write_gguf
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
@@ -80,7 +80,7 @@ def test_an_answer_has_its_bits_in_any_company_and_with_any_threads(name: str, a
 def weights_of(runner: object) -> tuple[list[int], list[int]]:
     """Of the first layer: outputs of what is side by side for queries, keys and values, and the arithmetics of all."""
     assert isinstance(runner, CpuRunner)
-    decoder: Decoder = runner._opened()[0]
+    decoder: Decoder = opened(runner)[0]
     layer = decoder._layers[0]
     assert decoder._layers.dtype == LAYER
     linears = [*layer["qkv"], layer["out"], *layer["gate_up"], layer["down"]]

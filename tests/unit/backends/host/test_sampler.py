@@ -17,6 +17,7 @@ from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling
+from tests.support.changed import changed
 from tests.support.models.plain_sampler import Row, SamplerSurvey, compare, random_sampling, survey
 
 NUM_SEEDS = 4_000
@@ -332,7 +333,7 @@ def test_vocabularies_beyond_the_candidates_come_out_as_the_plain_sampler_says(s
     found = SamplerSurvey()
     for size in (1_500, 2_000, 3_000):
         rows = [
-            Row(large_logits(random, shape, size), random_sampling(random, size)._replace(params=params), 5)
+            Row(large_logits(random, shape, size), changed(random_sampling(random, size), params=params), 5)
             for top_p in (1e-4, 0.3, 0.5, 0.7, 0.9, 0.999, 1.0)
             for params in (
                 ResolvedSampling(top_p=top_p),

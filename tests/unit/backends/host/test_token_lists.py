@@ -11,6 +11,7 @@ from quire.backends.host.sampler import choose
 from quire.backends.host.token_lists import KeptLists, RowLists, TokenCounts, TokenLists
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, WorkItem
+from tests.support.changed import changed
 from tests.support.models.plain_sampler import random_sampling
 
 SIZE = 6
@@ -71,12 +72,12 @@ def test_a_mask_allows_what_a_list_of_allowed_tokens_would() -> None:
     for size in (2, 8, 17, 60):
         logits = np.random.default_rng(size).standard_normal((20, size), np.float32)
         rows = [random_sampling(random, size) for _ in range(20)]
-        rows = [row._replace(params=replace(row.params, allowed_token_ids=None)) for row in rows]
+        rows = [changed(row, params=replace(row.params, allowed_token_ids=None)) for row in rows]
         allowed = [tuple(sorted(random.sample(range(size), random.randint(0, size)))) for _ in rows]
         masks = [bytes(sum(1 << at for at in range(8) if 8 * byte + at in one) for byte in range(-(-size // 8)))
                  for one in allowed]  # fmt: skip
         listed = [
-            row._replace(params=replace(row.params, allowed_token_ids=one))
+            changed(row, params=replace(row.params, allowed_token_ids=one))
             for row, one in zip(rows, allowed, strict=True)
         ]
         assert choose(logits, rows, masks=masks) == choose(logits, listed)
@@ -109,4 +110,4 @@ def _next(random: Random, row: Sampling, size: int) -> Sampling:
     known = None if row.known_tokens is None else (*row.known_tokens, random.randrange(size))
     if known is not None and random.random() < 0.2:
         known = (*known[1:], known[0])
-    return row._replace(position=row.position + 1, known_tokens=known)
+    return changed(row, position=row.position + 1, known_tokens=known)

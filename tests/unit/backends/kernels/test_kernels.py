@@ -18,6 +18,7 @@ from quire.backends.cpu.tiles import StepTiles
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.threads import num_threads, use_threads
 from quire.errors import InvariantError
+from tests.support.changed import changed
 from tests.support.core.attention_world import NAN, World, close
 from tests.support.errors import raises_code
 from tests.support.machine import kernels
@@ -94,7 +95,7 @@ def test_a_row_is_the_same_alone_in_chunks_and_token_by_token(
     for sizes in ([53], [1] * 53, [7] * 7 + [4], [32, 1, 20], [2, 51]):
         parts, first = [], 0
         for size in sizes:
-            piece = item._replace(token_ids=(0,) * size, first_position=21 + first)
+            piece = changed(item, token_ids=(0,) * size, first_position=21 + first)
             parts.append(world.run([piece], [queries[first : first + size]]))
             first += size
         assert torch.equal(torch.cat(parts), whole), sizes
@@ -104,7 +105,7 @@ def test_a_row_is_the_same_in_other_physical_blocks() -> None:
     world = World()
     item = world.add(100, 9)
     whole = world.run_all()
-    moved = item._replace(block_ids=tuple(world.free.pop() for _ in item.block_ids))
+    moved = changed(item, block_ids=tuple(world.free.pop() for _ in item.block_ids))
     for src, dst in zip(item.block_ids, moved.block_ids, strict=True):
         world.keys[dst], world.values[dst] = world.keys[src], world.values[src]
         world.keys[src], world.values[src] = NAN, NAN

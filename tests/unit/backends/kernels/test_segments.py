@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from quire.backends.kernels import extension
 from quire.backends.kernels.threads import num_threads, use_threads
+from tests.support.changed import changed
 from tests.support.core.attention_world import NAN, World, close
 
 pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
@@ -80,7 +81,7 @@ def test_rows_at_a_border_are_right_and_the_same_in_a_chunk(position: int) -> No
     whole = together(world, 2)
     assert close(whole, world.reference())
     parts = [
-        world.run([item._replace(token_ids=(0,), first_position=position - 3 + at)], [queries[at : at + 1]])
+        world.run([changed(item, token_ids=(0,), first_position=position - 3 + at)], [queries[at : at + 1]])
         for at in range(7)
     ]
     assert torch.equal(torch.cat(parts), whole)

@@ -58,15 +58,15 @@ BREAKS: dict[str, Callable[[KVMemory], object]] = {
     "cached blocks counted": lambda m: poke(m, num_cached=0, num_blank=m.pool.num_free),
     "the null block is referenced": lambda m: m.pool.ref_count.__setitem__(0, 1),
     "tree and pool disagree": lambda m: m.pool.named.__setitem__(1, 0),
-    "its digest leads to": lambda m: m.tree._shards[0].__setitem__(m.tree.digest_of(1), 2),
-    "digest is not that of its tokens": lambda m: m.tree._records.__setitem__(1 * 40 + 32, 77),
-    "block 6 is under 3": lambda m: m.tree._first_child.__setitem__(3, 6),
-    "its parent 4 is not named": lambda m: m.tree._parent.__setitem__(6, 4),
+    "its digest leads to": lambda m: m.tree.shards[0].__setitem__(m.tree.digest_of(1), 2),
+    "digest is not that of its tokens": lambda m: m.tree.records.__setitem__(1 * 40 + 32, 77),
+    "block 6 is under 3": lambda m: m.tree.first_children.__setitem__(3, 6),
+    "its parent 4 is not named": lambda m: m.tree.parents.__setitem__(6, 4),
     "named blocks counted": lambda m: poke(m, num_named=1),
-    "names lead to": lambda m: m.tree._shards[0].__setitem__(bytes(32), 1),
-    "blocks are in the tree": lambda m: m.tree._first_child.__setitem__(5, 0),
-    "tables counted": lambda m: setattr(m.tree._roots[0], "num_tables", 9),
-    "has no holder": lambda m: setattr(m.tree._roots[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
+    "names lead to": lambda m: m.tree.shards[0].__setitem__(bytes(32), 1),
+    "blocks are in the tree": lambda m: m.tree.first_children.__setitem__(5, 0),
+    "tables counted": lambda m: setattr(m.tree.root_nodes[0], "num_tables", 9),
+    "has no holder": lambda m: setattr(m.tree.root_nodes[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
     "computed beyond": lambda m: setattr(m.tables[1], "num_computed", 8),
     "blocks for 99 tokens": lambda m: setattr(m.tables[1], "num_reserved", 99),
     "copy source at rest": copying_at_rest,
@@ -76,7 +76,7 @@ BREAKS: dict[str, Callable[[KVMemory], object]] = {
     "pinned blocks counted": lambda m: setattr(m.pins, "num_pinned_blocks", 3),
     "the budget is 0": lambda m: setattr(m.pins, "budget_blocks", 0),
     "is being written and shared": also_held_by_the_pin,
-    "free queue": lambda m: m.pool._next.__setitem__(0, 9),
+    "free queue": lambda m: m.pool.next_free.__setitem__(0, 9),
 }
 
 
@@ -105,11 +105,11 @@ def memory_with_states() -> KVMemory:
 
 
 def carried_by_a_block_without_a_name(memory: KVMemory) -> None:
-    memory.slots._cached[7] = memory.slots._blank.pop()
+    memory.slots.cached_slots[7] = memory.slots.blank_slots.pop()
 
 
 def kept_for_a_pin_that_is_gone(memory: KVMemory) -> None:
-    memory.slots._pinned[2] = memory.slots._cached.pop(2)
+    memory.slots.pinned_slots[2] = memory.slots.cached_slots.pop(2)
 
 
 def promised_at_rest(memory: KVMemory) -> None:
@@ -117,29 +117,29 @@ def promised_at_rest(memory: KVMemory) -> None:
     memory.pins.tables.pop(4)
     memory.pins.pin_count[3] = memory.pins.num_pinned_blocks = 0
     memory.slots.unpin_states([3])
-    memory.tables[4].state_slot = memory.slots._blank.pop()
+    memory.tables[4].state_slot = memory.slots.blank_slots.pop()
 
 
 def running_without_a_slot(memory: KVMemory) -> None:
     slot = memory.tables[1].state_slot
     assert slot is not None
-    memory.slots._blank.append(slot)
+    memory.slots.blank_slots.append(slot)
     memory.tables[1].state_slot = None
 
 
 def a_pin_that_runs(memory: KVMemory) -> None:
-    memory.tables[4].state_slot = memory.slots._blank.pop()
+    memory.tables[4].state_slot = memory.slots.blank_slots.pop()
 
 
 STATE_BREAKS: dict[str, Callable[[KVMemory], object]] = {
-    r"Counter\(\{3: 1\}\) missing": lambda m: m.slots._blank.pop(),
-    r"Counter\(\{2: 1\}\) too many": lambda m: m.slots._blank.append(2),
+    r"Counter\(\{3: 1\}\) missing": lambda m: m.slots.blank_slots.pop(),
+    r"Counter\(\{2: 1\}\) too many": lambda m: m.slots.blank_slots.append(2),
     "2 promised, 1 counted": lambda m: setattr(m.slots, "_num_promised", 2),
     "2 are promised or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
     "outlives its block 7": carried_by_a_block_without_a_name,
     "held by a pin that is gone": kept_for_a_pin_that_is_gone,
-    "block 3 is pinned in passing": lambda m: m.slots._passing.add(3),
-    "one is passing that is not cached": lambda m: m.slots._passing.add(7),
+    "block 3 is pinned in passing": lambda m: m.slots.passing.add(3),
+    "one is passing that is not cached": lambda m: m.slots.passing.add(7),
     "a pin has a running slot": a_pin_that_runs,
     "computed 0 tokens, has no state": running_without_a_slot,
     "a state is promised at rest": promised_at_rest,

@@ -135,7 +135,7 @@ def test_unnaming_all_turns_cached_blocks_blank_without_visiting_them() -> None:
 
 def test_a_broken_link_is_noticed() -> None:
     pool = BlockPool(3)
-    pool._prev[2] = 3
+    pool.prev_free[2] = 3
     with raises_code(InvariantError, "invariant_broken"):
         pool.check_links()
 

@@ -119,7 +119,7 @@ def test_a_root_that_is_dropped_leaves_the_others_of_its_group() -> None:
     gone, kept = tree.open_root(SPACE), tree.open_root(adapted)
     tree.close_root(gone)
     assert list(tree.roots()) == [kept]
-    assert tree._slots_of_group == {SPACE.cache_group: {~kept: adapted}}
+    assert tree.slots_of_group == {SPACE.cache_group: {~kept: adapted}}
 
 
 def test_a_namespace_that_cannot_be_encoded_costs_no_place() -> None:
@@ -129,7 +129,7 @@ def test_a_namespace_that_cannot_be_encoded_costs_no_place() -> None:
         with pytest.raises(UnicodeEncodeError):
             tree.open_root(namespace(2, "\ud800"))
     tree.open_root(SPACE)
-    assert len(tree._roots) == 1
+    assert len(tree.root_nodes) == 1
 
 
 def test_a_root_stays_while_a_block_hangs_under_it() -> None:
@@ -217,16 +217,16 @@ def test_what_a_clear_forgets_is_given_back_a_little_at_a_time() -> None:
     for block in range(1, 20_001):
         name_chain_of_one(tree, block, root)
     tree.clear()
-    left = [len(tree._discarded)]
-    while tree._discarded:
+    left = [len(tree.discarded)]
+    while tree.discarded:
         tree.sweep()
-        left.append(len(tree._discarded))
+        left.append(len(tree.discarded))
     assert left == [32, 28, 24, 20, 16, 12, 8, 4, 0]
 
 
 def test_the_index_is_cut_in_small_pieces_so_that_no_growth_stops_a_step() -> None:
-    assert len(new_tree(8)._shards) == 1
-    assert len(new_tree(100_000)._shards) == 128
+    assert len(new_tree(8).shards) == 1
+    assert len(new_tree(100_000).shards) == 128
 
 
 def test_the_eviction_log_remembers_the_latest_and_stays_bounded() -> None:

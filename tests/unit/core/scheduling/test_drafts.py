@@ -17,6 +17,7 @@ from quire.core.scheduling.step_cost import StepCost
 from quire.core.step import RowResult, StepResult
 from quire.errors import InvariantError
 from quire.sim.server.guesses import Guesser
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.servers.server import VOCABULARY, Server
 
@@ -293,7 +294,7 @@ def test_sources_have_chances_of_their_own() -> None:
 
     def propose(sequence: Sequence, limit: int) -> Draft:
         is_right = next(calls) % 2 == 0
-        return (right if is_right else wrong)(sequence, limit)._replace(source=int(is_right))
+        return changed((right if is_right else wrong)(sequence, limit), source=int(is_right))
 
     server = Server(num_blocks=200, propose=propose, step_cost=CHEAP, max_step_tokens=200)
     server.ask(range(1, 12), 100)
@@ -331,7 +332,7 @@ def test_nothing_is_guessed_where_a_text_may_end_the_answer() -> None:
 def test_every_sequence_that_is_over_is_told_once() -> None:
     ended: list[tuple[str, int]] = []
     server = Server(num_blocks=200)
-    server.scheduler._ended = lambda sequence: ended.append((sequence.request.request_id, sequence.index))
+    server.scheduler.ended = lambda sequence: ended.append((sequence.request.request_id, sequence.index))
     server.ask([1, 2], 3, n=2)
     server.ask([3, 4], 3)
     server.run()

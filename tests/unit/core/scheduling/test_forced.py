@@ -10,6 +10,7 @@ from quire.core.scheduling.policy import within_budget
 from quire.core.scheduling.sequence import FEW_TOKENS
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import InvariantError
+from tests.support.changed import changed
 from tests.support.errors import raises_code
 from tests.support.servers.server import Server
 
@@ -22,7 +23,7 @@ def forcing(server: Server, force: Force) -> StepPlan:
     plan = server.plan()
     result = server.runner.start(plan).wait()
     rows = {
-        name: row._replace(forced=force(row.token_ids) if row.token_ids else ()) for name, row in result.rows.items()
+        name: changed(row, forced=force(row.token_ids) if row.token_ids else ()) for name, row in result.rows.items()
     }
     server.log += server.scheduler.apply(StepResult(plan.step, rows), server.now_s)
     return plan

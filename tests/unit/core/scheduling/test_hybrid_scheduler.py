@@ -147,7 +147,7 @@ class TestSiblings:
         name = server.ask(PROMPT[:6], 12, n=2)
         server.run()
         produced = [answer(server, name, index)[:11] for index in (0, 1)]
-        server._next_name -= 1  # the same request once more, with the tokens it had
+        server.next_name -= 1  # the same request once more, with the tokens it had
         again = server.ask(PROMPT[:6], 12, produced=produced)
         server.run()
         assert [len(answer(server, again, index)) for index in (0, 1)] == [12, 12]

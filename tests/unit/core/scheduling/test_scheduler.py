@@ -418,7 +418,7 @@ class TestStops:
         server = Server()
         server.ask([1], 1, timeout_s=3.0)
         server.run()
-        server._next_name = 0
+        server.next_name = 0
         server.ask([1], 8, timeout_s=100.0)
         server.run()
         assert reasons(server) == {"r1": FinishReason.LENGTH}
@@ -428,7 +428,7 @@ class TestStops:
         for _ in range(200):
             server.ask([1], 1, timeout_s=1000.0)
             server.run()
-        assert len(server.scheduler._deadlines._heap) <= 66
+        assert len(server.scheduler.deadlines._heap) <= 66
         server.now_s += 2000.0
         assert server.plan().items == ()
 
@@ -799,11 +799,11 @@ class TestPressure:
         server.ask([7] * 100, 60)
         server.step()
         server.ask(range(100, 260), 4)
-        opened = server.memory._next_id
+        opened = server.memory.next_id
         for _ in range(17):
             server.step()
             assert server.running == ["r1"]
-        assert server.memory._next_id - opened == 1
+        assert server.memory.next_id - opened == 1
         server.run()
         admitted = [event.request_id for event in server.log if isinstance(event, Admitted)]
         assert admitted == ["r1", "r2"]
@@ -978,7 +978,7 @@ class TestCrash:
         server.ask(range(5), 12, n=2, prompt_logprobs=0)
         server.run()
         had = [tokens[:8] for tokens in server.ledger.entries["r1"].tokens.values()]
-        server._next_name = 0  # the same name and seed: the tokens it had are those it would get
+        server.next_name = 0  # the same name and seed: the tokens it had are those it would get
         server.ask(range(5), 12, produced=had, prompt_logprobs=0)
         server.run()
         told = [event.num_cached_tokens for event in server.log if isinstance(event, Finished)]

@@ -87,9 +87,9 @@ def test_who_asked_more_than_a_minute_ago_and_holds_nothing_has_no_share() -> No
     assert places.shares.tenants == {"stays", "a"}
     places.now_s = 200.0
     places.shares.advance(places.now_s)
-    for name in list(places.shares._owners):
+    for name in list(places.shares.owners):
         places.shares.give_back(name)
-    assert (places.shares.tenants, len(places.shares), places.shares._weight) == (set(), 0, 0.0)
+    assert (places.shares.tenants, len(places.shares), places.shares.sharing_weight) == (set(), 0, 0.0)
 
 
 def test_at_full_places_the_newest_of_whoever_is_furthest_above_its_share_gives_way() -> None:

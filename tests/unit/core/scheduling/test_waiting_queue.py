@@ -212,10 +212,10 @@ def test_removed_sequences_do_not_pile_up() -> None:
     for index in range(2000):
         waiting.add(f"keep{index}", tenant=f"t{index % 7}") if index % 20 == 0 else None
         waiting.queue.remove(waiting.add(f"gone{index}", float(-index), tenant=f"g{index}"))
-    queue = waiting.queue._classes[NORMAL]
-    assert len(queue._lines) == 7
-    assert len(queue._all_tenants._in_order) + len(queue._all_tenants._returned) <= 2 * 100 + 65
-    assert len(queue._by_service) <= 2 * 7 + 65
+    queue = waiting.queue.classes[NORMAL]
+    assert len(queue.lines) == 7
+    assert len(queue.all_tenants.in_order) + len(queue.all_tenants.returned) <= 2 * 100 + 65
+    assert len(queue.by_service) <= 2 * 7 + 65
     assert len(waiting.order()) == 100
 
 
@@ -285,11 +285,11 @@ def test_at_rest_the_queue_holds_on_to_nobody() -> None:
     for index in range(5):
         waiting.add(f"r{index}", tenant=f"t{index}")
     waiting.order()
-    queue = waiting.queue._classes[NORMAL]
-    assert (len(queue._all_tenants), queue._lines, queue._pushed) == (0, {}, {})
+    queue = waiting.queue.classes[NORMAL]
+    assert (len(queue.all_tenants), queue.lines, queue.pushed) == (0, {}, {})
     waiting.queue.shares.advance(60.0)
     assert (len(waiting.queue.shares), waiting.queue.shares.tenants) == (0, set())
-    assert not any(isinstance(part, Sequence) for entry in queue._by_service for part in entry)
+    assert not any(isinstance(part, Sequence) for entry in queue.by_service for part in entry)
 
 
 def test_who_comes_back_finds_its_place_among_those_who_wait() -> None:
@@ -319,7 +319,7 @@ def test_a_line_that_many_came_back_to_and_left_is_swept() -> None:
         if number != 7 and number < 500:
             line.remove(Sequence(number, request, (float(number), number)))
     assert len(line) == 2
-    assert len(line._returned) <= 67
+    assert len(line.returned) <= 67
     first = line.first()
     assert first is not None
     assert first.sequence_id == 7

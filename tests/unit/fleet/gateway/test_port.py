@@ -149,7 +149,7 @@ def test_a_request_that_comes_back_to_a_member_does_not_hear_what_that_one_said_
     fleet.talk()
     assert fleet.gateway.of("r0") == "a"
     before = [*fleet.gateway.told["r0"]]
-    flight = fleet.port._in_flight["r0"]
+    flight = fleet.port.in_flight["r0"]
     assert not flight.is_running
     for message in said:
         fleet.port.receive(fleet.gateway.links["a"], MemberStepped(message.events))
@@ -449,7 +449,7 @@ def test_what_is_said_of_an_assignment_that_is_over_changes_nothing_though_the_m
     told = len(fleet.gateway.told["r0"])
     fleet.port.receive(fleet.gateway.links["a"], MemberStepped((late,)))
     assert fleet.gateway.told["r0"][told:] == []
-    assert fleet.port._in_flight["r0"].entry.epoch == 2
+    assert fleet.port.in_flight["r0"].entry.epoch == 2
     fleet.run()
     check_told(asked(0), fleet.gateway.told["r0"])
     fleet.check_empty()
@@ -459,7 +459,7 @@ def test_who_does_not_have_a_request_cannot_end_it() -> None:
     fleet = SimulatedFleet()
     fleet.join("a", "b")
     first = begun(fleet)
-    epoch = fleet.port._in_flight["r0"].entry.epoch
+    epoch = fleet.port.in_flight["r0"].entry.epoch
     assert epoch is not None
     refused = Refused.of("r0", RequestError("not mine"), epoch)
     fleet.port.receive(fleet.gateway.links[other(first)], MemberStepped((refused,)))
@@ -555,7 +555,7 @@ def test_a_request_that_is_held_beyond_its_deadline_ends_with_what_it_has() -> N
 
 def prefilling(fleet: SimulatedFleet, number: int) -> None:
     """One step, of which nothing but the admission was heard."""
-    port, flight = fleet.port, fleet.port._in_flight[f"r{number}"]
+    port, flight = fleet.port, fleet.port.in_flight[f"r{number}"]
     assert flight.member is not None
     fleet.talk()
     epoch = flight.entry.epoch or 0
@@ -636,11 +636,11 @@ def test_a_member_whose_worker_is_replaced_keeps_its_streams_and_gets_nothing_ne
     member.desk.beat()
     fleet.talk()
     assert fleet.port.router.membership.state_of(first) is MemberState.SUSPECT
-    name = next(iter(member.desk._taken))
+    name = next(iter(member.desk.assignments))
     member.desk.listener([Replayed(name)])
     fleet.talk()
     assert fleet.gateway.of("r0") == first
-    assert not fleet.port._in_flight["r0"].is_running
+    assert not fleet.port.in_flight["r0"].is_running
     fleet.port.submit(asked(1))
     assert fleet.gateway.of("r1") == other(first)
     member.seat.state = State.READY
@@ -893,7 +893,7 @@ def test_a_port_that_is_abandoned_tells_who_waits_and_keeps_nothing() -> None:
     fleet.port.abandon("closed")
     assert fleet.gateway.kinds("r1") == [Refused]
     assert fleet.port.num_open == 0
-    assert fleet.port.router._routed == {}
+    assert fleet.port.router.routed == {}
 
 
 def test_a_prompt_without_a_token_is_refused_and_not_a_bug() -> None:

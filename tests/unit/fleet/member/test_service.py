@@ -320,7 +320,7 @@ def test_what_was_cached_is_not_to_be_computed_and_what_a_gateway_leaves_is_not_
     desk.greet(b"g")
     desk.desk.receive(b"g", Assign(command(), 6))
     assert desk.desk.num_uncomputed_tokens == 6
-    (name,) = desk.desk._taken
+    (name,) = desk.desk.assignments
     desk.desk.listener([Admitted(name, age_s=0.0, wait_s=0.0, num_cached_tokens=4)])
     assert desk.desk.num_uncomputed_tokens == 2
     desk.desk.forget(b"g")

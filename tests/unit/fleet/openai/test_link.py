@@ -154,7 +154,7 @@ def test_when_the_server_dies_its_stream_goes_on_with_quire_and_the_answer_says_
             num_there = server.num_streaming
             server.go(4)  # however they are shared, no answer comes to its end
             await until(
-                lambda: any(one.has_begun for one in model.fleet._in_flight.values() if one.member == server.line)
+                lambda: any(one.has_begun for one in model.fleet.in_flight.values() if one.member == server.line)
             )
             await server.kill()
             done = await asyncio.gather(*asking)
@@ -180,7 +180,7 @@ def test_a_server_that_shuts_down_in_order_ends_its_streams_and_gets_nothing_new
             server.stop_listening()
             await until(lambda: model.fleet.num_ready == 0)
             async with small_member() as member:
-                model._source = FixedMembers([server.line, member.address])
+                model.source = FixedMembers([server.line, member.address])
                 assert len(tokens(await model.generate("to another", GREEDY))[0]) == 24
                 server.go(1000)
                 done = await asking
@@ -204,15 +204,15 @@ def test_a_stream_that_a_server_ends_because_it_shuts_down_goes_on_elsewhere_wit
             asking = asyncio.create_task(model.generate("and elsewhere", replace(GREEDY, max_tokens=400)))
             await until(lambda: server.num_streaming == 1)
             server.go(3)
-            await until(lambda: any(one.has_begun for one in model.fleet._in_flight.values()))
-            (flight,) = model.fleet._in_flight.values()
+            await until(lambda: any(one.has_begun for one in model.fleet.in_flight.values()))
+            (flight,) = model.fleet.in_flight.values()
             server.stop_listening()
             server.says = aborted
             server.go(1)
             await until(lambda: flight.member is None)
             assert (flight.entry.num_strikes, model.fleet.num_held) == (0, 1)
             async with small_member() as member:
-                model._source = FixedMembers([server.line, member.address])
+                model.source = FixedMembers([server.line, member.address])
                 assert len((await asking).answers[0].token_ids) == 400
 
     asyncio.run(run())
@@ -226,12 +226,12 @@ def test_what_quire_began_a_stranger_ends_from_prompt_and_tokens() -> None:
             fleet_of(member.address) as model,
         ):
             # The other one is there before it begins, and takes nobody in: nothing is waited for while it goes on.
-            model._source = FixedMembers([member.address, server.line])
+            model.source = FixedMembers([member.address, server.line])
             await until(lambda: model.fleet.num_ready == 2)
             server.refusal = (503, {"error": {"message": "busy"}}, {})
             params = replace(DICE, max_tokens=400)
             asking = asyncio.create_task(model.generate("from here to there", params))
-            await until(lambda: any(one.has_begun for one in model.fleet._in_flight.values()))
+            await until(lambda: any(one.has_begun for one in model.fleet.in_flight.values()))
             server.refusal = None
             await member.kill()
             done = await asking
@@ -378,7 +378,7 @@ def test_a_request_ends_at_its_deadline_though_the_server_knows_of_none(monkeypa
             server.go(2)
             monkeypatch.setattr(asyncio, "timeout", timeout)
             asking = asyncio.create_task(model.generate("too slow", GREEDY, timeout_s=LONG_S))
-            await until(lambda: any(len(one.entry.tokens[0]) == 2 for one in model.fleet._in_flight.values()))
+            await until(lambda: any(len(one.entry.tokens[0]) == 2 for one in model.fleet.in_flight.values()))
             (after_s, deadline), *_ = deadlines
             assert PATIENCE_S < after_s <= LONG_S
             deadline.reschedule(asyncio.get_running_loop().time())
@@ -461,7 +461,7 @@ def test_a_fleet_of_strangers_alone_needs_words_and_a_quire_member_brings_them()
 def test_quire_may_join_a_fleet_that_began_with_strangers_alone() -> None:
     async def run() -> None:
         async with openai_server() as server, fleet_of(server.line) as model, small_member() as member:
-            model._source = FixedMembers([server.line, member.address])
+            model.source = FixedMembers([server.line, member.address])
             await until(lambda: model.fleet.num_ready == 2)
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(6)))
             assert all(len(one.answers[0].token_ids) == 24 for one in done)

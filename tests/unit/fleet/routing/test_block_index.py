@@ -109,12 +109,12 @@ def test_bits_are_used_again_once_they_are_swept() -> None:
         index.stored("a", PROMPT)
         index.cleared("a")
         swept(index)
-    assert index._num_bits == 2
+    assert index.num_bits == 2
     for _ in range(50):
         index.cleared("a")
     index.leave("a")
     index.join("b")
-    assert index._num_bits == 2, "without entries there was nothing to sweep"
+    assert index.num_bits == 2, "without entries there was nothing to sweep"
 
 
 def test_a_bit_that_is_anothers_goes_by_its_name() -> None:

@@ -11,25 +11,25 @@ from quire.fleet.routing.router import RoutedPrompt, Router
 from tests.support.errors import raises_code
 
 BREAKS: dict[str, Callable[[Router], object]] = {
-    "of the past": lambda router: setattr(router._routed["r1"], "assignment", Assignment("a", 99)),
-    "counted": lambda router: setattr(router.membership._records["a"], "num_open", 5),
+    "of the past": lambda router: setattr(router.routed["r1"], "assignment", Assignment("a", 99)),
+    "counted": lambda router: setattr(router.membership.records["a"], "num_open", 5),
     "which does not have it": lambda router: router.loads.reserve("r5", "b", 1, 0.0),
     "the index know": lambda router: router.index.leave("c"),
-    "last choices know": lambda router: router._last_chosen.pop("c"),
-    "by their block size": lambda router: router._ready_by_size.clear(),
-    "is gone, and still there": lambda router: setattr(router.membership._records["c"], "state", MemberState.GONE),
+    "last choices know": lambda router: router.last_chosen.pop("c"),
+    "by their block size": lambda router: router.ready_by_size.clear(),
+    "is gone, and still there": lambda router: setattr(router.membership.records["c"], "state", MemberState.GONE),
     "are ready": lambda router: router.membership.ready_members.pop("b"),
     "epochs": lambda router: setattr(router.membership, "_last_epoch", 1),
     "neither reserved nor reported": lambda router: router.loads.in_flight_tokens.update(a=-1),
-    "reservations of requests": lambda router: router.loads._member_of.update(r7="a"),
-    "not 10": lambda router: setattr(router.loads._loads["a"], "num_since_tokens", 3),
-    "a bit is lost": lambda router: setattr(router.index, "_num_bits", 9),
+    "reservations of requests": lambda router: router.loads.member_of.update(r7="a"),
+    "not 10": lambda router: setattr(router.loads.loads["a"], "num_since_tokens", 3),
+    "a bit is lost": lambda router: setattr(router.index, "num_bits", 9),
     "a bit is in two states": lambda router: setattr(router.index, "_dead", 1),
-    "are others by now": lambda router: router.index._masks.update({frozenset("ab"): 4}),
-    "would leave without a sweep": lambda router: setattr(router.index._holders["a"], "has_bits_set", False),
-    "is not what is noted": lambda router: router.index._holders["a"].unconfirmed.clear(),
-    "an entry has the bits 0": lambda router: router.index._confirmed[0].update({1024: 0}),
-    "a bit that is free": lambda router: router.index._confirmed[0].update({1024: 1 << 3}),
+    "are others by now": lambda router: router.index.masks.update({frozenset("ab"): 4}),
+    "would leave without a sweep": lambda router: setattr(router.index.holders["a"], "has_bits_set", False),
+    "is not what is noted": lambda router: router.index.holders["a"].unconfirmed.clear(),
+    "an entry has the bits 0": lambda router: router.index.confirmed[0].update({1024: 0}),
+    "a bit that is free": lambda router: router.index.confirmed[0].update({1024: 1 << 3}),
 }
 
 
