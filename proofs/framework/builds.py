@@ -15,8 +15,9 @@ EVERYTHING = ("src", "native")
 
 def commits_of(record: Record) -> dict[str, str]:
     """The commit that each section ran on. Of a record without them, the oldest that any of it may be of."""
-    oldest = record.get("earlier_runs", [record])[0]["commit"]
-    return dict(record.get("commits") or dict.fromkeys(record["seconds"], oldest))
+    if commits := record.get("commits"):
+        return dict(commits)
+    return dict.fromkeys(record["seconds"], record.get("earlier_runs", [record])[0]["commit"])
 
 
 def older_sections(record: Record) -> list[str]:
