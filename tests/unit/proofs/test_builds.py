@@ -7,7 +7,8 @@ import pytest
 
 from proofs.framework import builds
 
-CODE = "def one() -> int:\n    return 1\n"
+CODE = "".join(f"def number_{at}() -> int:\n    return {at}\n\n\n" for at in range(20))
+"""Long enough that git sees where it has moved."""
 
 
 @pytest.fixture
@@ -39,17 +40,17 @@ def older(commit: str) -> list[str]:
 
 
 def test_a_change_of_code_makes_a_record_old(tmp_path: Path, commit: str) -> None:
-    changed(tmp_path, "src/room/one.py", CODE.replace("1", "2"))
+    changed(tmp_path, "src/room/one.py", CODE.replace("return 1\n", "return 2\n"))
     assert older(commit) == ["first"]
 
 
 def test_a_new_file_of_these_paths_makes_a_record_old(tmp_path: Path, commit: str) -> None:
-    changed(tmp_path, "src/room/two.py", CODE.replace("one", "two"))
+    changed(tmp_path, "src/room/two.py", CODE.replace("number", "digit"))
     assert older(commit) == ["first"]
 
 
 def test_words_renames_and_other_paths_do_not(tmp_path: Path, commit: str) -> None:
-    changed(tmp_path, "src/room/one.py", '"""A page."""\n' + CODE.replace("1\n", "1  # one\n"))
+    changed(tmp_path, "src/room/one.py", '"""A page."""\n' + CODE.replace("return 1\n", "return 1  # one\n"))
     git(tmp_path, "mv", "src/room/one.py", "src/room/first.py")
     changed(tmp_path, "src/hall/two.py", CODE)
     assert older(commit) == []
