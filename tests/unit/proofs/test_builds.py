@@ -23,9 +23,8 @@ def commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-    return subprocess.run(
-        ["git", *identity, *words], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    command = ["git", *identity, *words]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def changed(folder: Path, file: str, text: str) -> None:
