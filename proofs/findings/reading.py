@@ -27,8 +27,6 @@ from quire.api.dialects.openai.schemas import ChatFields, CompletionFields, Resp
 from quire.api.http.body import parse_object
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import MAX_BODY_BYTES
-from quire.bench.sse_reader import EventSplitter
-from quire.cli.watch.watch_source import events
 from quire.client.prefix.prompt_alignment import gaps_between, packed
 from quire.client.reply.outputs import Piece
 from quire.client.reply.reply import Reply
@@ -38,6 +36,7 @@ from quire.client.request.requests import make_request
 from quire.core.events import Token
 from quire.errors import QuireError
 from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
+from quire.http_client import SseReader
 from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import Spelling, canonical
 from quire.text.chat.changing_text import fold
@@ -477,9 +476,9 @@ def _tool_grammar(size: int) -> Work:
 
 def _fed(chunks: Sequence[bytes]) -> Work:
     def read() -> None:
-        splitter = EventSplitter()
+        reader = SseReader(4_000_000)
         for chunk in chunks:
-            splitter.feed(chunk)
+            reader.feed(chunk)
 
     return read
 
@@ -496,8 +495,7 @@ def _stream_events(size: int) -> Work:
 
 @_reads("watched_lines", most=4_000_000)
 def _watched_lines(size: int) -> Work:
-    lines = [b"event: snapshot\n", *[b"data: a\n"] * (size // 8), b"\n"]
-    return lambda: list(events(lines, "snapshot"))
+    return _fed([b"event: snapshot\n", *[b"data: a\n"] * (size // 8), b"\n"])
 
 
 def _member(chunks: Sequence[bytes]) -> Work:

@@ -9,7 +9,6 @@ had been known to any reader. So a surface that lags is old, and where all stand
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,7 +28,7 @@ from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
 from quire.cli.watch.top_figures import essentials
 from quire.cli.watch.top_watcher import seen_once
-from quire.cli.watch.watch_source import chosen_source, events
+from quire.cli.watch.watch_source import WatchSource, chosen_source
 
 POLL_S = 0.25
 MAX_AGE_S = 2.0
@@ -130,15 +129,11 @@ class Watching:
         self.ready.append(self._get("/ready")[0])
 
     def _dashboard(self) -> None:
-        with socket.socket(socket.AF_UNIX) as wire, wire.makefile("rb") as lines:
-            wire.settimeout(30)
-            wire.connect(str(self.server.admin_path))
-            wire.sendall(b"GET /watch HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            for event in events(lines, "snapshot"):
-                if (engine := json.loads(event)["engine"]) is not None:
-                    self.readings.add("dashboard", engine["num_computed_tokens"])
-                if self.is_over.is_set():
-                    return
+        for snapshot in WatchSource(self.server.url, self.server.admin_path).snapshots():
+            if (engine := json.loads(snapshot)["engine"]) is not None:
+                self.readings.add("dashboard", engine["num_computed_tokens"])
+            if self.is_over.is_set():
+                return
 
 
 @contextmanager

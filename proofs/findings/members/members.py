@@ -28,8 +28,8 @@ from proofs.framework.proof import Proof, section
 from quire.fleet.kv_events.batches import MAX_BATCH_BYTES
 from quire.fleet.kv_events.reader import MAX_HELD_BYTES
 from quire.fleet.kv_events.subscriber import MAX_UNREAD
-from quire.fleet.openai.http_exchange import MAX_BODY_BYTES
 from quire.fleet.openai.stream import MAX_LINE_BYTES
+from quire.http_client import MAX_BODY_BYTES
 
 STEP_S = 0.02
 NUM_GOOD, NUM_ANY = 6, 4

@@ -7,15 +7,13 @@ import resource
 import stat
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.record import ROOT
-from quire.cli.watch.dashboard_server import LOOPBACK, DashboardServer
-from quire.cli.watch.watch_source import WatchSource
+from quire.api.access.page_sessions import PageSessions
+from quire.api.http.errors import ApiError
 from tests.support.models.tiny_models import write_gguf
 from tests.support.servers.live_server import SIZES, TINY, running
 
@@ -123,27 +121,14 @@ def one_store_of_two_servers(folder: Path) -> str:
 
 def opening_link(_folder: Path) -> str:
     """B a dashboard link that another user was quicker with left that user the token."""
-    with DashboardServer(WatchSource("http://127.0.0.1:1")) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            link = server.opening_url.removeprefix(server.base)
-            stolen = got(server, link)[1].partition("#key=")[2]
-            statuses = [got(server, link)[0], got(server, "/v1/admin/watch", stolen)[0]]
-        finally:
-            server.shutdown()
-            thread.join()
-    return "" if statuses == [410, 401] else f"expected 410 for the second user, then 401 for the first, got {statuses}"
-
-
-def got(server: DashboardServer, path: str, token: str = "") -> tuple[int, str]:
-    connection = HTTPConnection(LOOPBACK, server.server_address[1], timeout=60)
+    sessions = PageSessions()
+    token = sessions.make_token(0.0)
+    stolen = sessions.begin(token, 1.0)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
-        response = connection.getresponse()
-        return response.status, response.getheader("location") or ""
-    finally:
-        connection.close()
+        sessions.begin(token, 2.0)
+    except ApiError as error:
+        return "the first user still has the key" if error.status != 410 or sessions.admits(stolen, 2.0) else ""
+    return "the second user got a key as well"
 
 
 def launched_server(folder: Path) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,12 @@ import msgspec
 from quire.backends.memory_plan import resident_bytes
 from quire.checkpoints.hub import files as hub_files
 from quire.checkpoints.hub.files import HubName, found_here
-from quire.cli.watch.watch_source import WatchGoneError, events
+from quire.cli.watch.watch_source import MAX_EVENT_BYTES
 from quire.errors import MessageError, TemplateError
 from quire.fleet.kv_events.reader import EventReader
-from quire.fleet.openai.http_exchange import HttpServer, fetch
 from quire.fleet.openai.stream import OpenAIStream
 from quire.fleet.routing.block_index import BlockIndex
+from quire.http_client import HttpServer, SseReader, fetch
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
 from quire.text.parsers.tool_format import HERMES, ReasoningFormat
 from tests.support.fleet.event_members import MEMBER, MODEL
@@ -58,7 +58,7 @@ def fed(data: bytes) -> Callable[[], None]:
 
 def choices_of_a_member(_: Path) -> str:
     """A1 a line of 80,000 choices took 6 s."""
-    line = b'data: {"choices":[' + b",".join([b'{"token_ids":[1]}'] * 80_000) + b"]}\n"
+    line = b'data: {"choices":[' + b",".join([b'{"token_ids":[1]}'] * 80_000) + b"]}\n\n"
     return over("80,000 choices", seconds_of(fed(line)), 0.6)
 
 
@@ -157,16 +157,11 @@ def strange_index(folder: Path) -> str:
 
 def endless_event(_: Path) -> str:
     """B lines of 8 MB without a blank one were all kept by `quire top`."""
-    num_lines = 0
-
-    def lines() -> Iterator[bytes]:
-        nonlocal num_lines
+    reader, num_lines = SseReader(MAX_EVENT_BYTES), 0
+    with suppress(MessageError):
         while num_lines < 20:
             num_lines += 1
-            yield b"data: " + b"x" * (8 * MIB - 16) + b"\n"
-
-    with suppress(WatchGoneError):
-        list(events(lines(), "snapshot"))
+            reader.feed(b"data: " + b"x" * (8 * MIB - 16) + b"\n")
     return over("lines read", num_lines, 2, "")
 
 

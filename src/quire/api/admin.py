@@ -50,6 +50,7 @@ def make_admin(
         Route("/blocks/{block}", endpoints.block, methods=["GET"]),
         Route("/cache/warnings", endpoints.cache_warnings, methods=["GET"]),
         Route("/cache/clear", endpoints.clear_cache, methods=["POST"]),
+        Route("/dashboard", endpoints.dashboard, methods=["POST"]),
         Route("/drain", endpoints.drain, methods=["POST"]),
     ]
     app = Starlette(
@@ -132,6 +133,11 @@ class _AdminEndpoints:
             if model.engine_client is not None:
                 model.engine_client.clear_cache()
         return _json({"cleared": True})
+
+    async def dashboard(self, request: Request) -> Response:
+        if not self._admission.settings.has_page:
+            raise ApiError(400, "invalid_request", "this server has no pages; start it without --no-page")
+        return _json({"token": self._admission.page_sessions.make_token(monotonic())})
 
     async def drain(self, request: Request) -> Response:
         self._shutdown.request()

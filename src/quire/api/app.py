@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from quire import __version__
-from quire.api.access.auth import Caller, Gate, public, require_admin, require_key
+from quire.api.access.auth import Caller, Gate, is_page_admitted, public, require_admin, require_key, require_token
 from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import GenerationResponse, TextResponse
 from quire.api.dialects.anthropic.messages import AnthropicMessages, count_tokens
@@ -90,6 +90,7 @@ def make_app(admission: ServerState, gate: Gate) -> Starlette:
     admission.metrics.watch(lambda: pictures(admission), lambda: admission.work_spent().num_cut)
     _add_routes(app)
     if admission.settings.has_page:
+        _add_undescribed(app, GuardedRoute("POST", "/v1/admin/session", _session, require_token))
         for page in PAGES:
             _add_page(app, page)
     return app
@@ -136,9 +137,13 @@ def _add_page(app: Starlette, files: PageFiles) -> None:
     page = WebPage(files)
     for path in page.paths:
         for method in ("GET", "HEAD"):
-            route = GuardedRoute(method, path, page.answer, public)
-            route.include_in_schema = False
-            app.router.routes.append(route)
+            _add_undescribed(app, GuardedRoute(method, path, page.answer, public))
+
+
+def _add_undescribed(app: Starlette, route: GuardedRoute) -> None:
+    """A route that pages alone use."""
+    route.include_in_schema = False
+    app.router.routes.append(route)
 
 
 BODIES: dict[str, type[BaseModel]] = {
@@ -206,7 +211,19 @@ async def _explain(request: Request) -> Response:
 async def _watch(request: Request) -> Response:
     """A stream of events for the operator: the pool, running and waiting requests, and the last hour."""
     admission, caller = _admitted(request)
-    return watching(admission, request, reads_lines=caller.is_anonymous)  # then all prompts are of one tenant
+    is_of_page = is_page_admitted(request)
+    # Without keys all prompts are of one tenant.
+    return watching(
+        admission,
+        request,
+        reads_lines=caller.is_anonymous,
+        is_over=lambda: is_of_page and not is_page_admitted(request),
+    )
+
+
+async def _session(request: Request) -> Response:
+    """Exchange the token of `quire dashboard` for a key of the page that it opened. A token works once."""
+    return _json({"key": request.scope["quire.page_key"]})
 
 
 async def _block(request: Request, block: str) -> Response:

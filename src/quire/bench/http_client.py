@@ -1,6 +1,6 @@
-"""One server, asked over aiohttp: a call in, an outcome out, never an exception. Reads bytes, stamps them, then parses.
+"""One server under load: a call in, an outcome out, never an exception. Reads bytes, stamps them, then parses.
 
-A stamp is taken when a read returns, before a single byte is looked at, so that parsing is not counted as waiting.
+A stamp is taken when a read returns, before the events in it are looked at, so that parsing is not counted as waiting.
 """
 
 import asyncio
@@ -11,17 +11,20 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-import aiohttp
-
 from quire.bench.calls import HttpCall
 from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADABLE, Outcome
-from quire.bench.sse_reader import DONE, EventSplitter, SseEvent, UnreadableError, Usage, read_event
-from quire.errors import ConfigError
+from quire.bench.stream_chunks import StreamChunk, Usage, read_chunk
+from quire.errors import ConfigError, MessageError
+from quire.http_client import OK, HttpClient, HttpServer, SseReader, fetch
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 2.0
+"""Kept connections are closed before a server closes them: many do after five seconds, in the middle of a request."""
 SECONDS_BETWEEN_LOOKS = 0.25
 DETAIL_CHARS = 300
+MAX_EVENT_BYTES = 1 << 22
+MAX_LIST_BYTES = 1 << 22
+DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,12 @@ class ServerAddress:
     """Longest time for one answer."""
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"expected a server URL that begins with http:// or https://, got {self.url!r}", ("url",))
-        object.__setattr__(self, "url", self.url.rstrip("/").removesuffix("/v1"))
+        object.__setattr__(self, "url", self.server.url)
+
+    @property
+    def server(self) -> HttpServer:
+        """For the client. Raises ConfigError for an invalid URL."""
+        return HttpServer.at(self.url, self.key, (("Accept", "text/event-stream"), *self.headers.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,13 @@ class _Answer:
     error: str | None = None
     is_done: bool = False
 
-    def take(self, event: SseEvent, now_s: float) -> None:
-        if event.piece:
-            self.pieces.append(event.piece)
+    def take(self, chunk: StreamChunk, now_s: float) -> None:
+        if chunk.piece:
+            self.pieces.append(chunk.piece)
             self.token_s.append(now_s)
-        self.finish_reason = event.finish_reason or self.finish_reason
-        self.usage = event.usage or self.usage
-        self.error = event.error or self.error
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        self.usage = chunk.usage or self.usage
+        self.error = chunk.error or self.error
 
     @property
     def failure(self) -> str | None:
@@ -88,54 +94,20 @@ class _Answer:
         return None if self.pieces or has_tokens else EMPTY
 
 
-@dataclass(slots=True)
-class _ConnectionUse:
-    """What is seen of one request's connection."""
-
-    is_reused: bool = False
-
-
-async def _note_reuse(_session: object, context: Any, _params: object) -> None:
-    if isinstance(context.trace_request_ctx, _ConnectionUse):
-        context.trace_request_ctx.is_reused = True
-
-
 class Client:
-    """Connections to one server. Enter it on an event loop."""
+    """Connections to one server, as many as there are requests: a load must not wait in its own client."""
 
     def __init__(self, server: ServerAddress) -> None:
         self.server = server
-        self._session: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
-        """Each of its requests has a connection of its own."""
+        self._http = HttpClient(server.server, connect_s=CONNECT_TIMEOUT_S, idle_s=IDLE_S)
 
     async def __aenter__(self) -> "Client":
-        # As many connections as there are requests: a load must not wait in its own client.
-        # Idle ones are left before a server leaves them: many do after five seconds, in the middle of a request.
-        self._session = self._session_over(aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S))
-        self._fresh = self._session_over(aiohttp.TCPConnector(limit=0, force_close=True))
         return self
-
-    def _session_over(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        headers = {"Content-Type": "application/json", "Accept": "text/event-stream", **self.server.headers}
-        if self.server.key:
-            headers["Authorization"] = f"Bearer {self.server.key}"
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
-        return aiohttp.ClientSession(
-            headers=headers,
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=self.server.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            read_bufsize=1 << 18,
-            trace_configs=[tracing],
-        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._opened().close()
-        if self._fresh is not None:
-            await self._fresh.close()
+        self._http.close()
 
     async def send(self, call: HttpCall, due_s: float | None = None) -> Outcome:
         """Send one call and read its answer to the end. Whatever goes wrong is in the outcome."""
@@ -143,9 +115,10 @@ class Client:
         sent_s = perf_counter()
         error, detail = None, ""
         try:
-            await self._read(call, answer)
+            async with asyncio.timeout(self.server.timeout_s):
+                await self._read(call, answer)
             error, detail = answer.failure, answer.error or ""
-        except (RefusedError, UnreadableError, TimeoutError, aiohttp.ClientError, OSError) as failure:
+        except (RefusedError, MessageError, OSError) as failure:
             error, detail = _kind(failure), str(failure) or type(failure).__name__
         usage = answer.usage
         return Outcome(
@@ -166,11 +139,11 @@ class Client:
 
     async def models(self) -> list[ModelCard]:
         """What the server serves. Raises like the HTTP client."""
-        patience = aiohttp.ClientTimeout(total=CONNECT_TIMEOUT_S)
-        async with self._opened().get(f"{self.server.url}/v1/models", timeout=patience) as response:
-            if response.status != 200:
-                raise RefusedError(response.status, await response.text())
-            fields: Any = json.loads(await response.read())
+        server = self._http.server
+        status, body = await fetch(server, "GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LIST_BYTES)
+        if status != OK:
+            raise RefusedError(status, body.decode("utf-8", "replace"))
+        fields: Any = json.loads(body)
         return [ModelCard(str(card["id"]), card.get("max_model_len")) for card in fields["data"]]
 
     async def ready(self, timeout_s: float, model: str | None = None) -> ModelCard:
@@ -179,7 +152,7 @@ class Client:
         while True:
             try:
                 cards = await self.models()
-            except (RefusedError, aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as failure:
+            except (RefusedError, MessageError, OSError, ValueError, KeyError, TypeError) as failure:
                 if perf_counter() >= until_s:
                     raise ConfigError(
                         f"expected a response of {self.server.url}/v1/models within {timeout_s:g} s: "
@@ -190,48 +163,31 @@ class Client:
             return _chosen(cards, model, self.server.url)
 
     async def _read(self, call: HttpCall, answer: _Answer) -> None:
-        splitter = EventSplitter()
-        async with await self._posted(call) as response:
-            if response.status != 200:
-                raise RefusedError(response.status, (await response.content.read(4096)).decode("utf-8", "replace"))
-            content = response.content
-            while chunk := await content.readany():
+        reader = SseReader(MAX_EVENT_BYTES)
+        async with self._http.request("POST", call.path, call.body) as response:
+            if response.status != OK:
+                raise RefusedError(response.status, (await response.read()).decode("utf-8", "replace"))
+            while data := await response.read():
                 now_s = perf_counter()
-                for data in splitter.feed(chunk):
-                    if data == DONE:
+                for event in reader.feed(data):
+                    if event.data == DONE:
                         answer.is_done = True
                     else:
-                        answer.take(read_event(data), now_s)
-
-    async def _posted(self, call: HttpCall) -> aiohttp.ClientResponse:
-        """The head of the answer. A server may close a connection that was kept while the next request is on its way:
-        one that ends before a byte of the answer came says nothing of the request, which goes once over a new one."""
-        url, use = f"{self.server.url}{call.path}", _ConnectionUse()
-        try:
-            return await self._opened().post(url, data=call.body, trace_request_ctx=use)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            if not use.is_reused or self._fresh is None:
-                raise
-        return await self._fresh.post(url, data=call.body)
-
-    def _opened(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            raise ConfigError("expected a Client that was entered: async with Client(server) as client")
-        return self._session
+                        answer.take(read_chunk(event.data), now_s)
 
 
 def _kind(failure: BaseException) -> str:
     match failure:
         case RefusedError():
             return f"http {failure.status}"
-        case UnreadableError():
+        case MessageError():
             return UNREADABLE
         case TimeoutError():
             return TIMEOUT
-        case aiohttp.ClientConnectorError():
-            return CONNECT
-        case _:
+        case ConnectionError() if not isinstance(failure, ConnectionRefusedError):
             return BROKEN
+        case _:
+            return CONNECT
 
 
 def _printable(text: str) -> str:

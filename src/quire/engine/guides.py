@@ -111,6 +111,7 @@ class GrammarMatcher:
         self.mask = None
 
     def make_mask(self) -> None:
+        """The tokens that may follow, for the next step."""
         self.mask = self.matcher.compute_bitmask()
 
     def masks_of_drafts(self, drafts: Sequence[int], width: int, within_s: float) -> tuple[bytes, ...]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.api.access import keys as keys_module
-from quire.api.access.auth import Gate, public, require_admin, require_key
+from quire.api.access.auth import Gate, public, require_admin, require_key, require_token
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
 from quire.api.app import GuardedRoute, add_route, make_app
 from quire.api.asgi import RequestMiddleware
@@ -55,10 +55,10 @@ def routes() -> list[GuardedRoute]:
 
 def test_every_route_has_a_guard_and_only_probes_and_the_page_are_public() -> None:
     guards = [(route.path, route.guard) for route in routes()]
-    assert all(guard in (require_key, require_admin, public) for _, guard in guards)
+    assert all(guard in (require_key, require_admin, require_token, public) for _, guard in guards)
     assert {path for path, guard in guards if guard is public} == PUBLIC
     assert {path for path, guard in guards if guard is not public}.isdisjoint(PUBLIC)
-    assert len({path for path, _ in guards} - PUBLIC) == 18
+    assert len({path for path, _ in guards} - PUBLIC) == 19
 
 
 @pytest.mark.parametrize("presented", ["none", "wrong", "revoked", "empty", "basic", "prefix", "longer"])

@@ -41,7 +41,7 @@ def plain() -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def cleaned() -> Iterator[LiveServer]:
-    with server(None, "dates", "times", "Run [a-z]+") as here:
+    with server(None, "dates", "times", "Run *") as here:
         yield here
 
 
@@ -175,9 +175,9 @@ def test_the_operators_socket_shows_the_lines_of_all(tmp_path: Path) -> None:
 
 def test_what_a_settings_file_lists_is_what_the_server_takes_out(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
-    file.write_text('stable_prefix = ["dates", "Run [a-z]{1,9}, [a-z]+"]')
+    file.write_text('stable_prefix = ["dates", "Run *, *"]')
     listed = load_settings({}, environ={}, file=file).server.unstable_lines
-    assert listed == ("dates", "Run [a-z]{1,9}, [a-z]+")
+    assert listed == ("dates", "Run *, *")
     said = [{"role": "system", "content": "Run ab, cd\nToday is 2026-11-18.\nYou help."}]
     assert StablePrefix(listed).cleaned(said).messages == [{"role": "system", "content": "You help."}]
 

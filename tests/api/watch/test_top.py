@@ -118,7 +118,7 @@ def test_the_first_snapshot_that_has_a_pool_is_taken(monkeypatch: pytest.MonkeyP
 
 
 def test_a_line_of_the_stream_that_never_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.cli.chat.remote.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("quire.cli.watch.watch_source.MAX_EVENT_BYTES", 1000)
     with stand_in(lambda path, headers: [b"event: snapshot\ndata: " + b"x" * 5000]) as here:
         done = CliRunner().invoke(app, ["top", "--once", "--server", here.url])
     assert "at most 1,000 bytes" in str(done.exception)

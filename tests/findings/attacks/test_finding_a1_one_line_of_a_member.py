@@ -29,7 +29,8 @@ def no_end(_chunk: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("says", "words"), [(many_choices, "expected one choice in a chunk, got 1000"), (no_end, "expected a stream line")]
+    ("says", "words"),
+    [(many_choices, "expected one choice in a chunk, got 1000"), (no_end, "expected an event of at most")],
 )
 def test_a_member_with_such_a_line_is_left_and_the_good_one_answers(
     says: Callable[[dict[str, Any]], bytes], words: str, caplog: pytest.LogCaptureFixture
@@ -51,7 +52,7 @@ def test_a_member_with_such_a_line_is_left_and_the_good_one_answers(
 
 def first_line(num_tokens: int, piece_bytes: int) -> Callable[[], None]:
     prompt = (7,) * num_tokens
-    line = b"data: " + msgspec.json.encode({"choices": [{"token_ids": [1], "prompt_token_ids": prompt}]}) + b"\n"
+    line = b"data: " + msgspec.json.encode({"choices": [{"token_ids": [1], "prompt_token_ids": prompt}]}) + b"\n\n"
 
     def read() -> None:
         stream = OpenAIStream(prompt, 49152, None, 16)
@@ -62,7 +63,7 @@ def first_line(num_tokens: int, piece_bytes: int) -> Callable[[], None]:
 
 
 def small_lines(num_bytes: int) -> Callable[[], None]:
-    line = b'data: {"choices":[{"token_ids":[1]}]}\n'
+    line = b'data: {"choices":[{"token_ids":[1]}]}\n\n'
     lines = line * (num_bytes // len(line))
     return lambda: void(OpenAIStream((1, 2, 3), 49152, None, len(lines)).feed(lines))
 
@@ -91,7 +92,7 @@ def test_twice_as_many_bytes_take_about_twice_as_long(of_size: Callable[[int], C
 
 @pytest.mark.parametrize("choice", [b"{}", b'{"token_ids":[1]}', b'{"text":"x"}'])
 def test_choices_beyond_the_first_are_refused_however_many_there_are(choice: bytes) -> None:
-    line = b'data: {"choices":[' + b",".join([choice] * 20_000) + b"]}\n"
+    line = b'data: {"choices":[' + b",".join([choice] * 20_000) + b"]}\n\n"
     with raises_code(MessageError, "several_choices"):
         OpenAIStream((1, 2, 3), 49152, None, 1 << 30).feed(line)
 
@@ -99,11 +100,11 @@ def test_choices_beyond_the_first_are_refused_however_many_there_are(choice: byt
 def test_a_line_without_an_end_is_refused_before_it_is_long() -> None:
     stream = OpenAIStream((1, 2, 3), 49152, None, 16)
     stream.feed(b"x" * MAX_LINE_BYTES)
-    with raises_code(MessageError, "stream_line_too_long"):
+    with raises_code(MessageError, "event_too_long"):
         stream.feed(b"x" * 1000)
 
 
 def test_tokens_beyond_those_that_were_asked_for_are_refused_while_lines_are_read() -> None:
-    line = b"data: " + json.dumps({"choices": [{"token_ids": [1, 2]}]}).encode() + b"\n"
+    line = b"data: " + json.dumps({"choices": [{"token_ids": [1, 2]}]}).encode() + b"\n\n"
     with raises_code(MessageError, "too_many_tokens"):
         OpenAIStream((1, 2, 3), 49152, None, 5).feed(line * 100_000)

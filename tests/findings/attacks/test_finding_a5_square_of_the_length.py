@@ -13,14 +13,13 @@ from quire.api.dialects.openai.completions import CompletionWriter
 from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_items import messages_of_items
 from quire.api.dialects.openai.schemas import CompletionFields, ResponseFields
-from quire.bench.sse_reader import EventSplitter
-from quire.cli.watch.watch_source import WatchGoneError, events
 from quire.client.reply.outputs import Piece
 from quire.client.reply.reply import Reply
 from quire.client.reply.stream import Stream
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import make_request
 from quire.core.events import Token
+from quire.http_client import SseReader
 from quire.text.chat.rendering.marked_text import MarkedText
 from quire.text.parsers.parts import ToolCallPart
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
@@ -103,9 +102,9 @@ def test_parts_that_take_turns_and_are_not_read_cost_their_number() -> None:
 
 def test_a_line_that_comes_byte_by_byte_costs_its_length() -> None:
     def feed(size: int) -> None:
-        splitter = EventSplitter()
+        reader = SseReader(size)
         for _ in range(size // 4):
-            assert splitter.feed(b"data") == []
+            assert reader.feed(b"data") == []
 
     assert is_no_square(feed, 200_000)
 
@@ -128,9 +127,3 @@ def test_a_text_of_many_spans_is_cut_at_the_cost_of_its_length() -> None:
         assert str.__str__(text.replace(" ", "")) == "ac" * size
 
     assert is_no_square(replace, 600)
-
-
-def test_an_event_without_an_end_is_not_read_to_its_end() -> None:
-    lines = (b"data: " + b"x" * 1_000_000 for _ in range(64))
-    with pytest.raises(WatchGoneError):
-        next(events(lines, "snapshot"))

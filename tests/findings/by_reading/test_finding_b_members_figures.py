@@ -8,8 +8,8 @@ from time import thread_time
 import pytest
 
 from quire.errors import MessageError
-from quire.fleet.openai.http_exchange import HttpServer, fetch
 from quire.fleet.openai.metrics import read_figures
+from quire.http_client import HttpServer, fetch
 from tests.support.errors import raises_code
 from tests.support.servers.openai_server import openai_server
 from tests.unit.fleet.openai.test_link import fleet_of, until

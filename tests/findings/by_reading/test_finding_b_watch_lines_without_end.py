@@ -1,44 +1,31 @@
 """A server that sends one event in lines without end is left, and what came of it is not kept."""
 
-from collections.abc import Iterator
-from http.client import HTTPException, HTTPResponse
-
 import pytest
 
-from quire.cli.chat.remote import _events
-from quire.cli.watch.watch_source import WatchGoneError, events
+from quire.errors import MessageError
+from quire.http_client import SseReader
+from tests.support.errors import raises_code
 
 MOST_BYTES = 8 << 20
 LINE = b"data: " + b"x" * (1 << 20) + b"\n"
 
 
 def test_an_event_of_lines_without_end_is_given_up() -> None:
-    num_sent = 0
-
-    def endless() -> Iterator[bytes]:
-        nonlocal num_sent
-        while num_sent <= 2 * MOST_BYTES:
-            num_sent += len(LINE)
-            yield LINE
-
-    with pytest.raises(WatchGoneError):
-        list(events(endless(), "snapshot"))
-    assert num_sent <= MOST_BYTES + 2 * len(LINE)
+    reader = SseReader(MOST_BYTES)
+    for _ in range(MOST_BYTES // len(LINE)):
+        assert reader.feed(LINE) == []
+    with raises_code(MessageError, "event_too_long"):
+        reader.feed(LINE + LINE)
 
 
 def test_events_one_after_the_other_may_have_more_together() -> None:
-    stream = [b"event: snapshot\n", LINE, b"\n"] * 20
-    assert len(list(events(stream, "snapshot"))) == 20
+    reader = SseReader(MOST_BYTES)
+    assert sum(len(reader.feed(piece)) for piece in [b"event: snapshot\n", LINE, b"\n"] * 20) == 20
 
 
-def test_a_line_without_end_is_given_up_by_chat_too() -> None:
-    class Endless(HTTPResponse):
-        def __init__(self) -> None:
-            """No socket."""
-
-        def readline(self, limit: int | None = -1) -> bytes:
-            assert limit is not None and 0 < limit <= MOST_BYTES, "all of it is read"  # noqa: PT018
-            return b"x" * limit
-
-    with pytest.raises(HTTPException, match="expected a stream line of at most"):
-        list(_events(Endless()))
+def test_a_line_without_end_is_given_up() -> None:
+    reader = SseReader(MOST_BYTES)
+    for _ in range(MOST_BYTES // 4096):
+        assert reader.feed(b"x" * 4096) == []
+    with pytest.raises(MessageError, match="expected an event of at most"):
+        reader.feed(b"x")

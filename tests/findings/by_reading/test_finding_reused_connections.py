@@ -15,7 +15,7 @@ import pytest
 from quire.bench.calls import HttpCall
 from quire.bench.http_client import Client, ServerAddress
 from quire.bench.outcome import Outcome
-from quire.fleet.openai.http_exchange import HttpServer, fetch
+from quire.http_client import HttpServer, fetch
 
 EVENT = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(EVENT), EVENT)

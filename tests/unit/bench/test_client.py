@@ -56,7 +56,7 @@ def test_without_usage_events_are_counted_and_prompts_are_as_meant() -> None:
         ((OK, TOKEN, event(error={"message": "out of memory"}), DONE), "server", "out of memory"),
         ((OK, b"data: {not json\n\n"), "unreadable", "expected an event"),
         ((OK, DONE), "empty", ""),
-        ((b"",), "broken", "disconnected"),
+        ((b"",), "broken", "closed the connection before a response"),
         ((b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n" + TOKEN,), "broken", ""),
     ],
 )
@@ -117,5 +117,5 @@ def test_a_key_is_sent_and_never_shown() -> None:
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
-    with raises_code(ConfigError, "invalid_config"):
+    with raises_code(ConfigError, "invalid_server_address"):
         ServerAddress("localhost:8000")

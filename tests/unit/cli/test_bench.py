@@ -17,7 +17,6 @@ from quire.cli.bench import commands as bench
 from quire.cli.bench import progress as bench_progress
 from quire.cli.bench.progress import Tally
 from quire.errors import ConfigError, QuireError
-from tests.support.errors import raises_code
 from tests.support.servers.talkers import talker
 from tests.unit.bench.outcomes import outcome
 
@@ -143,12 +142,6 @@ def test_what_cannot_be_is_refused_by_its_flag(words: tuple[str, ...], flag: str
     with pytest.raises(ConfigError) as refused:
         run(*words)
     assert refused.value.settings == (flag,)
-
-
-def test_without_aiohttp_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "quire.bench.http_client", None)
-    with raises_code(ConfigError, "aiohttp_missing"):
-        run("serve", "--url", "http://x")
 
 
 def test_nothing_answered_is_an_error(url: str) -> None:

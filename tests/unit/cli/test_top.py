@@ -21,8 +21,9 @@ from quire.cli.watch.top_figures import (
 )
 from quire.cli.watch.top_glyphs import ASCII, UNICODE, Glyphs, bar, history_curve, shares
 from quire.cli.watch.top_picture import Frame, picture
-from quire.cli.watch.watch_source import WatchGoneError, events
-from quire.cli.watch.watched_state import SeenCounts, read_snapshot
+from quire.cli.watch.watch_source import WatchGoneError
+from quire.cli.watch.watched_state import read_snapshot
+from quire.core.inspect.snapshots import CellCounts
 from tests.support.servers.watch_stand_in import snapshot
 
 URL = "http://127.0.0.1:8000"
@@ -64,7 +65,7 @@ class TestThePicture:
     def test_without_colours_every_state_of_a_block_can_still_be_told(self) -> None:
         for glyphs in (UNICODE, ASCII):
             assert len(set(glyphs.states.values())) == 6
-            line = bar(SeenCounts(1, 1, 1, 1, 1, 1), 60, glyphs).plain
+            line = bar(CellCounts(1, 1, 1, 1, 1, 1), 60, glyphs).plain
             assert {line.count(glyph) for glyph in glyphs.states.values()} == {10}
 
     @given(
@@ -220,18 +221,7 @@ class TestTheGlyphs:
         assert all(part.isascii() for part in (*ASCII.states.values(), ASCII.levels, ASCII.line))
 
 
-class TestTheStream:
-    def test_events_are_found_between_comments_and_other_events(self) -> None:
-        lines = b": hello\n\nevent: snapshot\ndata: 1\n\nevent: other\ndata: 2\n\nevent: snapshot\r\ndata:3\r\n\r\n"
-        assert list(events(io.BytesIO(lines), "snapshot")) == [b"1", b"3"]
-
-    @given(st.binary(max_size=300))
-    def test_whatever_comes_an_event_is_bytes_or_nothing(self, data: bytes) -> None:
-        assert all(isinstance(one, bytes) for one in events(io.BytesIO(data), "snapshot"))
-
-    def test_an_event_that_was_cut_is_none(self) -> None:
-        assert list(events(io.BytesIO(b"event: snapshot\ndata: 1\n"), "snapshot")) == []
-
+class TestTheSnapshots:
     @given(st.binary(max_size=100) | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
     def test_what_is_no_snapshot_is_told_as_that(self, data: bytes | str) -> None:
         with pytest.raises(WatchGoneError):

@@ -34,7 +34,7 @@ def test_words_and_shapes_of_one_api_are_leaks_where_code_is_for_all(text: str) 
     assert leaks(text)
     assert leaks(text, "quire.client.reply.reply")
     assert not leaks(text, "quire.api.dialects.openai.chat")
-    assert not leaks(text, "quire.bench.sse_reader")
+    assert not leaks(text, "quire.bench.stream_chunks")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from quire.api.access.billing import Bill, check_quota, opened_bill, rate_header
 from quire.api.access.conversation_store import ConversationStore
 from quire.api.access.ignored_log import IgnoredLog
 from quire.api.access.origins import Origins
+from quire.api.access.page_sessions import PageSessions
 from quire.api.access.warning_log import log_warning
 from quire.api.http.body import Receive, declared_bytes, read_body
 from quire.api.http.errors import ApiError, api_error_of
@@ -97,6 +98,8 @@ class Admission:
         """What keeps them from being found again and again."""
         self.ignored_log = IgnoredLog()
         """Parameters that clients send and no dialect reads."""
+        self.page_sessions = PageSessions()
+        """Of pages that the operator opened without a key."""
         self.text_pool = TextPool()
         """Processes text beside the event loop: nothing whose size a client decides runs on it."""
 

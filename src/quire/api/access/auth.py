@@ -1,16 +1,19 @@
 """Authentication. A guard of every route, never a matter of paths: a route without one cannot be added.
 
 `require_key` admits callers with a key, or all callers where there are no keys. `require_admin` admits callers with an
-admin key, the operators, or where there are no keys every caller. `public` admits every caller, and marks a public
+admin key, pages that the operator opened, or where there are no keys every caller. `require_token` admits a page that
+the operator opens. `public` admits every caller, and marks a public
 route as such.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 
 from starlette.requests import Request
 
 from quire.api.access.keys import Key, KeyRing
+from quire.api.access.page_sessions import PageSessions
 from quire.api.access.quotas import Quota, Quotas, Terms
 from quire.api.http.errors import ApiError
 from quire.core.request import PriorityClass
@@ -49,9 +52,10 @@ class Gate:
         self._num_gateways = num_gateways
         self._quotas = Quotas()
         quota = self._quotas.of(DEFAULT_TENANT, Terms())
-        self._anonymous = Caller(
+        self.operator = self._anonymous = Caller(
             DEFAULT_TENANT, PriorityClass.HIGH, quota, is_anonymous=True, is_admin=True, cache_group=cache_group
         )
+        """Any caller where there are no keys; a page that the operator opened."""
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
         """The caller of this key. Raises ApiError, without a reason."""
@@ -77,11 +81,27 @@ async def require_key(request: Request) -> Caller:
 
 
 async def require_admin(request: Request) -> Caller:
-    """Admit callers with an admin key."""
+    """Admit callers with an admin key, and the key of a page's session."""
+    if is_page_admitted(request):
+        gate: Gate = request.app.state.gate
+        request.scope["quire.caller"] = gate.operator
+        return gate.operator
     caller = await require_key(request)
     if not caller.is_admin:
         raise ApiError(403, "admin_key_needed", "expected an admin key; create one with: quire keys add NAME --admin")
     return caller
+
+
+def is_page_admitted(request: Request) -> bool:
+    """Whether this is a request of a page that the operator opened, whose session goes on."""
+    sessions: PageSessions = request.app.state.admission.page_sessions
+    return sessions.admits(_bearer(request.headers.get("authorization")), monotonic())
+
+
+async def require_token(request: Request) -> None:
+    """Begin a page's session; its token is used up with that."""
+    sessions: PageSessions = request.app.state.admission.page_sessions
+    request.scope["quire.page_key"] = sessions.begin(_bearer(request.headers.get("authorization")), monotonic())
 
 
 async def public(request: Request) -> None:

@@ -19,8 +19,7 @@ const write = (id, words) => { if (at(id).textContent !== words) at(id).textCont
 const store = new Store();
 let latest = null, isPaused = false, model = new URLSearchParams(location.search).get("model");
 
-takeKeyOfAddress();
-addEventListener("hashchange", () => { if (takeKeyOfAddress()) listen(); });
+addEventListener("hashchange", () => begin((isTaken) => isTaken && listen()));
 followTheme(at("theme"), () => redraw());
 
 const block = new BlockCard(at, () => model, (chain) => pool.show(chain), (number) => { pool.point(number); block.choose(number); });
@@ -131,6 +130,11 @@ function refused(status, words) {
   if (status !== 404) at("admin-key").focus();
 }
 
+function begin(then) {
+  const refuse = ({ message }) => showState({ state: "refused", status: 401, words: message });
+  takeKeyOfAddress().then(then, refuse);
+}
+
 function listen() {
   if (isPaused) return;
   store.begin();
@@ -188,4 +192,4 @@ function redraw() {
 }
 
 redraw();
-listen();
+begin(listen);

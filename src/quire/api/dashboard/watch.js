@@ -10,12 +10,19 @@ const MOST_CHARACTERS = 16_000_000;
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 
-/** A key that came behind the # of the address: kept in this tab, and taken out of the address. */
-export function takeKeyOfAddress() {
-  const key = new URLSearchParams(location.hash.slice(1)).get("key");
-  if (key === null) return false;
-  setKey(key);
+/** What came after the # of the address is taken out of it: a key, or a token that the server exchanges for one, once. */
+export async function takeKeyOfAddress() {
+  const parts = new URLSearchParams(location.hash.slice(1)), token = parts.get("token");
+  if (token === null && !parts.has("key")) return false;
   history.replaceState(null, "", location.pathname + location.search);
+  setKey(token === null ? parts.get("key") : token);
+  if (token === null) return true;
+  try {
+    setKey((await (await request("/v1/admin/session", undefined, "POST")).json()).key);
+  } catch (error) {
+    setKey("");
+    throw error;
+  }
   return true;
 }
 
@@ -28,9 +35,9 @@ export class Refused extends Error {
 }
 
 /** One response of the page's own server. */
-export async function request(path, signal) {
-  const key = sessionStorage.getItem(KEY);
-  const answer = await fetch(path, { signal, cache: "no-store", headers: key ? { Authorization: `Bearer ${key}` } : {} });
+export async function request(path, signal, method = "GET") {
+  const key = sessionStorage.getItem(KEY), headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const answer = await fetch(path, { method, signal, cache: "no-store", headers });
   if (answer.ok) return answer;
   const body = await answer.json().catch(() => null);
   throw new Refused(answer.status, body?.error?.message ?? `the server responded with ${answer.status}`);

@@ -3,6 +3,7 @@ the operator's socket.
 """
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,10 +25,18 @@ class Watching(Response):
 
     background = None
 
-    def __init__(self, server: ServerWithWatchers, model: ModelEntry, *, reads_lines: bool = False) -> None:
-        """`reads_lines`: the reader may see lines of clients in warnings."""
+    def __init__(
+        self,
+        server: ServerWithWatchers,
+        model: ModelEntry,
+        is_over: Callable[[], bool] = lambda: False,
+        *,
+        reads_lines: bool = False,
+    ) -> None:
+        """`is_over`: the reader may not go on reading; `reads_lines`: it may see lines of clients in warnings."""
         self._server = server
         self._model = model
+        self._is_over = is_over
         self._reads_lines = reads_lines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -45,7 +54,7 @@ class Watching(Response):
         number = num_rows = 0
         while True:
             await watch.newer_than(number)
-            if watch.number <= number:
+            if watch.number <= number or self._is_over():
                 break
             number = watch.number
             data, num_rows = watch.event_after(num_rows, reads_lines=self._reads_lines)
@@ -53,9 +62,11 @@ class Watching(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def watching(server: ServerWithWatchers, request: Request, *, reads_lines: bool) -> Watching:
+def watching(
+    server: ServerWithWatchers, request: Request, *, reads_lines: bool, is_over: Callable[[], bool] = lambda: False
+) -> Watching:
     """The stream that this request selects."""
-    return Watching(server, _model(server, request), reads_lines=reads_lines)
+    return Watching(server, _model(server, request), is_over, reads_lines=reads_lines)
 
 
 async def block_answer(server: ServerWithWatchers, request: Request) -> Response:

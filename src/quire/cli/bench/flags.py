@@ -60,13 +60,8 @@ class ServerFlags:
 
     def server(self, url: str) -> "ServerAddress":
         """The server at that address."""
-        from quire.errors import ConfigError
+        from quire.bench.http_client import ServerAddress
 
-        try:
-            from quire.bench.http_client import ServerAddress
-        except ImportError as error:
-            missing = "requests to a server need aiohttp, which is missing; pip install 'aiohttp>=3.13,<4'"
-            raise ConfigError(missing, code="aiohttp_missing") from error
         values = self._values
         return ServerAddress(url, values["api_key"], _pairs(values["header"], "--header"), values["timeout"])
 

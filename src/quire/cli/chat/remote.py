@@ -1,31 +1,27 @@
-"""A model on a server, for `quire chat --url` and `quire explain`: HTTP requests, streaming, the server's token counts.
+"""A model on a server, for `quire chat --url` and `quire explain`: requests, streams, the server's token counts.
 
-Standard library only: it must work where nothing of the engine is installed.
+It must work where nothing of the engine is installed.
 """
 
+import asyncio
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
-from quire.errors import ConfigError, QuireError, RequestError
+from quire.errors import ConfigError, MessageError, QuireError, RequestError
+from quire.http_client import OK, HttpClient, HttpServer, fetch, iterate
 
 if TYPE_CHECKING:
     from quire.client.reply.outputs import Completion, Piece
     from quire.client.request.params import SamplingParams
 
 TIMEOUT_S = 600.0
-MAX_LINE_BYTES = 8_388_608
+MAX_EVENT_BYTES = 8_388_608
 MAX_BODY_BYTES = 67_108_864
-"""Bounds what an untrusted server can send; a truncated body fails to parse."""
-LOOK_S = 0.05
-"""How often the stop condition is checked."""
+"""Bounds what an untrusted server can send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class Remote:
     @classmethod
     def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
         """The server at this address; without a name, the first of its models."""
-        base = server_base(url)
+        base = server_at(url).url
         known = [str(card["id"]) for card in cls(base, "", key)._listed()]
         if not known:
             raise ConfigError(f"the server at {base} has no model")
@@ -50,7 +46,7 @@ class Remote:
     @classmethod
     def unlisted(cls, url: str, key: str | None) -> "Remote":
         """The server at this address, for requests whose body names the model."""
-        return cls(server_base(url), "", key)
+        return cls(server_at(url).url, "", key)
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """How much of a body's prompt is cached there, and why the next token is not."""
@@ -75,21 +71,12 @@ class Remote:
             "stream_options": {"include_usage": True},
         }
         state = _StreamState()
-        connection = self._connection()
         try:
-            connection.connect()
-            with _cut_when(is_stopped, connection.sock):
-                response = self._request(connection, "POST", "/v1/chat/completions", body)
-                for event in _events(response):
-                    yield from state.take(event)
-                    if is_stopped():
-                        break
-        except (OSError, HTTPException, ValueError) as error:
-            # After Ctrl-C the user gets the output so far; the connection was cut for that.
-            if not is_stopped():
+            for event in iterate(self._events(body), is_stopped):
+                yield from state.take(event)
+        except (OSError, MessageError, ValueError) as error:
+            if not is_stopped():  # else the user gets the output so far
                 raise QuireError(f"connection to {self.url} lost: {error}; is the server still running?") from error
-        finally:
-            connection.close()
         if is_stopped():
             state.reason = state.reason or "cancelled"
         yield state.completion()
@@ -99,89 +86,42 @@ class Remote:
 
     def _fetch_json(self, method: str, path: str, body: Any) -> dict[str, Any]:
         """The JSON body of one response."""
-        connection = self._connection()
+        server, data = server_at(self.url, self.key), None if body is None else json.dumps(body).encode()
         try:
-            return dict(json.loads(self._request(connection, method, path, body).read(MAX_BODY_BYTES)))
-        except (OSError, HTTPException, ValueError) as error:
+            fetched = fetch(server, method, path, data, timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES)
+            status, answer = asyncio.run(fetched)
+            if status == OK:
+                return dict(json.loads(answer))
+        except (OSError, MessageError, ValueError) as error:
             raise ConfigError(
                 f"no server reachable at {self.url}: {error}; start one with: quire serve MODEL"
             ) from error
-        finally:
-            connection.close()
+        raise RequestError(refusal_reason(status, answer))
 
-    def _connection(self) -> HTTPConnection:
-        parts = urlsplit(self.url)
-        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        return kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-
-    def _request(self, connection: HTTPConnection, method: str, path: str, body: Any) -> HTTPResponse:
-        headers = {"content-type": "application/json"}
-        if self.key:
-            headers["authorization"] = f"Bearer {self.key}"
-        connection.request(method, path, None if body is None else json.dumps(body), headers)
-        response = connection.getresponse()
-        if response.status != 200:
-            raise RequestError(_complaint(response))
-        return response
+    async def _events(self, body: Any) -> AsyncGenerator[dict[str, Any], None]:
+        """Events of a stream. Raises MessageError for a stream that ends without [DONE]: it was cut."""
+        client = HttpClient(server_at(self.url, self.key), silence_s=TIMEOUT_S)
+        async with client.request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
+            if response.status != OK:
+                raise RequestError(refusal_reason(response.status, await response.whole()))
+            async for event in response.events(MAX_EVENT_BYTES):
+                if event.data == b"[DONE]":
+                    return
+                yield json.loads(event.data)
+        raise MessageError("the stream ended without [DONE]")
 
 
-def _complaint(response: HTTPResponse) -> str:
+def refusal_reason(status: int, body: bytes) -> str:
+    """The error message in a response that is none."""
     try:
-        return str(json.loads(response.read(65536))["error"]["message"])
+        return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server responded with {response.status}"
+        return f"the server responded with {status}"
 
 
-def server_base(url: str) -> str:
-    """Scheme and host of a URL. Raises ConfigError for an invalid one."""
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, half an IPv6 address
-        is_good = False
-    if not is_good:
-        rule = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
-        raise ConfigError(rule, code="invalid_server_address")
-    return f"{parts.scheme}://{parts.netloc}"
-
-
-@contextmanager
-def _cut_when(is_stopped: Callable[[], bool], wire: socket.socket) -> Iterator[None]:
-    """Shut the connection down when the user stops: a queued request sends nothing that would wake the reader."""
-    is_over = threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(LOOK_S):
-            if is_stopped():
-                with suppress(OSError):
-                    wire.shutdown(socket.SHUT_RDWR)
-                return
-
-    watching = threading.Thread(target=watch, name="quire-chat-stop", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watching.join()
-
-
-def bounded_lines(response: HTTPResponse) -> Iterator[bytes]:
-    """Lines of a stream, each of bounded length."""
-    while line := response.readline(MAX_LINE_BYTES):
-        if len(line) == MAX_LINE_BYTES:
-            raise HTTPException(f"expected a stream line of at most {MAX_LINE_BYTES:,} bytes, got more")
-        yield line
-
-
-def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Events of a stream. Raises HTTPException for a stream that ends without [DONE]: it was cut."""
-    for line in bounded_lines(response):
-        if line.strip() == b"data: [DONE]":
-            return
-        if line.startswith(b"data: "):
-            yield json.loads(line[6:])
-    raise HTTPException("the stream ended without [DONE]")
+def server_at(url: str, key: str | None = None) -> HttpServer:
+    """The server of a URL of which only scheme and host count. Raises ConfigError for an invalid one."""
+    return replace(HttpServer.at(url, key), path="")
 
 
 @dataclass

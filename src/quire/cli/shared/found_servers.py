@@ -1,10 +1,9 @@
 """This user's servers on this machine, found by their admin sockets: an open port may belong to another program.
 
-Standard library only: it must work where nothing of the engine is installed.
+It must work where nothing of the engine is installed.
 """
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -13,10 +12,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from quire.config.server_settings import ServerSettings
+from quire.errors import MessageError
 
 TIMEOUT_S = 10.0
 ANY_PORT = 0
-HTTP_OK = 200
+MAX_BODY_BYTES = 67_108_864
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,21 +89,17 @@ def server_behind(path: Path) -> FoundServer | None:
 
 def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Send a request to an admin socket. Raises OSError, or ValueError with the server's error message."""
-    from http.client import HTTPConnection, HTTPException  # not before: it takes long to import
+    import asyncio  # not before: they take long to import
 
-    connection = HTTPConnection("localhost", timeout=timeout_s)
+    from quire.http_client import OK, HttpServer, fetch
+
+    server = HttpServer("localhost", ANY_PORT, socket_path=path)
     try:
-        connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(timeout_s)
-        connection.sock.connect(str(path))
-        connection.request(method, route)
-        response = connection.getresponse()
-        body: dict[str, Any] = json.loads(response.read())
-    except HTTPException as error:
-        raise OSError(f"expected an HTTP response: {error}") from error
-    finally:
-        connection.close()
-    if response.status != HTTP_OK:
+        status, data = asyncio.run(fetch(server, method, route, timeout_s=timeout_s, max_bytes=MAX_BODY_BYTES))
+    except MessageError as error:
+        raise OSError(str(error)) from error
+    body: dict[str, Any] = json.loads(data)
+    if status != OK:
         raise ValueError(body["error"]["message"])
     return body
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from quire.cli.watch.watched_state import MAX_ROWS, SeenCounts, SeenRates, SeenSnapshot, SeenStep
+from quire.cli.watch.watched_state import MAX_ROWS, SeenRates, SeenSnapshot, SeenStep
+from quire.core.inspect.snapshots import CellCounts
 
 VERSION = 1
 """Version of the `--json` output."""
@@ -18,7 +19,7 @@ SETTLED_S = 2.0
 """Until steps were watched for so long, rates come from the history."""
 FRESH_S = 60.0
 """Older figures of the history do not count as current."""
-STATES = SeenCounts.__struct_fields__
+STATES = CellCounts.__struct_fields__
 
 
 @dataclass
@@ -92,9 +93,9 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
     if seen is None:
         return {"v": VERSION, "server": figures.server, "model": None}
     pool = None
-    if seen.pool is not None and seen.pool.is_shown:
-        counts = msgspec.structs.asdict(seen.pool.counts)
-        pool = {"num_blocks": seen.pool.num_blocks, "block_size": seen.pool.block_size, **counts}
+    if (shown := seen.shown_pool) is not None:
+        counts = msgspec.structs.asdict(shown.counts)
+        pool = {"num_blocks": shown.num_blocks, "block_size": shown.block_size, **counts}
     content: dict[str, Any] = {
         "v": VERSION,
         "server": figures.server,
@@ -134,9 +135,9 @@ def plain_line(figures: TopFigures) -> str:
         f"{len(seen.running)} running",
         f"{sum(one.num_requests for one in seen.queue)} waiting",
     ]
-    if seen.pool is not None and seen.pool.is_shown:
-        held = seen.pool.num_blocks - seen.pool.counts.free - seen.pool.counts.cached
-        parts.append(f"pool {percent(held / seen.pool.num_blocks)} in use")
+    if (pool := seen.shown_pool) is not None:
+        held = pool.num_blocks - pool.counts.free - pool.counts.cached
+        parts.append(f"pool {percent(held / pool.num_blocks)} in use")
     return ", ".join(parts)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from rich.text import Text
 
-from quire.cli.watch.watched_state import SeenCounts
+from quire.core.inspect.snapshots import CellCounts
 
 STYLES: Mapping[str, str] = MappingProxyType(
     {
@@ -55,7 +55,7 @@ ASCII = Glyphs(
 )
 
 
-def bar(counts: SeenCounts, width: int, glyphs: Glyphs) -> Text:
+def bar(counts: CellCounts, width: int, glyphs: Glyphs) -> Text:
     """The pool as one line: each state that occurs has at least one character."""
     drawn = Text(no_wrap=True)
     for (state, glyph), cells in zip(glyphs.states.items(), shares(_values(counts), width), strict=True):
@@ -63,7 +63,7 @@ def bar(counts: SeenCounts, width: int, glyphs: Glyphs) -> Text:
     return drawn
 
 
-def _values(counts: SeenCounts) -> list[int]:
+def _values(counts: CellCounts) -> list[int]:
     return [max(0, int(getattr(counts, state))) for state in STYLES]
 
 

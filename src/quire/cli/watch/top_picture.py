@@ -11,7 +11,8 @@ from rich.text import Text
 from quire.cli.shared.columns import plain
 from quire.cli.watch.top_figures import STATES, TopFigures, duration, number, percent
 from quire.cli.watch.top_glyphs import STYLES, Glyphs, bar, history_curve
-from quire.cli.watch.watched_state import SeenEngine, SeenRunning, SeenSnapshot
+from quire.cli.watch.watched_state import SeenEngine, SeenSnapshot
+from quire.core.inspect.snapshots import RunningFigures
 
 MAX_NAME_CHARS = 64
 MIN_HEIGHT_FOR_LISTS = 20
@@ -134,9 +135,9 @@ def _curved(label: str, drawn: str, behind: str, frame: Frame) -> Text:
 
 
 def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
-    if seen.pool is None or not seen.pool.is_shown:
+    pool = seen.shown_pool
+    if pool is None:
         return [_heading("pool: no data, the model is not loaded", frame)]
-    pool = seen.pool
     words = f"pool: {pool.num_blocks:,} blocks of {pool.block_size} tokens"
     legend = list[Text]()
     # Members report only how many blocks are in use; a gateway cannot distinguish free from cached ones.
@@ -227,7 +228,7 @@ def _notes(seen: SeenSnapshot, frame: Frame) -> list[Text]:
     return lines
 
 
-def _running(running: Sequence[SeenRunning], frame: Frame, num_lines: int) -> list[Text]:
+def _running(running: Sequence[RunningFigures], frame: Frame, num_lines: int) -> list[Text]:
     if num_lines < MIN_RUNNING_ROWS:
         return []
     lines = [_heading(f"running: {len(running)}", frame)]
@@ -245,7 +246,7 @@ def _running(running: Sequence[SeenRunning], frame: Frame, num_lines: int) -> li
     return lines
 
 
-def _row(one: SeenRunning, room: int) -> str:
+def _row(one: RunningFigures, room: int) -> str:
     widths = (room, *(width for width, _ in COLUMNS))
     words = (one.request_id, one.tenant, one.priority.lower(), one.phase)
     named = "".join(f"{_name(word, width):<{width}} " for word, width in zip(words, widths, strict=True))

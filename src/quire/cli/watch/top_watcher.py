@@ -106,7 +106,7 @@ def seen_once(source: WatchSource, model: str | None) -> TopFigures:
         with closing(source.snapshots(model)) as snapshots:
             for _, data in zip(range(EVENTS_UNTIL_WHOLE), snapshots, strict=False):
                 figures.take(read_snapshot(data))
-                if figures.seen is not None and figures.seen.pool is not None and figures.seen.pool.is_shown:
+                if figures.seen is not None and figures.seen.shown_pool is not None:
                     break
     except WatchGoneError as error:
         if figures.seen is None:

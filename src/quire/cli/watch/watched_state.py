@@ -5,6 +5,7 @@ servers of other versions can be watched too.
 import msgspec
 
 from quire.cli.watch.watch_source import WatchGoneError
+from quire.core.inspect.snapshots import PoolCells, RunningFigures
 
 MAX_ROWS = 1024
 """Maximum length of each list: the server is not trusted."""
@@ -17,30 +18,6 @@ class SeenModel(msgspec.Struct, frozen=True):
     state: str = ""
 
 
-class SeenCounts(msgspec.Struct, frozen=True):
-    """Blocks by state."""
-
-    free: int = 0
-    cached: int = 0
-    used: int = 0
-    shared: int = 0
-    pinned: int = 0
-    computing: int = 0
-
-
-class SeenPool(msgspec.Struct, frozen=True):
-    """The KV memory."""
-
-    num_blocks: int = 0
-    block_size: int = 0
-    counts: SeenCounts = SeenCounts()
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether there are counts: while a model loads, all are 0."""
-        return self.num_blocks > 0 and any(msgspec.structs.astuple(self.counts))
-
-
 class SeenStep(msgspec.Struct, frozen=True):
     """One step of the engine."""
 
@@ -50,20 +27,6 @@ class SeenStep(msgspec.Struct, frozen=True):
     output_tokens: int = 0
     rows: int = 0
     ms: float = 0.0
-
-
-class SeenRunning(msgspec.Struct, frozen=True, rename={"priority": "class"}):
-    """A sequence that runs."""
-
-    request_id: str
-    tenant: str = ""
-    priority: str = ""
-    phase: str = ""
-    computed: int = 0
-    known: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
 
 
 class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
@@ -145,9 +108,9 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
     at_s: float
     model: str = ""
     models: tuple[SeenModel, ...] = ()
-    pool: SeenPool | None = None
+    pool: PoolCells | None = None
     steps: tuple[SeenStep, ...] = ()
-    running: tuple[SeenRunning, ...] = ()
+    running: tuple[RunningFigures, ...] = ()
     queue: tuple[SeenQueue, ...] = ()
     misses: tuple[SeenMisses, ...] = ()
     totals: SeenTotals = SeenTotals()
@@ -156,6 +119,12 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
     fleet: SeenFleet | None = None
     engine: SeenEngine | None = None
     warnings: tuple[SeenWarning, ...] = ()
+
+    @property
+    def shown_pool(self) -> PoolCells | None:
+        """None while the model loads: then there are no counts, or all are 0."""
+        pool = self.pool
+        return pool if pool is not None and pool.num_blocks and any(msgspec.structs.astuple(pool.counts)) else None
 
 
 def read_snapshot(data: bytes) -> SeenSnapshot:

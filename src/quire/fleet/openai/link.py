@@ -17,6 +17,8 @@ from secrets import token_hex
 from time import thread_time
 from typing import TypeVar
 
+import msgspec
+
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
 from quire.core.work_budget import WorkAccount, WorkKind
@@ -25,7 +27,6 @@ from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.openai.address import OpenAIAddress, read_key
 from quire.fleet.openai.assignment import OpenAIAssignment
-from quire.fleet.openai.http_exchange import HttpExchange, HttpServer, fetch, opened_exchange
 from quire.fleet.openai.metrics import OpenAIFigures, read_figures
 from quire.fleet.openai.model_card import PROBE, ModelClaim, card_of, check_probe, read_model, report_of
 from quire.fleet.openai.requests import completion_body, lacking
@@ -43,6 +44,7 @@ from quire.fleet.protocol.messages import (
     Welcome,
 )
 from quire.fleet.protocol.work import MemberWork
+from quire.http_client import OK, HttpClient, HttpResponse, HttpServer, fetch
 
 log = logging.getLogger("quire.fleet")
 
@@ -187,7 +189,7 @@ class OpenAIMemberLink(ReconnectingLink):
         has_metrics = status == 200
         self._figures = await self._charged(partial(read_figures, body)) if has_metrics else OpenAIFigures()
         question = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
-        status, body = await fetch(server, "POST", "/tokenize", question)
+        status, body = await fetch(server, "POST", "/tokenize", msgspec.json.encode(question))
         if status == 200:
             await self._charged(partial(check_probe, body, claim.encode(PROBE)))
         else:
@@ -321,23 +323,24 @@ class OpenAIMemberLink(ReconnectingLink):
         stream = OpenAIStream(
             command.prompt + answer.produced, info.vocabulary_size, command.params.logprobs, body["max_tokens"]
         )
-        async with opened_exchange(session.server, "POST", "/v1/completions", body) as exchange:
-            status = await exchange.head()
-            if status != 200:
-                raise _RefusedError(refusal_of(status, await exchange.whole()), exchange.header("retry-after"))
+        client, path = HttpClient(session.server), "/v1/completions"
+        async with client.request("POST", path, msgspec.json.encode(body)) as response:
+            if response.status != OK:
+                refusal = refusal_of(response.status, await response.whole())
+                raise _RefusedError(refusal, response.headers.get("retry-after", ""))
             self._emit(flight.accepted(index))
             if flight.is_taken:
                 opened.all_accepted.set()
             await opened.all_accepted.wait()
-            await self._follow(exchange, flight, index, stream)
+            await self._follow(response, flight, index, stream)
         if flight.is_open(index):
             raise ConnectionResetError("a stream ended before its response was complete")
         self._emit(flight.over(index))
 
-    async def _follow(self, exchange: HttpExchange, flight: OpenAIAssignment, index: int, stream: OpenAIStream) -> None:
+    async def _follow(self, response: HttpResponse, flight: OpenAIAssignment, index: int, stream: OpenAIStream) -> None:
         """Read a stream to its end, in small pieces: other tasks of this loop need their turns, too."""
         account = WorkAccount(self.address)
-        while data := await exchange.read():
+        while data := await response.read():
             for at in range(0, len(data), PIECE_BYTES):
                 await self._work.turn()
                 if self._is_over.is_set():

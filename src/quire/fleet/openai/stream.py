@@ -7,7 +7,7 @@
 Texts are ignored: token ids are requested, and a server that does not send them cannot be a member. Bytes may
 be split anywhere. Invalid data raises `MessageError`, and nothing else.
 
-All of this runs on the gateway's event loop, so the work is linear in the bytes, and a line has no more of them than
+All of this runs on the gateway's event loop, so the work is linear in the bytes, and an event has no more of them than
 its request allows: only the first repeats the prompt, which is cut out and compared as bytes before JSON is parsed.
 """
 
@@ -22,11 +22,12 @@ import msgspec
 from quire.core.request import FinishReason
 from quire.core.step import TokenLogprobs
 from quire.errors import RETRY_AFTER_S, MessageError, QueueFullError, QuireError, RequestError
+from quire.http_client import SseReader
 
 MAX_LINE_BYTES = 1 << 19
-"""As JSON the worst of such lines takes 35 ms of processor time."""
+"""As JSON the worst of such events takes 35 ms of processor time."""
 MAX_TOKEN_BYTES = 12
-"""What a token of the prompt adds to the first line, which repeats it."""
+"""What a token of the prompt adds to the first event, which repeats it."""
 _PROMPT = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
 SHOWN_CHARS = 300
 """Of a server's error message."""
@@ -118,7 +119,7 @@ _error_body = msgspec.json.Decoder(_ErrorBody)
 
 @dataclass(slots=True)
 class _PartialChunk:
-    """The content of the lines of one piece so far."""
+    """The content of the events of one piece so far."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -139,19 +140,15 @@ class OpenAIStream:
         self._num_alternatives = num_alternatives
         self._max_tokens = max_tokens
         self._num_tokens = 0
-        self._rest = bytearray()
-        """A line whose end has not come."""
-        self._max_bytes = MAX_LINE_BYTES + MAX_TOKEN_BYTES * len(prompt)
-        """Of the present line."""
+        self._events = SseReader(MAX_LINE_BYTES + MAX_TOKEN_BYTES * len(prompt))
         self._reason: FinishReason | None = None
         self._is_done = False
 
     def feed(self, data: bytes) -> OpenAIChunk:
-        """The content of the lines that end in these bytes."""
+        """The content of the events that end in these bytes."""
         partial = _PartialChunk()
-        for line in self._lines(data):
-            if line.startswith(b"data:") and not self._is_done:
-                self._read(line[5:].strip(), partial)
+        for event in self._events.feed(data):
+            self._read(event.data.strip(), partial)
         return OpenAIChunk(
             tuple(partial.token_ids),
             tuple(partial.logprobs),
@@ -160,18 +157,6 @@ class OpenAIStream:
             partial.failure,
             partial.is_done,
         )
-
-    def _lines(self, data: bytes) -> list[bytes]:
-        """Lines that end here. Only new bytes are searched, and the buffer is copied once, when its line ends."""
-        first, *others = data.split(b"\n")
-        self._rest += first
-        if len(self._rest) > self._max_bytes:
-            rule = f"expected a stream line of up to {self._max_bytes} bytes, got more"
-            raise MessageError(rule, code="stream_line_too_long")
-        if not others:
-            return []
-        lines, self._rest = [bytes(self._rest), *others[:-1]], bytearray(others[-1])
-        return lines
 
     def _read(self, data: bytes, partial: _PartialChunk) -> None:
         if data == DONE:
@@ -195,7 +180,7 @@ class OpenAIStream:
             self._take(choice, partial)
 
     def _without_prompt(self, data: bytes) -> bytes:
-        """A line without the prompt that it repeats, which must be ours."""
+        """An event without the prompt that it repeats, which must be ours."""
         found = _PROMPT.search(data)
         if found is not None:
             begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
@@ -203,9 +188,9 @@ class OpenAIStream:
                 sentence = "the server returned a different prompt than it was sent: its tokenizer differs"
                 raise MessageError(sentence, code="another_prompt")
             data = data[:begin] + b"null" + data[end:]
-        self._max_bytes = MAX_LINE_BYTES
+        self._events.max_bytes = MAX_LINE_BYTES
         if len(data) > MAX_LINE_BYTES:
-            rule = f"expected a stream line of up to {MAX_LINE_BYTES} bytes beside its prompt, got more"
+            rule = f"expected an event of at most {MAX_LINE_BYTES:,} bytes beside its prompt, got more"
             raise MessageError(rule, code="chunk_too_long")
         return data
 

@@ -240,7 +240,7 @@ class TestStreams:
         for num_alternatives in (None, 1):
             stream = OpenAIStream((1, 2, 3), 100, num_alternatives, 16)
             with contextlib.suppress(MessageError):
-                stream.feed(b"data: " + json.dumps(told).encode() + b"\n")
+                stream.feed(b"data: " + json.dumps(told).encode() + b"\n\n")
 
     @pytest.mark.parametrize(
         ("told", "code"),
@@ -253,7 +253,7 @@ class TestStreams:
             ({"usage": {"prompt_tokens_details": {"cached_tokens": 4}}}, "invalid_cached_tokens"),
             ({"choices": [choice(5), choice(6)]}, "several_choices"),
             ({"choices": [choice(*range(17))]}, "too_many_tokens"),
-            ({"choices": [choice(5, text="x" * MAX_LINE_BYTES)]}, "stream_line_too_long"),
+            ({"choices": [choice(5, text="x" * MAX_LINE_BYTES)]}, "event_too_long"),
         ],
     )
     def test_what_cannot_be_is_an_error_that_says_so(self, told: dict[str, Any], code: str) -> None:
@@ -272,7 +272,7 @@ class TestStreams:
         assert len(first) > MAX_LINE_BYTES
         stream = OpenAIStream(prompt, 100, None, 16)
         assert stream.feed(first).token_ids == (5,)
-        with raises_code(MessageError, "stream_line_too_long"):
+        with raises_code(MessageError, "event_too_long"):
             stream.feed(first[:-2])
         with raises_code(MessageError, "another_prompt"):
             OpenAIStream((*prompt[:-1], 1), 100, None, 16).feed(first)

@@ -1,0 +1,76 @@
+"""Sessions of pages that `quire dashboard` opens on the server's own machine, in the place of an admin key.
+
+    admin socket ── token ──► quire dashboard ── in the address, after # ──► page ── token ──► key ──► admin routes
+
+A token begins one session, within TOKEN_S; the page exchanges it for a key that stays in its tab. Other users of the
+machine can read a token from the browser's command line. So a token that comes again ends the session that it began:
+one of the two who had it may be another user.
+"""
+
+import hmac
+import secrets
+from collections import deque
+from dataclasses import dataclass
+
+from quire.api.http.errors import ApiError
+
+TOKEN_S = 60.0
+IDLE_S = 86_400.0
+"""A session ends when its key was not used for so long."""
+MAX_SESSIONS = 16
+"""With one more, the oldest ends."""
+RANDOM_BYTES = 32
+
+
+@dataclass(slots=True)
+class _Session:
+    token: str
+    until_s: float
+    key: str = ""
+    """Empty: it has not begun."""
+
+
+class PageSessions:
+    """All of a server. Secrets are compared in constant time."""
+
+    def __init__(self) -> None:
+        self._sessions: deque[_Session] = deque(maxlen=MAX_SESSIONS)
+
+    def make_token(self, now_s: float) -> str:
+        """A token for one session."""
+        session = _Session(secrets.token_urlsafe(RANDOM_BYTES), now_s + TOKEN_S)
+        self._sessions.append(session)
+        return session.token
+
+    def begin(self, token: str | None, now_s: float) -> str:
+        """The key of the session that this token begins. Raises ApiError for an unknown, old or used token."""
+        session = self._find(token, now_s, is_key=False)
+        if session is None:
+            message = (
+                f"expected a token that quire dashboard made within the last {TOKEN_S:g} s; run quire dashboard again"
+            )
+            raise ApiError(401, "invalid_api_key", message)
+        if session.key:
+            self._sessions.remove(session)
+            message = (
+                "this address opens the dashboard once, and was used before, possibly by another user of the machine: "
+                "the page that it opened is closed now; run quire dashboard again"
+            )
+            raise ApiError(410, "used_up", message)
+        session.key, session.until_s = secrets.token_urlsafe(RANDOM_BYTES), now_s + IDLE_S
+        return session.key
+
+    def admits(self, key: str | None, now_s: float) -> bool:
+        """Whether this is the key of a session, which goes on with that."""
+        session = self._find(key, now_s, is_key=True)
+        if session is not None:
+            session.until_s = now_s + IDLE_S
+        return session is not None
+
+    def _find(self, secret: str | None, now_s: float, *, is_key: bool) -> _Session | None:
+        wanted, found = (secret or "").encode("utf-8", "replace"), None
+        for session in self._sessions:
+            own = session.key if is_key else session.token
+            if hmac.compare_digest(own.encode(), wanted) and own and now_s < session.until_s:
+                found = session
+        return found

@@ -1,0 +1,383 @@
+"""The HTTP client of the command line, of a gateway, and of `quire bench`: one request, its response as it comes.
+
+    HttpClient ── a new connection, or one that was kept ──► server
+    HttpResponse ◄── status, headers, pieces of the body ── SseReader: server-sent events
+
+Small on purpose: its callers name the servers that they use. It follows no redirects, so that a key goes to no other
+address, and has no proxies, cookies or compression. `httptools`, which the API reads requests with, reads responses.
+"""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+import httptools
+
+from quire.errors import ConfigError, MessageError
+
+OK = 200
+CONNECT_S = 5.0
+READ_BYTES = 1 << 18
+MAX_HEAD_BYTES = 1 << 16
+"""Of what is no body: a head, trailers, the headers of chunks."""
+MAX_BODY_BYTES = 256 << 10
+"""Of a response that is read as a whole, if its reader sets no other limit."""
+LOOK_S = 0.05
+"""How often it is checked whether a caller without an event loop stops."""
+PORTS = {"http": 80, "https": 443}
+T = TypeVar("T")
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """The address of a server, and what every request to it carries."""
+
+    host: str
+    port: int
+    has_tls: bool = False
+    path: str = ""
+    """Comes before the paths of requests."""
+    key: str | None = field(default=None, repr=False)
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    socket_path: Path | None = None
+    """The Unix socket that it listens on; None: it is reached by host and port."""
+
+    @classmethod
+    def at(cls, url: str, key: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> "HttpServer":
+        """The server at this URL, less a final `/v1`. Raises ConfigError for an invalid one."""
+        try:
+            parts = urlsplit(url)
+            port = PORTS[parts.scheme] if parts.port is None else parts.port
+        except (ValueError, KeyError):  # a port that is none, half an IPv6 address, another scheme
+            parts, port = urlsplit(""), 0
+        if not parts.hostname or not port or parts.scheme not in PORTS:
+            rule = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
+            raise ConfigError(rule, ("url",), code="invalid_server_address")
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port, parts.scheme == "https", path, key, headers)
+
+    @property
+    def url(self) -> str:
+        """Where its paths begin."""
+        return f"{'https' if self.has_tls else 'http'}://{self._authority}{self.path}"
+
+    @property
+    def _authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS["https" if self.has_tls else "http"] else f"{host}:{self.port}"
+
+    def encode(self, method: str, path: str, body: bytes | None, *, is_kept: bool) -> bytes:
+        """A request. Raises ConfigError for a key or a header that no request can carry."""
+        fields = {
+            "host": self._authority if self.socket_path is None else "localhost",
+            "user-agent": "quire",
+            "accept-encoding": "identity",
+            "connection": "keep-alive" if is_kept else "close",
+        }
+        if self.key:
+            fields["authorization"] = f"Bearer {self.key}"
+        if body is not None or method == "POST":
+            fields |= {"content-type": "application/json", "content-length": str(len(body or b""))}
+        fields |= {name.lower(): value for name, value in self.headers}
+        lines = [f"{method} {self.path}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+        if not all(line.isascii() and line.isprintable() for line in lines):
+            raise ConfigError("expected a key, headers and a path in printable ASCII, got others; correct them")
+        return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
+
+
+class UnansweredError(ConnectionResetError):
+    """The connection ended before one byte of a response."""
+
+
+class HttpResponse:
+    """A response as it comes. Reading raises OSError for a broken connection, MessageError for invalid HTTP."""
+
+    def __init__(self, reader: asyncio.StreamReader, silence_s: float | None) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        """By their names in lower case."""
+        self.has_begun = False
+        self._reader = reader
+        self._silence_s = silence_s
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._num_others = 0
+        """Bytes since the last of the body."""
+        self._has_head = self._is_whole = self._keeps_connection = False
+
+    @property
+    def is_reusable(self) -> bool:
+        """Whether another request may go over its connection: it is whole, and was read."""
+        return self._is_whole and self._keeps_connection and not self._body
+
+    async def head(self) -> None:
+        """Wait for the status and the headers."""
+        while not self._has_head:
+            await self._more()
+
+    async def read(self) -> bytes:
+        """The next bytes of the body; none at its end."""
+        while not self._body and not self._is_whole:
+            await self._more()
+        data = b"".join(self._body)
+        self._body.clear()
+        return data
+
+    async def whole(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+        """All of the body that is left."""
+        pieces, num_bytes = list[bytes](), 0
+        while piece := await self.read():
+            pieces.append(piece)
+            num_bytes += len(piece)
+            if num_bytes > max_bytes:
+                rule = f"expected a response body of up to {max_bytes} bytes, got more"
+                raise MessageError(rule, code="body_too_long")
+        return b"".join(pieces)
+
+    async def events(self, max_bytes: int) -> AsyncIterator["SseEvent"]:
+        """The body as server-sent events of up to so many bytes each."""
+        reader = SseReader(max_bytes)
+        while data := await self.read():
+            for event in reader.feed(data):
+                yield event
+
+    async def _more(self) -> None:
+        reading = self._reader.read(READ_BYTES)
+        data = await (reading if self._silence_s is None else _within(self._silence_s, reading, "data"))
+        if not data:
+            if not self._has_head or self.headers.keys() & {"content-length", "transfer-encoding"}:
+                raise ConnectionResetError("the server closed the connection before the end of its response")
+            self._is_whole = True
+            return
+        self.has_begun = True
+        self._num_others += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            raise MessageError(f"expected an HTTP response, got {data[:80]!r}: {error}") from error
+        if self._num_others > MAX_HEAD_BYTES:
+            what = "a body" if self._has_head else "a response head"
+            rule = f"expected {what}, got {self._num_others} bytes of headers or trailers"
+            raise MessageError(rule, code="body_missing" if self._has_head else "head_too_long")
+
+    # -- for the parser ------------------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A second response to one request is invalid."""
+        if self._is_whole:
+            raise MessageError("expected one response, got another")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header."""
+        self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """A status below 200 announces another response."""
+        self.status = int(self._parser.get_status_code())
+        self._has_head = self.status >= OK
+        self._keeps_connection = self._parser.should_keep_alive()
+
+    def on_body(self, data: bytes) -> None:
+        """A piece of the body."""
+        self._body.append(data)
+        self._num_others = 0
+
+    def on_message_complete(self) -> None:
+        """The end of the body."""
+        self._is_whole = self._has_head
+
+
+class HttpClient:
+    """Requests to one server."""
+
+    def __init__(
+        self, server: HttpServer, *, connect_s: float = CONNECT_S, silence_s: float | None = None, idle_s: float = 0.0
+    ) -> None:
+        """`silence_s`: how long the server may send nothing during a response; None: as long as it likes. `idle_s`: how
+        long a connection is kept for another request; 0: it is closed after its response."""
+        self.server = server
+        self._connect_s = connect_s
+        self._silence_s = silence_s
+        self._idle_s = idle_s
+        self._kept: list[tuple[float, Streams]] = []
+        """Each with the time after which it is not used again."""
+
+    @asynccontextmanager
+    async def request(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[HttpResponse]:
+        """Send a request and wait for its status; its end closes the connection, or keeps it. Raises OSError, of which
+        TimeoutError is one, and MessageError."""
+        streams, response = await self._answered(self.server.encode(method, path, body, is_kept=self._idle_s > 0))
+        try:
+            yield response
+        finally:
+            if self._idle_s and response.is_reusable:
+                self._kept.append((asyncio.get_running_loop().time() + self._idle_s, streams))
+            else:
+                streams[1].transport.abort()  # at once: unread data is not needed
+
+    def close(self) -> None:
+        """Close the connections that were kept."""
+        for _, (_, writer) in self._kept:
+            writer.transport.abort()
+        self._kept.clear()
+
+    async def _answered(self, data: bytes) -> tuple[Streams, HttpResponse]:
+        """A server may close a kept connection while the next request is on its way. One that ends before a byte of a
+        response does not mean that the server has refused the request, which goes once more over a new one."""
+        kept = self._take_kept()
+        if kept is not None:
+            with suppress(UnansweredError):
+                return kept, await self._begun(kept, data)
+        streams = await self._connect()
+        return streams, await self._begun(streams, data)
+
+    def _take_kept(self) -> Streams | None:
+        now_s = asyncio.get_running_loop().time()
+        while self._kept:
+            until_s, (reader, writer) = self._kept.pop()
+            if now_s < until_s and not reader.at_eof() and not writer.is_closing():
+                return reader, writer
+            writer.transport.abort()
+        return None
+
+    async def _connect(self) -> Streams:
+        server = self.server
+        if server.socket_path is not None:
+            opening = asyncio.open_unix_connection(server.socket_path)
+        else:
+            opening = asyncio.open_connection(server.host, server.port, ssl=_tls() if server.has_tls else None)
+        return await _within(self._connect_s, opening, "connection")
+
+    async def _begun(self, streams: Streams, data: bytes) -> HttpResponse:
+        """The response to a request, once its head is there."""
+        response = HttpResponse(streams[0], self._silence_s)
+        try:
+            streams[1].write(data)  # without waiting: a server may refuse a body before it has all of it
+            await response.head()
+        except BaseException as error:
+            streams[1].transport.abort()
+            if isinstance(error, ConnectionError) and not response.has_begun:
+                raise UnansweredError("the server closed the connection before a response") from error
+            raise
+        return response
+
+
+async def fetch(
+    server: HttpServer,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    *,
+    timeout_s: float = CONNECT_S,
+    max_bytes: int = MAX_BODY_BYTES,
+) -> tuple[int, bytes]:
+    """A small request: the status and the body of its response. Raises OSError, TimeoutError and MessageError."""
+
+    async def fetched() -> tuple[int, bytes]:
+        async with HttpClient(server).request(method, path, body) as response:
+            return response.status, await response.whole(max_bytes)
+
+    return await _within(timeout_s, fetched(), "response")
+
+
+async def _within(timeout_s: float | None, work: Awaitable[T], what: str) -> T:
+    """Raises TimeoutError, with a message."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except TimeoutError as error:
+        raise TimeoutError(str(error) or f"no {what} within {timeout_s:g} s") from error
+
+
+@lru_cache(maxsize=1)
+def _tls() -> ssl.SSLContext:
+    """The machine's certificates, or those of SSL_CERT_FILE; read once."""
+    return ssl.create_default_context()
+
+
+class SseEvent(NamedTuple):
+    """A server-sent event."""
+
+    name: bytes
+    """Empty if it has none."""
+    data: bytes
+
+
+class SseReader:
+    """Takes bytes as they arrive, returns the events that ended in them. Lines end in LF or CRLF. Comments, events
+    without data and an event that is cut at the end of the stream are dropped.
+
+    By hand, because a load client must not be what it measures: no text is decoded, and a byte is searched once.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        """Of one event, with lines that are ignored."""
+        self._rest = bytearray()
+        """A line whose end has not come."""
+        self._name = b""
+        self._data: list[bytes] = []
+        self._num_bytes = 0
+        """Of the event whose end has not come."""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        """The events that ended in this chunk. Raises MessageError for one that is too long."""
+        first, *others = chunk.split(b"\n")
+        self._rest += first
+        self._count(first)
+        if not others:
+            return []
+        events, line = list[SseEvent](), bytes(self._rest)
+        for following in others:
+            self._take(line.rstrip(b"\r"), events)
+            self._count(following)
+            line = following
+        self._rest = bytearray(line)
+        return events
+
+    def _take(self, line: bytes, events: list[SseEvent]) -> None:
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+        elif line.startswith(b"event:"):
+            self._name = line[6:].strip()
+        elif not line:
+            if self._data:
+                events.append(SseEvent(self._name, b"\n".join(self._data)))
+            self._name, self._data, self._num_bytes = b"", [], 0
+
+    def _count(self, piece: bytes) -> None:
+        self._num_bytes += len(piece)
+        if self._num_bytes > self.max_bytes:
+            rule = f"expected an event of at most {self.max_bytes:,} bytes, got more"
+            raise MessageError(rule, code="event_too_long")
+
+
+def iterate(items: AsyncGenerator[T, None], is_stopped: Callable[[], bool] | None = None) -> Generator[T, None, None]:
+    """The items of an asynchronous generator for a caller without an event loop, until the generator ends or the caller
+    stops."""
+
+    async def following() -> list[T]:
+        pending = asyncio.ensure_future(anext(items))
+        try:
+            while is_stopped is None or not is_stopped():
+                done, _ = await asyncio.wait({pending}, timeout=None if is_stopped is None else LOOK_S)
+                if done:
+                    return [pending.result()]
+        except StopAsyncIteration:
+            pass
+        finally:
+            if not pending.done():
+                pending.cancel()
+                await asyncio.wait({pending})
+        return []
+
+    with asyncio.Runner() as runner:
+        while found := runner.run(following()):
+            yield found[0]
