@@ -25,7 +25,7 @@ from quire.errors import InvariantError, QuireError
 from tests.mutants import memory as memory_mutants
 from tests.support.core.random_driver import RandomDriver
 from tests.support.core.reference_lru import ReferenceCache
-from tests.support.core.shadow import KEY, WeakHasher, namespace
+from tests.support.core.shadow import KEY, WeakHasher, named_tokens, namespace
 from tests.support.machine.machine import KVMemoryMachine
 
 NUM_SEQUENCES_OF_A_SCALE_ROUND = 150
@@ -148,7 +148,7 @@ def reference_cache(proof: Proof) -> None:
         hit_tokens += hit
         reference_hit_tokens += expected
         # A hit must be one the dictionary of token tuples knows, and its blocks must hold just these tokens.
-        held = [token for block in table.blocks for token in memory.block(block).token_ids]
+        held = [token for block in table.blocks for token in named_tokens(memory, block)]
         mismatches += hit != expected or held != list(tokens[:hit])
         rest = len(tokens) - table.num_computed
         memory.reserve(table, tokens, rest)

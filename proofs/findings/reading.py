@@ -45,7 +45,6 @@ from quire.text.chat.prompt_parts import char_spans
 from quire.text.chat.rendering.marked_text import concat, mark
 from quire.text.chat.rendering.messages import num_text_bytes, prepare_messages
 from quire.text.chat.rendering.sandbox import to_json
-from quire.text.chat.rendering.wire import Rendered
 from quire.text.chat.stable_prefix import StablePrefix
 from quire.text.chat.tools import Tool
 from quire.text.detokenizer import Detokenizer
@@ -54,6 +53,7 @@ from quire.text.grammars.grammar import MAX_TEXT_BYTES, Grammar, bounded_schema
 from quire.text.parsers.parts import TEXT, ToolCallPart
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
 from quire.text.parsers.tool_format import HERMES, ReasoningFormat
+from quire.text.sandboxed.template_messages import Rendered
 from quire.text.tokenizer import Tokenizer
 from tests.support.models.small_tokenizers import byte_level
 from tests.support.servers.talkers import talker

@@ -327,7 +327,7 @@ def zero_copy(proof: Proof) -> None:
     tables = [list(one.table.blocks) for one in machine.engine.scheduler.running if one.table is not None]
     num_shared = 2_000 // size
     shared = tables[0][:num_shared]
-    counts = {machine.engine.memory.block(block).ref_count for block in shared}
+    counts = {machine.engine.memory.pool.ref_count[block] for block in shared}
     copies = sum(len(plan.copies) for plan in machine.runner.plans[before:])
     items = [item for plan in machine.runner.plans[before:] for item in plan.items]
     num_fed = max(len(item.token_ids) for item in items)

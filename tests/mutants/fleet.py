@@ -49,7 +49,6 @@ MUTANTS = [
         "tokens[: len(tokens) // block_size * block_size]",
         "tokens",
     ),
-    Mutant("a grown request is named from the root", NAMES, "more_names", "names[-1] if names else root", "root"),
     # -- the index --
     Mutant("who left is still read", INDEX, "BlockIndex._drop_bit", "self.masks = {}\ndel self", "del self"),
     Mutant(

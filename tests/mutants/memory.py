@@ -11,7 +11,6 @@ TREE = "core/memory/prefix_tree.py"
 PINS = "core/memory/pins.py"
 MEMORY = "core/memory/kv_memory.py"
 NAMES = "core/memory/block_names.py"
-FLIGHT = "core/memory/in_flight.py"
 ANNOUNCER = "core/memory/kv_publisher.py"
 TOLD = "core/memory/kv_dump.py"
 
@@ -274,7 +273,11 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
-        "a digest stays in flight", FLIGHT, "InFlight.leave", "count = self.pop(digest) - 1", "count = self.pop(digest)"
+        "a digest stays in flight",
+        MEMORY,
+        "KVMemory.commit",
+        "self.in_flight[digest] -= 1",
+        "self.in_flight[digest] -= 0",
     ),
     Mutant(
         "tokens that changed keep their digests",

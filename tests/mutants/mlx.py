@@ -16,6 +16,7 @@ STORE = "backends/mlx/kv_store.py"
 LAYERS = "backends/mlx/layers.py"
 DECODER = "backends/mlx/decoder.py"
 RUNNER = "backends/mlx/runner.py"
+BASE = "backends/host/runner_base.py"
 LOAD = "backends/mlx/load.py"
 OLDER = "backends/mlx/older_config.py"
 REGISTRY = "backends/load.py"
@@ -146,11 +147,11 @@ MUTANTS = [
         "whoever asks calls MLX", RUNNER, "Owner.call", "return self._thread.submit(work).result()", "return work()"
     ),
     Mutant("copies are left out", RUNNER, "MlxRunner._begin", "store.copy(plan.copies)", ""),
-    Mutant("a step of any size runs", RUNNER, "MlxRunner.start", "if num_tokens > most:", "if False:"),
+    Mutant("a step of any size runs", BASE, "RunnerBase._check_size", "if num_tokens > most:", "if False:"),
     Mutant(
         "a closed runner keeps its pool",
-        RUNNER,
-        "MlxRunner.close",
+        BASE,
+        "RunnerBase.close",
         "self._model = self._store = None",
         "self._model = None",
     ),

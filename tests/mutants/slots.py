@@ -420,7 +420,7 @@ MUTANTS = [
     Mutant("slots of a torn step are relied on", ENGINE, "Engine.step", "self._give_up_states()", ""),
     Mutant(
         "a model with states guesses",
-        "engine/guessing_scheduler.py",
+        "core/scheduling/ngrams.py",
         "make_scheduler",
         "if not guesses or memory.states is not None:",
         "if not guesses:",

@@ -203,7 +203,7 @@ class LoadMachine(RuleBasedStateMachine):
             own = sum(num_tokens for owner, num_tokens, _ in self.reserved.values() if owner == member)
             expected[member] = own + (0 if report is None else report[0])
         assert self.loads.in_flight_tokens == expected
-        assert self.loads.num_reservations == len(self.reserved)
+        assert len(self.loads.member_of) == len(self.reserved)
 
 
 JOINING, READY, SUSPECT, DRAINING, GONE = MemberState

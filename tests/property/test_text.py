@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
+from tests.support.core.text_at_once import text_at_once
 from tests.support.models.small_tokenizers import ALL, byte_level, sentencepiece
 from tests.support.models.texts import (
     WORDS,

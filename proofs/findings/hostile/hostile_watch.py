@@ -10,8 +10,7 @@ from pathlib import Path
 
 from proofs.framework.stolen_time import StolenTime
 from quire.errors import QuireError
-from quire.text.chat.rendering.helpers import IDLE
-from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.chat.rendering.template import IDLE, ChatTemplate
 
 BLOCKED_S = 0.1
 HELLO = [{"role": "user", "content": "hello"}]

@@ -281,7 +281,7 @@ def preflight(servers: Servers) -> str:
 def renderer_of(server: Server) -> list[int]:
     """The processes that render its templates."""
     lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children_of(server.pid)}
-    return [pid for pid, line in lines.items() if b"render_process" in line]
+    return [pid for pid, line in lines.items() if b"rendering.process" in line]
 
 
 def renderer_is_held_up(servers: Servers) -> str:

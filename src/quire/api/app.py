@@ -40,8 +40,7 @@ from quire.api.dialects.openai.tokens import detokenize, tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.openapi import Operation, description
-from quire.api.prefix.reuse_route import retrieve_reuse
-from quire.api.prefix.warnings_route import cache_warnings
+from quire.api.prefix.routes import cache_warnings, retrieve_reuse
 from quire.api.server_state import ServerState
 from quire.api.watch.watch_routes import block_answer, watching
 from quire.api.web_page import PAGES, PageFiles, WebPage

@@ -55,8 +55,3 @@ class BlockHasher:
         state = self._block_state.copy()
         state.update(parent_digest + packed_tokens)
         return state.digest()
-
-
-def wire_hash(digest: bytes) -> int:
-    """The digest's low 63 bits: what KV events carry, since some routers decode signed 64-bit integers only."""
-    return int.from_bytes(digest[-8:], "big") & 0x7FFF_FFFF_FFFF_FFFF

@@ -18,6 +18,10 @@ class PriorityClass(Enum):
     LOW = "low"
 
 
+RANK = {priority: rank for rank, priority in enumerate(PriorityClass)}
+"""The most urgent class is first."""
+
+
 class FinishReason(Enum):
     """Why a sequence, or a whole request, ended."""
 

@@ -15,12 +15,12 @@ from quire.core.events import KVEvent, Queued, Refused, RequestEvent
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request
+from quire.core.scheduling.ngrams import make_scheduler
 from quire.core.scheduling.policy import check_request
 from quire.core.scheduling.scheduler import held_by_nothing
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
-from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.guides import GrammarMatchers
 from quire.engine.trace_recorder import NoTrace, TracedEngine, TraceRecorder, TraceSettings, open_recorder
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError

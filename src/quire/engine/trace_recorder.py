@@ -16,7 +16,6 @@ from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.request import Request
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import RowResult, StepPlan, StepResult
-from quire.engine.token_names import PermutedNames, TraceTokenNames, own_names
 from quire.engine.trace_records import (
     AnyTraceRecord,
     Cancelled,
@@ -24,6 +23,7 @@ from quire.engine.trace_records import (
     EventsRecord,
     ExplainedRecord,
     GaveUp,
+    PermutedNames,
     Planned,
     PlanRows,
     Restored,
@@ -32,8 +32,10 @@ from quire.engine.trace_records import (
     TracedOutcome,
     TracedSampling,
     TraceHeader,
+    TraceTokenNames,
     TurnedAway,
     event_fields,
+    own_names,
 )
 from quire.observe.trace_file import TraceFile
 

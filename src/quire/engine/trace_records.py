@@ -7,11 +7,13 @@
 
 All that plans depend on is here: settings, commands in their order, every reading of the clock that was handed in, and
 what the device answered. So a scheduler that gets these lines again must make the same plans. Token ids are
-as `token_names` has them; no text is here, and of a grammar only that there was one.
+under the names that `PermutedNames` gives them; no text is here, and of a grammar only that there was one.
 """
 
+from array import array
 from collections.abc import Iterable, Mapping
-from typing import Annotated, NamedTuple
+from hashlib import blake2b
+from typing import Annotated, NamedTuple, Protocol
 
 import msgspec
 
@@ -275,3 +277,37 @@ def num_equal(some: tuple[int, ...], others: tuple[int, ...]) -> int:
     if some[:count] == others[:count]:
         return count
     return next(at for at in range(count) if some[at] != others[at])
+
+
+class TraceTokenNames(Protocol):
+    """From token ids to what a trace has in their place."""
+
+    def __call__(self, token_ids: Iterable[int]) -> list[int]:
+        """The names of these, in their order."""
+        ...
+
+
+def own_names(token_ids: Iterable[int]) -> list[int]:
+    """Tokens under the ids they have."""
+    return list(token_ids)
+
+
+class PermutedNames:
+    """Each id of a vocabulary under another of its ids."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self, vocabulary_size: int, key: bytes) -> None:
+        keyed = blake2b(key=key, digest_size=16, person=b"quire.trace")
+
+        def mixed(token_id: int) -> bytes:
+            state = keyed.copy()
+            state.update(token_id.to_bytes(4, "little"))
+            return state.digest()
+
+        self._names = array("I", sorted(range(vocabulary_size), key=mixed))
+
+    def __call__(self, token_ids: Iterable[int]) -> list[int]:
+        """As `TraceTokenNames` says."""
+        names, size = self._names, len(self._names)
+        return [names[token_id] if token_id < size else token_id for token_id in token_ids]

@@ -1,8 +1,9 @@
 """The text work that a thread does: who pays for it, what it may still take, and whether its client has left.
 
 A pool that works for tenants begins a `TextWork` for each piece and makes it current in the thread that does it. What
-costs processor time (`GrammarChecker`, `Helpers`, the tokenizer) asks the current one before and after. Without a pool,
-as in a program that runs a model in its own process, the work is the caller's own: it has the bounds of one request.
+costs processor time (`GrammarChecker`, `ChatTemplate`, the tokenizer) asks the current one before and after. Without a
+pool, as in a program that runs a model in its own process, the work is the caller's own: it has the bounds of one
+request.
 """
 
 import threading

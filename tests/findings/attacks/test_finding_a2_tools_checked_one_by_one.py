@@ -17,9 +17,9 @@ from quire.client.request.text_pool import TextPool
 from quire.core.work_budget import LIMITS, WorkKind
 from quire.errors import InvalidParameterError, WorkBudgetError
 from quire.text.chat.rendering.template import ChatTemplate
-from quire.text.grammars.checker import GrammarChecker, Turns
+from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
-from quire.text.grammars.wire import FromChecker, GrammarFine, GrammarRefused
+from quire.text.sandboxed.grammar_messages import FromChecker, GrammarFine, GrammarRefused
 from quire.text.text_work import TextBudget, TextWork
 from tests.api.dialects.test_tools import TEMPLATE
 from tests.support.errors import raises_code
@@ -153,12 +153,13 @@ def test_what_is_known_is_looked_up_while_another_is_checked() -> None:
 
 
 def test_who_checks_many_lets_others_in_between() -> None:
-    turns, order = Turns(), list[str]()
+    checker, order = GrammarChecker(lambda: pytest.fail("nothing is started here")), list[str]()
+    helpers = checker._helpers
     waits, goes_on = threading.Event(), threading.Event()
 
     def many() -> None:
         for number in range(3):
-            with turns.turn():
+            with helpers.turn():
                 order.append("many")
                 if number == 0:
                     waits.set()
@@ -169,12 +170,12 @@ def test_who_checks_many_lets_others_in_between() -> None:
     assert waits.wait(60)
 
     def one() -> None:
-        with turns.turn():
+        with helpers.turn():
             order.append("one")
 
     second = threading.Thread(target=one)
     second.start()
-    while len(turns._waiting) < 2:
+    while len(helpers._turns) < 2:
         pass
     goes_on.set()
     first.join()

@@ -18,7 +18,7 @@ from quire.observe.trace_file import make_trace_file
 from quire.sim.replay.replay import replay
 from quire.text.grammars.grammar import Grammar
 from quire.text.grammars.process import Checker
-from quire.text.grammars.wire import CheckGrammar, GrammarRefused
+from quire.text.sandboxed.grammar_messages import CheckGrammar, GrammarRefused
 from tests.unit.engine.test_guides import World, alone, grammar
 from tests.unit.text.grammars.test_checker import vocabulary
 

@@ -13,7 +13,7 @@ from itertools import count
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.inspect import invariants
-from quire.core.memory.block_table import BlockTable, pack_tokens
+from quire.core.memory.block_table import BlockTable, pack_tokens, unpack_tokens
 from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.memory.pins import Pin
@@ -21,6 +21,11 @@ from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import OutOfBlocksError
 
 KEY = bytes(range(32))
+
+
+def named_tokens(memory: KVMemory, block: int) -> tuple[int, ...]:
+    """Of a block that the tree has; none of another."""
+    return unpack_tokens(memory.tree.tokens_of(block)) if memory.tree.parent_of(block) else ()
 
 
 class WeakHasher(BlockHasher):
@@ -226,7 +231,7 @@ class ShadowedMemory:
     def _states_to_be(self) -> dict[int, int | None]:
         """What the slots will hold once the copies that are written down have been made."""
         states = dict(self.states)
-        for copy in self.memory.slots.pending_copies:
+        for copy in self.memory.slots._copies:
             states[copy.dst] = states[copy.src]
         return states
 

@@ -9,7 +9,7 @@ from quire.core.memory.kv_memory import KVMemory
 from quire.core.memory.state_slots import StateCheckpoint
 from quire.errors import OutOfBlocksError
 from tests.support.core.reference_states import Prefix, ReferenceSequence, ReferenceStates
-from tests.support.core.shadow import KEY, namespace
+from tests.support.core.shadow import KEY, named_tokens, namespace
 
 MAX_OPEN = 3
 
@@ -67,7 +67,7 @@ class StateComparison:
         self.num_lookups += 1
         self.num_hits += expected > 0
         self.num_states_missed += table.num_matched * self.block_size > table.num_computed
-        held = [token for block in table.blocks for token in self.memory.block(block).token_ids]
+        held = [token for block in table.blocks for token in named_tokens(self.memory, block)]
         self.num_mismatches += found != expected or held[:found] != list(one.tokens[:found]) or not self._is_alike()
 
     def _is_alike(self) -> bool:
@@ -82,7 +82,7 @@ class StateComparison:
     def _prefix_of(self, block: int) -> Prefix:
         tokens: Prefix = ()
         while block > 0:
-            tokens = self.memory.block(block).token_ids + tokens
+            tokens = named_tokens(self.memory, block) + tokens
             block = self.memory.tree.parent_of(block)
         return tokens
 

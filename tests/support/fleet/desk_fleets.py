@@ -323,7 +323,7 @@ class SimulatedFleet:
             port = gateway.port
             assert (port.in_flight, port.held, port.router.routed) == ({}, {}, {})
             assert not any(len(known.calls) for known in port.members.values())
-            assert port.router.loads.num_reservations == 0
+            assert not port.router.loads.member_of
             assert all(port.router.membership.num_open(one) == 0 for one in port.members)
         for member in self.members.values():
             assert (member.desk.assignments, member.desk.num_uncomputed_tokens) == ({}, 0)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.draws import uniform
+from quire.backends.host.drawing import uniform
 from quire.backends.host.sampler import Choice, choose, logprobs_of
 from quire.backends.kernels.products import held
 from quire.core.request import ResolvedSampling

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from random import Random
 
 from quire.text.answer_text import AnswerText
-from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.detokenizer import Detokenizer
 from quire.text.tokenizer import Tokenizer
+from tests.support.core.text_at_once import text_at_once
 
 WORDS: dict[str, Sequence[str]] = {
     "ascii": ["the ", "cat", " sat", "\n\n", "  ", "def f(x):\n    return x", "3.14", "{'a': [1]}", "\t", "."],

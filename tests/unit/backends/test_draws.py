@@ -1,6 +1,6 @@
 from collections import Counter
 
-from quire.backends.draws import uniform
+from quire.backends.host.drawing import uniform
 
 
 def test_a_number_has_a_name_and_never_changes() -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quire.checkpoints import resolve
+from quire.checkpoints.directory import decoder_names
 from quire.checkpoints.families import expected_shapes, read_shape
-from quire.checkpoints.stored_names import decoder_names
 from quire.checkpoints.stored_tensors import StoredTensor
 from tests.support.models.plain_hybrids import CONFIGS
 from tests.support.models.tiny_hybrids import random_tensors, write_model

@@ -282,7 +282,7 @@ def test_what_nobody_has_read_is_joined_answer_by_answer() -> None:
             stream.put([Piece(at % 2, str(at), (at,))])
         stream.put([Piece(1, "", finish_reason="stop")])
         taken = stream.take()
-        assert (stream.take(), stream.num_pending_bytes, stream.is_over) == ([], 0, False)
+        assert (stream.take(), stream._num_bytes, stream.is_over) == ([], 0, False)
         return taken
 
     assert asyncio.run(fill()) == [Piece(0, "024", (0, 2, 4)), Piece(1, "135", (1, 3, 5), finish_reason="stop")]

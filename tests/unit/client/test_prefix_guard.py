@@ -129,7 +129,7 @@ def test_patterns_and_prompts_are_bounded_whatever_a_tenant_sends(
         for number in range(120):
             text = f"{make(number)} word{number} {number}:30 \n{RULES[:200]}\n{make(number + 1)}"
             prompts.play([system(text, "So?")], tenant=f"t{tenant}")
-    assert prompts.guard.num_patterns <= 100
+    assert prompts.guard._num_patterns <= 100
     assert all(len(one) <= MAX_TENANT_PATTERNS for one in prompts.guard._patterns.values())
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.token_names import PermutedNames, own_names
+from quire.engine.trace_records import PermutedNames, own_names
 
 KEYS = st.binary(min_size=32, max_size=32)
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from quire.text.detokenizer import Detokenizer, text_at_once
+from quire.text.detokenizer import Detokenizer
 from quire.text.token_bytes import TokenTable
 from quire.text.tokenizer import Tokenizer
+from tests.support.core.text_at_once import text_at_once
 from tests.support.models.small_tokenizers import ALL, byte_level, id_of, sentencepiece
 
 

@@ -7,9 +7,8 @@ from quire.api.http.errors import invalid
 from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_SALT_CHARS, REQUEST_S
 from quire.client.request.requests import RequestOptions
-from quire.core.request import PriorityClass
+from quire.core.request import RANK, PriorityClass
 
-URGENCY = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 CLASS_HEADER = "x-vllm-priority"
 
 
@@ -23,7 +22,7 @@ def request_options(
     """Options of a request beside its parameters. Never more urgent than the key's ceiling."""
     return RequestOptions(
         tenant=caller.tenant,
-        priority=max(_requested_class(headers, number, tier), caller.ceiling, key=URGENCY.__getitem__),
+        priority=max(_requested_class(headers, number, tier), caller.ceiling, key=RANK.__getitem__),
         timeout_s=REQUEST_S,
         cache_group=cache_group(caller, salt),
     )

@@ -6,13 +6,12 @@ float holds, whole numbers of hundreds of digits, a key that stands twice, half 
 
 import asyncio
 import json
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from quire.api.http.errors import ApiError, invalid
 from quire.api.http.limits import BODY_S, MAX_BODY_BYTES, MAX_INT_DIGITS, MAX_JSON_DEPTH, ON_LOOP_BYTES
-from quire.client.request.params import MAX_JSON_LISTS, brackets_of
+from quire.strict_json import MAX_JSON_LISTS, brackets_of, loads_strictly
 
 Receive = Callable[[], Awaitable[Any]]
 Pause = Callable[[], Awaitable[None]]
@@ -65,13 +64,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in these bytes."""
     brackets = _brackets(body)
     try:
-        value = json.loads(
-            body.decode(),
-            object_pairs_hook=_without_doubles,
-            parse_constant=_refuse,
-            parse_float=_finite,
-            parse_int=_bounded,
-        )
+        value = loads_strictly(body, parse_int=_bounded)
     except UnicodeDecodeError as error:
         raise invalid(f"expected a request body in UTF-8, byte {error.start} is not", code="invalid_json") from None
     except RecursionError:
@@ -83,26 +76,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
     _check_depth(brackets)
     if b"\\u" in body:
         _check_characters(value)
-    return value
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1) if len(names) < 1000 else "one"
-        raise ValueError(f"the key {twice[:40]!r} appears twice in one object")
-    return value
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is outside the range of a float")
     return value
 
 

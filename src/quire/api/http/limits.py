@@ -5,7 +5,8 @@ named here again so that they can be read together.
 """
 
 from quire.client.reply.stream import MAX_PENDING, MAX_PENDING_BYTES
-from quire.client.request.params import MAX_ANSWERS, MAX_JSON_LISTS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
+from quire.client.request.params import MAX_ANSWERS, MAX_LOGPROBS, MAX_STOP_CHARS, MAX_STOPS
+from quire.strict_json import MAX_JSON_LISTS
 
 __all__ = [
     "MAX_ANSWERS",

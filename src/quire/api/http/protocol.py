@@ -29,7 +29,6 @@ from quire.api.http.limits import (
     STUCK_S,
     WRITE_BUFFER_BYTES,
 )
-from quire.api.http.request_record import RequestRecord
 
 
 class HeadTooLargeError(Exception):
@@ -197,8 +196,8 @@ class Protocol(HttpToolsProtocol):
     def _record_slow_readers(self) -> None:
         """Record that the clients did not read their responses: the log must not report that they disconnected."""
         for cycle in self._cycles:
-            record = cycle.scope.get("quire.record")
-            if isinstance(record, RequestRecord) and not cycle.response_complete:
+            record: Any = cycle.scope.get("quire.record")
+            if record is not None and not cycle.response_complete:
                 record.error = "reader_too_slow"
 
     def _head_is_late(self) -> None:

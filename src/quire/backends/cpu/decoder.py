@@ -23,10 +23,12 @@ from quire.backends.host.sampler import Likeliest
 from quire.backends.host.wanted import Computed
 from quire.backends.kernels.arrays import address_of
 from quire.backends.kernels.extension import kernels
-from quire.backends.kernels.layer_counter import count_layers
 from quire.backends.kernels.threads import num_threads
 from quire.checkpoints.families import DecoderShape
 from quire.errors import CheckpointError, InvariantError
+
+COUNTERS: list[NDArray[np.uint64]] = []
+"""Every counter that kernels were ever handed: they may write to it at any time."""
 
 
 class Decoder:
@@ -78,7 +80,12 @@ class Decoder:
     def count_layers(self, counter: memoryview) -> int:
         """From now on add one to these eight bytes for each layer done, by whatever decoder of this process; how many
         this one has, or 0 with an extension from before they were counted."""
-        return len(self._numbers) if count_layers(counter) else 0
+        count = getattr(kernels(), "count_layers", None)
+        if count is None:
+            return 0
+        COUNTERS.append(np.frombuffer(counter, np.uint64))
+        count(address_of(COUNTERS[-1], np.uint64, (1,)))
+        return len(self._numbers)
 
     def shallow(self) -> "Decoder":
         """The same with one layer of each kind: a step takes as much memory and little time."""

@@ -18,7 +18,6 @@ as 16-bit integers: numpy has no such type, and only kernels compute with it.
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,11 @@ class KVStore:
         rows = SCALE_BYTES[dtype]  # scales of a block's slots take as many bytes as so many numbers of each slot
         keys = [(num_blocks + 1, s.num_kv_heads, s.key_size + rows, block_size) for s in shapes]
         values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size + rows) for s in shapes]
-        arrays = _zeros([*keys, *values], np.dtype(HELD_AS[dtype]))
+        shaped, held = [*keys, *values], np.dtype(HELD_AS[dtype])
+        memory = large_pages.pieces([math.prod(shape) * held.itemsize for shape in shaped])
+        arrays: list[NDArray[Any]] = [
+            piece.view(held).reshape(shape) for piece, shape in zip(memory, shaped, strict=True)
+        ]
         self.keys, self.values = arrays[: len(keys)], arrays[len(keys) :]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -77,14 +80,3 @@ class KVStore:
 
     def _in_order(self) -> list[NDArray[Any]]:
         return [array for pair in zip(self.keys, self.values, strict=True) for array in pair]
-
-
-def _zeros(shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[NDArray[Any]]:
-    """All in one piece, and each at the beginning of a cache line: a vector that lies across two is read twice."""
-    sizes = [large_pages.whole_lines(math.prod(shape) * dtype.itemsize) for shape in shapes]
-    lines = large_pages.zeros(sum(sizes))
-    firsts = accumulate(sizes[:-1], initial=0)
-    return [
-        lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
-        for first, shape in zip(firsts, shapes, strict=True)
-    ]

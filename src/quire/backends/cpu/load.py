@@ -12,8 +12,7 @@ from quire.backends.cpu.state_store import StateStore, slot_bytes
 from quire.backends.cpu.tiles import most_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
 from quire.backends.host.kv_shape import model_tokens
-from quire.backends.host.step_times import measured_cost
-from quire.backends.host.worst_step import measured_bytes, worst_plans
+from quire.backends.host.worst_step import measured_bytes, measured_cost, worst_plans
 from quire.backends.kernels.extension import available
 from quire.backends.kernels.products import WEIGHT_TYPES, has_amx, probe
 from quire.backends.kernels.threads import use_threads

@@ -1,88 +1,44 @@
-"""A plan in, a result out: copies, one forward pass over all rows, and for each row what it was wanted for.
-
-Holds the KV data between steps, and lists of tokens made ready for sampling (`token_lists`), which change no result.
-Which blocks, which tokens, in which order: the plan says.
-"""
-
-from collections.abc import Sequence
+"""One forward pass over all rows of a plan, with the states of recurrent layers copied before it and kept after it."""
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.state_store import StateStore
 from quire.backends.host.batch import make_batch
-from quire.backends.host.token_lists import KeptLists
-from quire.backends.host.wanted import Wanted
-from quire.backends.protocol import Capacity, PendingStep
-from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
-from quire.errors import InvariantError
+from quire.backends.host.runner_base import RunnerBase
+from quire.backends.host.wanted import Computed, Wanted
+from quire.backends.protocol import Capacity
+from quire.core.step import StepPlan
 
 
-class CpuRunner:
-    """Runs one model over one store of blocks."""
+class CpuRunner(RunnerBase[Decoder, KVStore]):
+    """On the CPU, by our own kernels."""
 
     def __init__(self, model: Decoder, store: KVStore, capacity: Capacity, states: StateStore | None = None) -> None:
-        self._model: Decoder | None = model
-        self._store: KVStore | None = store
+        super().__init__(model, store, capacity)
         self._states = states
         """Of a model with recurrent layers."""
-        self._capacity = capacity
-        self._lists = KeptLists(capacity.vocabulary_size)
-
-    @property
-    def capacity(self) -> Capacity:
-        """Fixed at load."""
-        return self._capacity
-
-    def start(self, plan: StepPlan) -> PendingStep:
-        """Computed when it is waited for: on a CPU nothing runs beside it anyway."""
-        return _CpuStep(self, plan)
-
-    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """In the layout `kv_store` documents."""
-        return self._opened()[1].read_blocks(block_ids)
-
-    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """Put such bytes back."""
-        self._opened()[1].write_blocks(block_ids, data)
 
     def count_layers(self, counter: memoryview) -> int:
         """See `protocol.CountsLayers`: kernels do it, in the middle of a step's one call."""
         return self._opened()[0].count_layers(counter)
 
     def close(self) -> None:
-        """Give model and blocks back."""
-        self._model = self._store = self._states = None
+        """Give model, blocks and states back."""
+        super().close()
+        self._states = None
 
-    def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Copies first, then every row at once, then the states to keep."""
+    def _compute(self, plan: StepPlan) -> tuple[Wanted, Computed] | None:
         model, store = self._opened()
-        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
-        if num_tokens > most:
-            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
         store.copy(plan.copies)
         states = self._states
         if states is not None:
             states.copy(plan.slot_copies)
         if not plan.items:
-            return StepResult(plan.step, {})
+            return None
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
         needed = wanted.needed_rows(len(batch.tokens))
         computed = model.compute(batch, store, wanted.rows, wanted.num_sampled, needed, states)
         if states is not None:
             states.copy(plan.keeps)
-        return StepResult(plan.step, wanted.results(computed, self._lists.of(plan.items), masks))
-
-    def _opened(self) -> tuple[Decoder, KVStore]:
-        if self._model is None or self._store is None:
-            raise InvariantError("the runner is closed", code="runner_is_closed")
-        return self._model, self._store
-
-
-class _CpuStep:
-    def __init__(self, runner: CpuRunner, plan: StepPlan) -> None:
-        self._runner = runner
-        self._plan = plan
-
-    def wait(self, masks: Masks = NO_MASKS) -> StepResult:
-        return self._runner.run(self._plan, masks)
+        return wanted, computed

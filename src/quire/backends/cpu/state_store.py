@@ -41,9 +41,8 @@ class StateStore:
 
     def __init__(self, slot_size: int, num_slots: int) -> None:
         self.num_slots = num_slots
-        whole = large_pages.zeros(large_pages.whole_lines((num_slots + 1) * slot_size * FLOAT_BYTES))
-        self.numbers: Floats = whole[: (num_slots + 1) * slot_size * FLOAT_BYTES].view(np.float32)
-        self.numbers = self.numbers.reshape(num_slots + 1, slot_size)
+        (memory,) = large_pages.pieces([(num_slots + 1) * slot_size * FLOAT_BYTES])
+        self.numbers: Floats = memory.view(np.float32).reshape(num_slots + 1, slot_size)
 
     def copy(self, copies: Iterable[SlotCopy]) -> None:
         """Whole slots, in the order given: a later copy may read what an earlier one wrote."""

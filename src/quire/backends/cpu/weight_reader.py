@@ -19,7 +19,6 @@ from quire.backends.cpu.formats import (
     WeightFormat,
     gguf_source,
 )
-from quire.backends.cpu.formats.finite import is_finite
 from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, WIDENED
 from quire.backends.cpu.formats.safetensors_source import SchemeOptions
 from quire.backends.cpu.formats.source import RowPiece
@@ -35,6 +34,15 @@ from quire.errors import CheckpointError
 
 CHOSEN = {"float32": FORMATS["F32"], "bfloat16": FORMATS["BF16"]}
 """What all weights become where that is asked for."""
+EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
+"""Of plain numbers: the bits that are all ones in what is not finite."""
+HALVES_AT = {
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
+    "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
+}  # fmt: skip
+"""Where a block has its scales, in fp16."""
+LARGEST_POWER = 252
+"""Of MXFP4: six times two to the power of 252 - 127 is the largest that float32 holds."""
 READ_AS = {"U8": "u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
 """Types that a quantised weight's parts may have."""
 
@@ -280,7 +288,7 @@ def _checked(source: Source, tensor: StoredTensor) -> Source:
 
     def read(first: int, end: int) -> RowPiece:
         piece = source.read(first, end)
-        if not is_finite(source.format, piece):
+        if not _is_finite(source.format, piece):
             raise _not_finite(tensor)
         return piece
 
@@ -296,3 +304,27 @@ def _finite(numbers: Floats, tensor: StoredTensor) -> Floats:
 def _not_finite(tensor: StoredTensor) -> CheckpointError:
     message = f"{tensor.path.name} holds weights that are NaN or infinity; download it again"
     return CheckpointError(message, code="weights_not_finite")
+
+
+def _is_finite(made: WeightFormat, piece: RowPiece) -> bool:
+    """Whether the piece stands for finite numbers. Codes are small whole numbers: of a coded format only scales can
+    be wrong."""
+    if piece.scales is not None and not np.isfinite(piece.scales).all():
+        return False
+    if made.name in EXPONENTS:
+        return _has_no(piece.rows, *EXPONENTS[made.name])
+    if made.name == "MXFP4":
+        return int(_blocks(made, piece)[:, 0].max(initial=0)) <= LARGEST_POWER
+    if made.name == "FP8_E4M3":
+        return _has_no(piece.rows, "u1", 0x7F)
+    blocks = _blocks(made, piece) if made.name in HALVES_AT else None
+    return blocks is None or all(_has_no(blocks[:, at : at + 2], *EXPONENTS["F16"]) for at in HALVES_AT[made.name])
+
+
+def _blocks(made: WeightFormat, piece: RowPiece) -> NDArray[np.uint8]:
+    return piece.rows.reshape(-1, made.block_bytes)
+
+
+def _has_no(rows: NDArray[np.uint8], kind: str, ones: int) -> bool:
+    bits = rows.view(kind)
+    return int((bits & bits.dtype.type(ones)).max(initial=0)) < ones

@@ -6,10 +6,10 @@ rows. `kernels.sampling.draw_rows` comes to the same, bit for bit; this is its d
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 
 import numpy as np
 
-from quire.backends.draws import uniform
 from quire.backends.host.exponential import exp_of
 from quire.backends.kernels import extension, sampling
 from quire.backends.kernels.arrays import Floats, Numbers
@@ -18,6 +18,18 @@ from quire.core.step import Sampling
 NUM_CANDIDATES = 1024
 """Likeliest tokens looked at first for top-p; nearly always enough, and far cheaper than sorting a vocabulary."""
 NEG_INF = float("-inf")
+FRACTION_BITS = 53
+
+
+def uniform(seed: int, sequence_index: int, position: int) -> float:
+    """A number in [0, 1), the same for ever for this seed, continuation and position.
+
+    No generator, no state: so a seed means the same on all backends, inside any batch, after a preemption, and in the
+    process that takes over from one that died.
+    """
+    name = b"%d %d %d" % (seed, sequence_index, position)
+    digest = blake2b(name, digest_size=8, person=b"quire-draw").digest()
+    return (int.from_bytes(digest, "little") >> (64 - FRACTION_BITS)) / float(1 << FRACTION_BITS)
 
 
 def draw(values: Sequence[Numbers | Floats], samplings: Sequence[Sampling]) -> list[int]:

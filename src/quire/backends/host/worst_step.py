@@ -1,11 +1,16 @@
-"""The plans that show how much memory a step takes at most: every row it may have, with all that can be asked of
-logits, and the longest sequences."""
+"""Steps that are run when a model has been loaded: how much memory they take at most, and how long they take.
+
+The worst have every row there may be, with all that can be requested of logits, and the longest sequences.
+"""
 
 from collections.abc import Callable
+from time import perf_counter, process_time
 
 from quire.backends import memory_plan
+from quire.backends.protocol import Capacity
 from quire.config import ModelSettings
 from quire.core.request import ResolvedSampling
+from quire.core.scheduling.step_cost import StepCost
 from quire.core.step import Sampling, Scoring, StepPlan, WorkItem
 
 TAIL_TOKENS = 32
@@ -53,3 +58,46 @@ def _scored(sequence_id: int, num_tokens: int, first: int, table: tuple[int, ...
     tokens = (1,) * num_tokens
     scoring = Scoring(first + 1, tokens, 5)
     return WorkItem(sequence_id, tokens, first, table, scoring=scoring, state_slot=sequence_id + 1)
+
+
+# -- how long steps take -----------------------------------------------------------------------------------------------
+
+FIRST_SIZES = (1, 8)
+"""Tokens of the steps that are always run: two points make a line."""
+MORE_SIZES = (32, 16, 4, 2)
+"""Those that are run while there is time, the most telling first."""
+ENOUGH_S = 0.2
+"""No other step is begun after so long: who has a large model waits long enough for it."""
+
+
+def measured_cost(run: Callable[[StepPlan], object], capacity: Capacity) -> StepCost | None:
+    """What a runner's steps take; None if they hold too few tokens.
+
+    Each is of one sequence with wrong guesses behind its token, and nothing is kept of it. Counted is processor time of
+    all threads: only ratios matter, and what others take of the machine at this moment does not.
+    """
+    most = min(capacity.max_step_tokens, capacity.max_sequence_tokens - 1, capacity.num_blocks * capacity.block_size)
+    if most < FIRST_SIZES[-1]:
+        return None
+    plans = {size: _guessed(size, capacity.block_size) for size in (*FIRST_SIZES, *MORE_SIZES) if size <= most}
+    run(plans[FIRST_SIZES[-1]])  # what a first step does once is no part of what a step costs
+    started_s = perf_counter()
+    points = {size: _seconds(run, plans[size]) for size in FIRST_SIZES}
+    for size in (*MORE_SIZES, *FIRST_SIZES, *MORE_SIZES):
+        if size in plans and perf_counter() - started_s < ENOUGH_S:
+            # The least of a few: others who use the machine's caches only ever make a step longer.
+            points[size] = min(points.get(size, float("inf")), _seconds(run, plans[size]))
+    return StepCost.measured(points.items())
+
+
+def _seconds(run: Callable[[StepPlan], object], plan: StepPlan) -> float:
+    started_s = process_time()
+    run(plan)
+    return process_time() - started_s
+
+
+def _guessed(num_tokens: int, block_size: int) -> StepPlan:
+    """One token, and guesses behind it."""
+    blocks = tuple(range(1, -(-num_tokens // block_size) + 1))
+    sampling = Sampling(ResolvedSampling(temperature=0.0), 0, 0, 1, 1, None)
+    return StepPlan(0, (), (WorkItem(0, (1,) * num_tokens, 0, blocks, sampling),))

@@ -4,6 +4,9 @@ The system gives large pages to large pieces only, so many arrays share one. It 
 to: memory that is asked for and not used costs no time and nothing resident.
 """
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +26,14 @@ def zeros(num_bytes: int) -> Bytes:
 def whole_lines(num_bytes: int) -> int:
     """Up to the end of a cache line."""
     return -(-num_bytes // LINE_BYTES) * LINE_BYTES
+
+
+def pieces(sizes: Sequence[int]) -> list[Bytes]:
+    """Zeros of so many bytes each, all in one piece, and each at the beginning of a cache line: a vector that lies
+    across two is read twice."""
+    lines = [whole_lines(size) for size in sizes]
+    board = zeros(sum(lines))
+    return [board[first : first + size] for first, size in zip(accumulate(lines, initial=0), sizes, strict=False)]
 
 
 class Arena:

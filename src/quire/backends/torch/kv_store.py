@@ -11,7 +11,6 @@ the machine's byte order. Block 0 is the null block: padding rows write there an
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
@@ -32,7 +31,12 @@ class KVStore:
         self.dtype = dtype
         keys = [(num_blocks + 1, s.num_kv_heads, s.key_size, block_size) for s in shapes]
         values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size) for s in shapes]
-        tensors = _zeros([*keys, *values], dtype, device)
+        shaped = [*keys, *values]
+        memory = large_pages.pieces([math.prod(shape) * dtype.itemsize for shape in shaped])
+        tensors = [
+            torch.from_numpy(piece).to(device).view(dtype).view(shape)
+            for piece, shape in zip(memory, shaped, strict=True)
+        ]
         self.keys, self.values = tensors[: len(keys)], tensors[len(keys) :]
 
     def write(
@@ -66,17 +70,6 @@ class KVStore:
 
     def _in_order(self) -> list[torch.Tensor]:
         return [tensor for pair in zip(self.keys, self.values, strict=True) for tensor in pair]
-
-
-def _zeros(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """All in one piece, and each at the beginning of a cache line: a vector that lies across two is read twice."""
-    sizes = [large_pages.whole_lines(math.prod(shape) * dtype.itemsize) for shape in shapes]
-    lines = torch.from_numpy(large_pages.zeros(sum(sizes))).to(device)
-    firsts = accumulate(sizes[:-1], initial=0)
-    return [
-        lines[first : first + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-        for first, shape in zip(firsts, shapes, strict=True)
-    ]
 
 
 def _to_bytes(block: torch.Tensor) -> bytes:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quire.bench.setup import LoadSetup
-from quire.cli.bench.flags import ServerFlags, with_load, with_server_flags
+from quire.cli.bench.flags import ServerFlags
+from quire.cli.shared.dataclass_flags import with_fields
 from quire.cli.shared.settings_flags import with_settings
 from quire.config import Settings
 from quire.verdicts import THRESHOLD
@@ -61,8 +62,8 @@ NOT_COMPARABLE_CODE = 3
 
 
 @bench_app.command(epilog=SERVE_EPILOG)
-@with_server_flags
-@with_load
+@with_fields(ServerFlags)
+@with_fields(LoadSetup)
 def serve(
     setup: LoadSetup,
     server_flags: ServerFlags,
@@ -99,8 +100,8 @@ def serve(
 
 
 @bench_app.command(epilog=SWEEP_EPILOG)
-@with_server_flags
-@with_load
+@with_fields(ServerFlags)
+@with_fields(LoadSetup)
 def sweep(
     setup: LoadSetup,
     server_flags: ServerFlags,
@@ -131,8 +132,8 @@ def sweep(
 
 
 @bench_app.command(epilog=AB_EPILOG)
-@with_server_flags
-@with_load
+@with_fields(ServerFlags)
+@with_fields(LoadSetup)
 def ab(
     setup: LoadSetup,
     server_flags: ServerFlags,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from quire.cli.shared.dataclass_flags import keyword, with_parameters
 from quire.cli.shared.grouped_help import COMMON
 from quire.config import RENAMED, SETTINGS, Group, Setting, Settings, load_settings
 
@@ -33,10 +34,9 @@ def with_chosen_settings(*names: str) -> Callable[[Callable[..., None]], Callabl
 
 
 def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Callable[..., None]:
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     names = {setting.name for setting in shown}
     renamed = [old for old, new in RENAMED.items() if new in names]
-    parameters = [*own, _file_parameter(), *map(_parameter, shown), *map(_renamed_parameter, renamed)]
+    parameters = [_file_parameter(), *map(_parameter, shown), *map(_renamed_parameter, renamed)]
 
     def with_flags(**arguments: Any) -> None:
         flags = {setting.name: _joined(arguments.pop(setting.name), setting.kind.between) for setting in shown}
@@ -44,10 +44,7 @@ def _with_flags(command: Callable[..., None], shown: Sequence[Setting]) -> Calla
         settings: Settings = load_settings(flags, file=arguments.pop("config_file"))
         command(settings, **arguments)
 
-    with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
-    with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return with_flags
+    return with_parameters(command, with_flags, parameters)
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
@@ -55,12 +52,12 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     panel = COMMON if setting.is_common else setting.group.value
     option = typer.Option(setting.flag, metavar=setting.kind.metavar, help=help_text, rich_help_panel=panel)
     kind: Any = list[str] if setting.kind.is_list else bool if setting.kind.is_switch else str
-    return _keyword(setting.name, Annotated[kind | None, option])
+    return keyword(setting.name, Annotated[kind | None, option])
 
 
 def _renamed_parameter(old: str) -> inspect.Parameter:
     """A hidden flag, rejected with a hint to the new name."""
-    return _keyword(old, Annotated[str | None, typer.Option("--" + old.replace("_", "-"), hidden=True)])
+    return keyword(old, Annotated[str | None, typer.Option("--" + old.replace("_", "-"), hidden=True)])
 
 
 def _joined(value: str | list[str] | None, between: str) -> str | None:
@@ -69,8 +66,4 @@ def _joined(value: str | list[str] | None, between: str) -> str | None:
 
 
 def _file_parameter() -> inspect.Parameter:
-    return _keyword("config_file", Annotated[Path | None, typer.Option("--config", metavar="FILE", help=FILE_HELP)])
-
-
-def _keyword(name: str, annotation: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return keyword("config_file", Annotated[Path | None, typer.Option("--config", metavar="FILE", help=FILE_HELP)])

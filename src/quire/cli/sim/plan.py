@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.sim.trace_flags import FleetFlags, with_flags_of
+from quire.cli.shared.dataclass_flags import with_fields
+from quire.cli.sim.trace_flags import FleetFlags
 
 if TYPE_CHECKING:
     from quire.sim.planning.page import PlanResult
@@ -26,7 +27,7 @@ Examples:
 """
 
 
-@with_flags_of(FleetFlags)
+@with_fields(FleetFlags)
 def plan(
     fleet: FleetFlags,
     trace: Annotated[

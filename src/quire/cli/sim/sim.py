@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.sim.trace_flags import TraceFlags, with_flags_of
+from quire.cli.shared.dataclass_flags import with_fields
+from quire.cli.sim.trace_flags import TraceFlags
 
 if TYPE_CHECKING:
     from quire.sim.server.report import Report
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 TRACE_HELP = "A trace to replay: JSONL of Mooncake, ShareGPT, quire or its server, or Azure's CSV; also as .gz."
 
 
-@with_flags_of(TraceFlags, "With a trace: ")
+@with_fields(TraceFlags, "With a trace: ")
 def sim(
     flags: TraceFlags,
     trace: Annotated[Path | None, typer.Argument(metavar="TRACE", help=TRACE_HELP)] = None,

@@ -1,13 +1,10 @@
 """Flags for running a trace on a simulated fleet: dataclasses from which options are made."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING
 
-import typer
-
+from quire.cli.shared.dataclass_flags import flag
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,30 +14,26 @@ REPORT_AGE_S = 0.25
 """Default age of load reports with several gateways."""
 
 
-def _flag(default: Any, help_text: str, **limits: Any) -> Any:
-    return field(default=default, metadata={"help": help_text, "limits": limits})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFlags:
     """Flags of the trace and of each member, without the number of members."""
 
-    gateways: int = _flag(1, "number of gateways.", min=1, max=64)
-    policy: str = _flag("cost", "how gateways choose a member.")
-    pool: int = _flag(3000, "KV blocks per member.", min=2)
-    block_size: int = _flag(512, "tokens per block.", min=1)
-    step_tokens: int = _flag(8192, "maximum tokens per step.", min=1)
-    step_ms: int = _flag(0, "maximum milliseconds of a step with prompts; 0: as long as step-tokens take.", min=0)
-    running: int = _flag(256, "maximum sequences that run at once.", min=1)
-    speedup: float = _flag(1.0, "how many times as fast requests arrive.", min=1e-6)
-    share: float = _flag(1.0, "share of the conversations to use.", min=0.0, max=1.0)
-    tenants: int = _flag(1, "number of tenants, assigned by conversation.", min=1)
-    classes: str = _flag("", "shares of classes, such as high=0.1,low=0.3.")
-    profile: str = _flag(
+    gateways: int = flag(1, "number of gateways.", min=1, max=64)
+    policy: str = flag("cost", "how gateways choose a member.")
+    pool: int = flag(3000, "KV blocks per member.", min=2)
+    block_size: int = flag(512, "tokens per block.", min=1)
+    step_tokens: int = flag(8192, "maximum tokens per step.", min=1)
+    step_ms: int = flag(0, "maximum milliseconds of a step with prompts; 0: as long as step-tokens take.", min=0)
+    running: int = flag(256, "maximum sequences that run at once.", min=1)
+    speedup: float = flag(1.0, "how many times as fast requests arrive.", min=1e-6)
+    share: float = flag(1.0, "share of the conversations to use.", min=0.0, max=1.0)
+    tenants: int = flag(1, "number of tenants, assigned by conversation.", min=1)
+    classes: str = flag("", "shares of classes, such as high=0.1,low=0.3.")
+    profile: str = flag(
         "prompt=16000,answer=100",
         "duration of steps: a file from `quire bench engine --profile`, or numbers by hand.",
     )
-    report_age: float | None = _flag(
+    report_age: float | None = flag(
         None, "age of load reports in seconds; default 0, with several gateways 0.25.", min=0.0, max=3600.0
     )
 
@@ -70,36 +63,7 @@ class FleetFlags:
 class TraceFlags(FleetFlags):
     """Flags of a whole fleet, with faults."""
 
-    members: int = _flag(1, "members of the fleet.", min=1, max=1000)
-    faults: str = _flag("", "faults to inject, such as deaths=2,drains=1,clears=1,joins=2,lost=0.01.")
-    detect_delay: float = _flag(0.0, "seconds until a death is detected.", min=0.0, max=3600.0)
-    save: Path | None = _flag(None, "write the requests to this file, in quire's own format, and exit.")  # noqa: RUF009 - a field
-
-
-def with_flags_of(kind: type[FleetFlags], lead: str = "") -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command with these options after its own; its first parameter gets them. `lead` is put before their help."""
-
-    def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        hints = get_type_hints(kind)
-        flags = [_parameter(one.name, hints[one.name], one.default, one.metadata, lead) for one in fields(kind)]
-        parameters = [*list(inspect.signature(command, eval_str=True).parameters.values())[1:], *flags]
-
-        def with_flags(**arguments: Any) -> None:
-            values = {flag.name: arguments.pop(flag.name) for flag in flags}
-            command(kind(**values), **arguments)
-
-        with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__
-        with_flags.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        return with_flags
-
-    return decorated
-
-
-def _parameter(name: str, kind: Any, default: Any, metadata: Any, lead: str) -> inspect.Parameter:
-    help_text = metadata["help"]
-    text = f"{lead}{help_text}" if lead else help_text[0].upper() + help_text[1:]
-    option = typer.Option(f"--{name.replace('_', '-')}", help=text, **metadata["limits"])
-    return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, option]
-    )
+    members: int = flag(1, "members of the fleet.", min=1, max=1000)
+    faults: str = flag("", "faults to inject, such as deaths=2,drains=1,clears=1,joins=2,lost=0.01.")
+    detect_delay: float = flag(0.0, "seconds until a death is detected.", min=0.0, max=3600.0)
+    save: Path | None = flag(None, "write the requests to this file, in quire's own format, and exit.")  # noqa: RUF009 - a field

@@ -22,7 +22,7 @@ from quire.engine.loading import kv_key, queue_of
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import EngineDeadError
 from quire.text.grammars.checker import GrammarChecker
-from quire.text.grammars.wire import LoadVocabulary
+from quire.text.sandboxed.grammar_messages import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
 from quire.worker.kv_event_settings import KVEventSettings
 from quire.worker.messages import Open, Ready, WorkerLoad

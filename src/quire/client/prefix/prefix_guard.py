@@ -157,11 +157,6 @@ class PrefixGuard:
         """What the kept prompts take."""
         return self._prompts.num_bytes
 
-    @property
-    def num_patterns(self) -> int:
-        """Of all tenants, warned of or not."""
-        return self._num_patterns
-
     def take(self, seen: SeenPrompt) -> None:
         """A prompt has begun to run. Prompts come in order of time."""
         record, tokens = seen.record, packed(seen.token_ids)

@@ -40,11 +40,6 @@ class Stream:
         self._error: QuireError | None = None
         self._ready = asyncio.Event()
 
-    @property
-    def num_pending_bytes(self) -> int:
-        """What was put in and not read, as it is counted against the bound."""
-        return self._num_bytes
-
     def wake(self, ready: asyncio.Event) -> None:
         """Set this event, which several streams may share, whenever there is something to take."""
         if self._ready.is_set():

@@ -14,9 +14,6 @@ from typing import Any
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import InvalidParameterError
 from quire.text.grammars.grammar import Grammar as Grammar  # noqa: PLC0414 - for the API, too
-from quire.text.json_lists import MAX_JSON_LISTS as MAX_JSON_LISTS  # noqa: PLC0414
-from quire.text.json_lists import brackets_of as brackets_of  # noqa: PLC0414
-from quire.text.json_lists import has_too_many_lists as has_too_many_lists  # noqa: PLC0414
 from quire.text.parsers.reader import AnswerFormat
 
 MAX_ANSWERS = 8

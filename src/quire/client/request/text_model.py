@@ -19,9 +19,9 @@ from quire.text.chat.rendering.messages import num_text_bytes
 from quire.text.chat.rendering.template import NO_ARGUMENTS as NO_ARGUMENTS  # noqa: PLC0414 - for the API, too
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414
-from quire.text.chat.rendering.wire import Rendered
 from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
+from quire.text.sandboxed.template_messages import Rendered
 from quire.text.text_work import timed_work
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 

@@ -58,20 +58,6 @@ class KVMemoryConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """One block as it stands now, for inspection: the memory itself keeps flat arrays."""
-
-    block_id: int
-    ref_count: int
-    is_pinned: bool
-    digest: bytes | None
-    """None while the block is not named; then it has no tokens and no parent either."""
-    token_ids: tuple[int, ...]
-    parent_id: int | None
-    """The block before it; None for a first block."""
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryStats:
     """A picture of the memory. `hit_tokens` and `query_tokens` count a table once, when it uses what it found."""
 
@@ -93,5 +79,3 @@ class MemoryStats:
     num_slot_evictions: int
     usage: float
     """Share of the pool that is referenced, 0 to 1."""
-    fragmentation: float
-    """Share of slots in referenced blocks that hold no token, 0 to 1."""

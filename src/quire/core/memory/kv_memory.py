@@ -16,6 +16,7 @@ With recurrent layers a table has a state slot as well, and a hit is the deepest
 Time is handed in by `advance`, never read.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from quire.core.digests import BlockHasher, Namespace
@@ -24,10 +25,9 @@ from quire.core.events import BlockStored, KVEvent
 from quire.core.memory.block_names import BlockNames
 from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for
-from quire.core.memory.in_flight import InFlight
-from quire.core.memory.kv_config import Block, KVMemoryConfig, MemoryStats
+from quire.core.memory.kv_config import KVMemoryConfig, MemoryStats
 from quire.core.memory.kv_publisher import KVPublisher
-from quire.core.memory.memory_view import MemoryCounters, block_view, memory_stats
+from quire.core.memory.memory_view import MemoryCounters, memory_stats
 from quire.core.memory.pins import Pin, Pins
 from quire.core.memory.prefix_tree import PrefixTree
 from quire.core.memory.state_slots import StateCheckpoint, StateSlots
@@ -49,7 +49,7 @@ class KVMemory:
         self.slots = StateSlots(config.num_slots, config.num_running_slots)
         self.tables: dict[int, BlockTable] = {}
         """Open tables by id; those of pins among them."""
-        self.in_flight = InFlight()
+        self.in_flight = Counter[bytes]()
         """Digests that the step in flight completes, and by how many tables."""
         self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
         self.next_id = 1
@@ -162,7 +162,7 @@ class KVMemory:
         if table.is_naming and num_certain > first_full:
             # A block that holds drafts may come to nothing: no sequence waits for it.
             table.in_flight_digests = table.digests[first_full:num_certain]
-            self.in_flight.enter(table.in_flight_digests)
+            self.in_flight.update(table.in_flight_digests)
         table.num_reserved = end
         if self.states is not None:
             self.states.reserve(table, keep)
@@ -184,7 +184,10 @@ class KVMemory:
             raise InvariantError(rule, code="commit_beyond_reserved")
         self._check_exclusive(table)
         if table.in_flight_digests:
-            self.in_flight.leave(table.in_flight_digests)
+            for digest in table.in_flight_digests:
+                self.in_flight[digest] -= 1
+                if not self.in_flight[digest]:
+                    del self.in_flight[digest]
             table.in_flight_digests = []
         first_full = table.num_computed // self.config.block_size
         table.num_computed += num_tokens
@@ -297,15 +300,9 @@ class KVMemory:
         at leisure, whatever happens meanwhile."""
         return self.names.published_blocks()
 
-    def block(self, block_id: int) -> Block:
-        """The facts of one block."""
-        return block_view(block_id, self.pool, self.pins, self.tree)
-
     def stats(self) -> MemoryStats:
-        """Counters and shares; walks the open tables, not the pool."""
-        return memory_stats(
-            self.pool, self.slots, self.pins, self.tables.values(), self._counters, self.config.block_size
-        )
+        """Counters and shares."""
+        return memory_stats(self.pool, self.slots, self.pins, len(self.tables), self._counters)
 
     # -- leaves --------------------------------------------------------------------------------------------------------
 

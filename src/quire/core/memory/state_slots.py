@@ -91,11 +91,6 @@ class StateSlots:
         """For checks."""
         return self.blank_slots
 
-    @property
-    def pending_copies(self) -> Sequence[SlotCopy]:
-        """Those that the next step makes."""
-        return self._copies
-
     def cached(self) -> dict[int, int]:
         """Block -> slot, the first to leave first, those of pinned blocks last. For checks and pictures."""
         return {**self.cached_slots, **self.pinned_slots}

@@ -14,7 +14,10 @@ from array import array
 from collections import OrderedDict
 
 from quire.core.digests import Namespace
+from quire.core.memory.kv_memory import KVMemory
 from quire.core.scheduling.acceptance_rates import Draft
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence
 
 TOKEN_BYTES = 4
@@ -88,3 +91,11 @@ def _repeated(following: tuple[int, ...], limit: int) -> tuple[int, ...]:
 
 def _tokens(data: bytes | bytearray) -> tuple[int, ...]:
     return tuple(array("I", bytes(data[: len(data) - len(data) % TOKEN_BYTES])))
+
+
+def make_scheduler(config: SchedulerConfig, memory: KVMemory, *, guesses: bool) -> Scheduler:
+    """A scheduler whose sequences guess what follows, if that is wanted and can be taken back."""
+    if not guesses or memory.states is not None:
+        return Scheduler(config, memory)
+    ngrams = Ngrams()
+    return Scheduler(config, memory, ngrams.propose, ngrams.ended)

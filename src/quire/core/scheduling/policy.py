@@ -9,12 +9,11 @@ from typing import NamedTuple
 from quire.core.digests import Namespace
 from quire.core.memory.block_table import num_blocks_for
 from quire.core.memory.kv_config import KVMemoryConfig
-from quire.core.request import PriorityClass, Request
+from quire.core.request import RANK, Request
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence
 from quire.errors import InvalidParameterError, RequestTooLargeError
 
-RANK = {PriorityClass.HIGH: 0, PriorityClass.NORMAL: 1, PriorityClass.LOW: 2}
 PROTECTED_AFTER = 3
 """A sequence preempted this often is not displaced by newcomers any more."""
 

@@ -37,7 +37,7 @@ from quire.fleet.protocol.work import MemberWork
 from quire.fleet.routing.membership import SUSPECT_AFTER_S, MemberState
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.grammars.checker import GrammarChecker
-from quire.text.grammars.wire import LoadVocabulary
+from quire.text.sandboxed.grammar_messages import LoadVocabulary
 
 log = logging.getLogger("quire.fleet")
 

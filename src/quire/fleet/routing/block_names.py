@@ -45,9 +45,3 @@ def names_of(parent: int, tokens: Sequence[int], block_size: int) -> tuple[int, 
         name = read(state.digest(), "big") >> 1
         names.append(name)
     return tuple(names)
-
-
-def more_names(names: tuple[int, ...], root: int, tokens: Sequence[int], block_size: int) -> tuple[int, ...]:
-    """The same for tokens whose first blocks have names already: a request that has grown is not named anew."""
-    rest = tokens[len(names) * block_size :]
-    return names + names_of(names[-1] if names else root, rest, block_size)

@@ -55,11 +55,6 @@ class MemberLoads:
     def _assigned_at(self, now_s: float) -> float:
         return self._assigned_tokens * exp(min(0.0, self._assigned_s - now_s) / RATE_OVER_S)
 
-    @property
-    def num_reservations(self) -> int:
-        """Own reservations that no report counts."""
-        return len(self.member_of)
-
     def join(self, member: str) -> None:
         """A member that has nothing to compute."""
         if member in self.loads:

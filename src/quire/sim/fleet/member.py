@@ -15,11 +15,16 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import SequenceStatus
 from quire.core.scheduling.waiting_queue import QueueConfig
-from quire.core.step import StepPlan
+from quire.core.step import RowResult, StepPlan, StepResult
 from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import InvariantError
-from quire.sim.fleet.clock_runner import TOKEN, answer_of
 from quire.workload.workload_request import WorkloadRequest
+
+TOKEN = 0
+"""Not in any prompt of a trace, so that output is never a cached prefix."""
+_ANSWERED = RowResult((TOKEN,))
+_NOTHING = RowResult()
+
 
 KEY = bytes(32)
 MODEL = "model"
@@ -121,3 +126,10 @@ class Member:
             if isinstance(event, Finished):
                 del self._expected[event.request_id]
         return events
+
+
+def answer_of(plan: StepPlan) -> StepResult:
+    """The result of a step: one fixed token for each row that samples."""
+    return StepResult(
+        plan.step, {item.sequence_id: _NOTHING if item.sampling is None else _ANSWERED for item in plan.items}
+    )

@@ -15,8 +15,8 @@ from quire.core.digests import KEY_BYTES, BlockHasher
 from quire.core.events import RequestEvent
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request, ResolvedSampling
+from quire.core.scheduling.ngrams import make_scheduler
 from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult, TokenLogprobs
-from quire.engine.guessing_scheduler import make_scheduler
 from quire.engine.trace_records import (
     AnyTraceRecord,
     Cancelled,

@@ -19,10 +19,9 @@ from tokenizers import AddedToken
 
 from quire.errors import InvalidTextError
 from quire.text.chat.prompt_parts import UNKNOWN_PARTS, PromptParts, TemplateParts, prompt_parts
-from quire.text.chat.rendering.wire import Rendered
-from quire.text.tokenizer import Tokenizer
+from quire.text.sandboxed.template_messages import Rendered
+from quire.text.tokenizer import Tokenizer, encoded
 from quire.text.tokenizer_twin import twin_of
-from quire.text.unlocked import encoded
 
 MAX_PASSES = 16
 """How often a text is mended that the vocabulary itself would read as a control token; once is enough for most."""
@@ -56,11 +55,6 @@ class ChatTokenizer:
         self._words = {token_id: name for token_id, name in self._control.items() if token_id not in taken}
         """Control tokens that the vocabulary itself has as words, and that no twin can be without."""
         tokenizer.bound(self._twin.library)
-
-    @property
-    def control_ids(self) -> frozenset[int]:
-        """The ids of control tokens."""
-        return frozenset(self._control)
 
     def encode(self, rendered: Rendered) -> list[int]:
         """The conversation's token ids. Raises RequestTooLargeError and InvalidTextError."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from quire.text.chat.rendering.wire import Rendered
+from quire.text.sandboxed.template_messages import Rendered
 
 PartKind = Literal["system", "tool", "message", "text"]
 

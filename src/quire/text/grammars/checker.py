@@ -2,29 +2,37 @@
 
     known? ─► turn ─► process ─► known from now on
 
-What was found right, or wrong, lately is not looked at again, and is looked up without waiting for a check. Those who
-have something to check take turns, first come first served: a request with more waits again behind the others. What a
+What was found right, or wrong, lately is not looked at again, and is looked up without waiting for a check. Threads
+with something to check take turns, first come first served: a request with more waits again behind the others. What a
 check takes is charged to the request that it is for, and there is no more of it when that has had its share. The
-process bounds what a check may take; should it not answer within `CHECK_S` all the same, it is ended, the grammar is
+process bounds what a check may take; should it not answer within `CHECK_S` all the same, it is killed, the grammar is
 refused, and the next check starts another.
 """
 
-import sys
 import threading
 import weakref
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 from quire.core.work_budget import WorkKind
-from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidParameterError
-from quire.text.grammars import wire
+from quire.errors import CapacityError, CheckpointError, InvalidParameterError
 from quire.text.grammars.grammar import Grammar
-from quire.text.grammars.wire import CheckGrammar, FromChecker, GrammarFine, GrammarRefused, LoadVocabulary
-from quire.text.helper_process import Helper, StoppedError
+from quire.text.sandboxed.grammar_messages import (
+    CheckGrammar,
+    FromChecker,
+    GrammarFine,
+    GrammarRefused,
+    LoadVocabulary,
+    VocabularyRefused,
+    read_from_checker,
+)
+from quire.text.sandboxed.helper import StoppedError, encode_frame
+from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError
 from quire.text.text_work import current_work
 
-COMMAND = (sys.executable, "-m", "quire.text.grammars.process")
+IDLE = IdleHelpers("quire.text.grammars.process", "to check the grammar")
+"""None waits for another model: each holds a vocabulary."""
 LOAD_S = 60.0
 CHECK_S = 10.0
 KEPT_BYTES = 4 << 20
@@ -62,38 +70,13 @@ class Verdicts:
                 self._num_bytes -= len(self._found.popitem(last=False)[0]) + MESSAGE_BYTES
 
 
-class Turns:
-    """A lock that goes to those who wait in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting: deque[object] = deque()
-
-    @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Hold it."""
-        ticket = object()
-        with self._changed:
-            self._waiting.append(ticket)
-            self._changed.wait_for(lambda: self._waiting[0] is ticket)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._waiting.popleft()
-                self._changed.notify_all()
-
-
 class GrammarChecker:
     """Safe from several threads. Close it."""
 
     def __init__(self, read_vocabulary: Callable[[], LoadVocabulary]) -> None:
-        self._read_vocabulary = read_vocabulary
-        self._turns = Turns()
-        self._helpers: list[Helper] = []
-        """The one there is."""
+        self._helpers = HelperPool(IDLE, partial(_vocabulary_frame, read_vocabulary), read_from_checker, LOAD_S)
         self.verdicts = Verdicts()
-        self.close = weakref.finalize(self, _kill, self._helpers)
+        self.close = weakref.finalize(self, self._helpers.close)
 
     def check(self, grammar: Grammar) -> None:
         """Raise InvalidParameterError, in the library's words, if no engine could follow this grammar;
@@ -108,7 +91,7 @@ class GrammarChecker:
     def _checked(self, grammar: Grammar) -> str | None:
         """What is wrong with it, if anything is."""
         work = current_work()
-        with self._turns.turn():
+        with self._helpers.turn():
             is_known, why = self.verdicts.get(grammar.text)  # perhaps since this one waits
             if is_known:
                 return why
@@ -116,6 +99,8 @@ class GrammarChecker:
                 raise refusal
             cpu_s = min(CHECK_CPU_S, work.left_s(WorkKind.GRAMMAR_CHECK))
             answer = self._answer(grammar, cpu_s)
+        if isinstance(answer, VocabularyRefused):
+            raise InvalidParameterError(answer.message, "grammar", code="unusable_tokenizer")
         if not isinstance(answer, GrammarFine | GrammarRefused):
             return f"unexpected response {answer!r}"
         why = answer.message if isinstance(answer, GrammarRefused) else None
@@ -127,38 +112,19 @@ class GrammarChecker:
         return why
 
     def _answer(self, grammar: Grammar, cpu_s: float) -> FromChecker:
-        helper = self._helper()
         try:
-            return helper.request(wire.encode_frame(CheckGrammar(grammar.text, cpu_s)), wire.read_from_checker, CHECK_S)
+            return self._helpers.request(encode_frame(CheckGrammar(grammar.text, cpu_s)), CHECK_S)
+        except NotLoadedError as error:
+            why = f"cannot start a process to check the grammar: it {error}; try again"
+            raise CapacityError(why, code="process_not_started") from None
         except StoppedError as error:
-            self._helpers.clear()
             rule = f"expected {grammar.parameter} to be checked within {CHECK_S:g} s, it {error}; use fewer rules"
             raise InvalidParameterError(rule, grammar.parameter, code="grammar_check_stopped") from None
 
-    def _helper(self) -> Helper:
-        if not self.close.alive:
-            raise EngineDeadError("the model is closed; open it again")
-        if self._helpers and self._helpers[0].is_alive:
-            return self._helpers[0]
-        _kill(self._helpers)
-        try:
-            vocabulary = wire.encode_frame(self._read_vocabulary())
-        except CheckpointError as error:
-            sentence = f"this model does not support grammars: {error}"
-            raise InvalidParameterError(sentence, "grammar", code="grammars_not_supported") from error
-        try:
-            helper = Helper(COMMAND)
-            answer = helper.request(vocabulary, wire.read_from_checker, LOAD_S)
-        except (OSError, StoppedError) as error:
-            why = f"cannot start a process to check the grammar: {error}"
-            raise CapacityError(why, code="process_not_started") from None
-        if isinstance(answer, GrammarRefused):
-            helper.kill()
-            raise InvalidParameterError(answer.message, "grammar", code="unusable_tokenizer")
-        self._helpers.append(helper)
-        return helper
 
-
-def _kill(helpers: list[Helper]) -> None:
-    while helpers:
-        helpers.pop().kill()
+def _vocabulary_frame(read_vocabulary: Callable[[], LoadVocabulary]) -> bytes:
+    try:
+        return encode_frame(read_vocabulary())
+    except CheckpointError as error:
+        sentence = f"this model does not support grammars: {error}"
+        raise InvalidParameterError(sentence, "grammar", code="grammars_not_supported") from error

@@ -1,4 +1,4 @@
-"""The process that checks grammars: `python -m quire.text.grammars.process`, spoken to on its stdin.
+"""The process that checks grammars: `python -m quire.text.grammars.process`, a helper (`sandboxed`).
 
 A grammar is a client's, and compiling one is work that cannot be foretold. Here it is done once before a worker sees
 it, each in a fork of its own: what takes too long or too much, or breaks the library, ends there, and the next one
@@ -8,14 +8,12 @@ loop could not spare either.
 
 import os
 import signal
-import socket
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from quire.checkpoints.grammar_vocabulary import first_mask, follow, grammar_vocabulary, matcher_of
 from quire.errors import CheckpointError
-from quire.text.grammars import wire
-from quire.text.grammars.wire import (
-    CheckerStarted,
+from quire.text.sandboxed.grammar_messages import (
     CheckGrammar,
     FromChecker,
     GrammarFine,
@@ -23,16 +21,16 @@ from quire.text.grammars.wire import (
     LoadVocabulary,
     ToChecker,
     VocabularyLoaded,
+    VocabularyRefused,
+    read_to_checker,
 )
-from quire.text.helper_process import allow_time, bound_memory, lower_priority, receive, send
+from quire.text.sandboxed.helper import encode_frame, lower_priority, serve
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MEMORY_BYTES = 2 << 30
 """Address space. A vocabulary of 130,000 tokens takes 150 MB, compiling the largest grammar that is let in a few."""
-CPU_S = 4
-"""Processor time for one message. The parent ends this process sooner."""
 FOLLOW_SHARE = 0.4
 """Of the time of a check, for following the grammar once it is compiled. Ordinary ones take a few milliseconds."""
 
@@ -41,21 +39,22 @@ class Checker:
     """Answers messages, one after the other."""
 
     def __init__(self) -> None:
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary: LLTokenizer | VocabularyRefused = VocabularyRefused("no vocabulary is loaded")
 
     def answer(self, message: ToChecker) -> FromChecker:
-        """What the server is told."""
+        """Of a vocabulary that grammars cannot use, each check returns why."""
         if isinstance(message, LoadVocabulary):
             return self._loaded(message)
-        if self._vocabulary is None:
-            return GrammarRefused("no vocabulary is loaded")
+        if isinstance(self._vocabulary, VocabularyRefused):
+            return self._vocabulary
         return self._checked(message, self._vocabulary)
 
     def _loaded(self, message: LoadVocabulary) -> FromChecker:
         try:
             self._vocabulary = grammar_vocabulary(message.tokenizer_json, message.vocabulary_size, message.end_tokens)
         except CheckpointError as error:
-            return GrammarRefused(str(error))
+            self._vocabulary = VocabularyRefused(str(error))
+            return self._vocabulary
         return VocabularyLoaded()
 
     @staticmethod
@@ -93,20 +92,11 @@ def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: in
         os._exit(0)
 
 
-def serve_checks(end: socket.socket) -> None:
-    """Answer until the other side has ended."""
-    checker = Checker()
-    send(end, wire.encode_frame(CheckerStarted()))
-    while True:
-        try:
-            message = wire.read_to_checker(receive(end))
-        except EOFError:
-            return
-        allow_time(CPU_S)
-        send(end, wire.encode_frame(checker.answer(message)))
+def answer_frame(checker: Checker, frame: bytes) -> bytes:
+    """The same in bytes."""
+    return encode_frame(checker.answer(read_to_checker(frame)))
 
 
 if __name__ == "__main__":
-    bound_memory(MEMORY_BYTES)
     lower_priority()
-    serve_checks(socket.socket(fileno=0))
+    serve(partial(answer_frame, Checker()), MEMORY_BYTES)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quire.backends.cpu.balanced_keys import MOST, factors_of, sizes_of_outputs
+from quire.backends.cpu.layer_weights import MOST, factors_of, sizes_of_outputs
 
 DICE = np.random.default_rng(3)
 HEADS, KV_HEADS, SIZE = 6, 2, 16

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from quire.backends.host import step_times
-from quire.backends.host.step_times import ENOUGH_S, FIRST_SIZES, MORE_SIZES, measured_cost
+from quire.backends.host import worst_step
+from quire.backends.host.worst_step import ENOUGH_S, FIRST_SIZES, MORE_SIZES, measured_cost
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core.step import StepPlan
@@ -21,7 +21,7 @@ class Turned:
         self.sizes: list[int] = []
         self._each_s = each_s
         for clock in ("perf_counter", "process_time"):
-            monkeypatch.setattr(step_times, clock, lambda: self.now_s)
+            monkeypatch.setattr(worst_step, clock, lambda: self.now_s)
 
     def run(self, plan: StepPlan) -> None:
         (item,) = plan.items

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
 
-from quire.checkpoints.gguf.file import read_gguf
-from quire.checkpoints.gguf.types import TENSOR_TYPES
+from quire.checkpoints.gguf.file import TENSOR_TYPES, read_gguf
 from quire.errors import CheckpointError
 from tests.support.errors import raises_code
 from tests.support.models.tiny_models import Tiny, all_metadata, write_gguf

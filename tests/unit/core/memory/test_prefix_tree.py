@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from quire.core.digests import BlockHasher, Namespace, wire_hash
+from quire.core.digests import BlockHasher, Namespace
 from quire.core.divergence import MissReason
 from quire.core.memory.block_table import pack_tokens
 from quire.core.memory.kv_config import KVMemoryConfig
@@ -90,11 +90,6 @@ def test_fields_that_join_to_the_same_text_are_still_different_namespaces() -> N
 )
 def test_every_field_of_the_namespace_changes_the_root(change: dict[str, int | str]) -> None:
     assert BlockHasher(KEY).root(replace(SPACE, **change)) != BlockHasher(KEY).root(SPACE)  # type: ignore[arg-type]
-
-
-def test_the_wire_hash_is_the_low_63_bits() -> None:
-    assert wire_hash(bytes(24) + b"\xff" * 8) == 2**63 - 1
-    assert wire_hash(b"\xff" * 24 + (5).to_bytes(8, "big")) == 5
 
 
 def test_a_namespace_of_another_block_size_is_refused() -> None:

@@ -38,21 +38,21 @@ class TestRunning:
     def test_who_begins_with_nothing_gets_the_state_before_the_first_token(self) -> None:
         slots = StateSlots(3, 3)
         running = slots.begin(None)
-        assert slots.pending_copies == [SlotCopy(ZERO_SLOT, running)]
+        assert slots._copies == [SlotCopy(ZERO_SLOT, running)]
 
     def test_who_begins_again_keeps_its_slot(self) -> None:
         slots = StateSlots(3, 1)
         source, running = kept(slots, 10), slots.begin(None)
         slots.take_moves()
         assert (slots.begin(running), slots.begin_after(10, running)) == (running, running)
-        assert slots.pending_copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(source, running)]
+        assert slots._copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(source, running)]
 
     def test_who_goes_on_behind_a_block_gets_a_copy_and_the_block_keeps_its_state(self) -> None:
         slots = StateSlots(3, 1)
         source = kept(slots, 10)
         running = slots.begin_after(10, None)
         assert running != source
-        assert slots.pending_copies == [SlotCopy(source, running)]
+        assert slots._copies == [SlotCopy(source, running)]
         assert slots.slot_of(10) == source
 
     def test_where_nothing_else_makes_room_the_state_itself_is_run_from(self) -> None:
@@ -62,14 +62,14 @@ class TestRunning:
         slots.take_moves()
         assert slots.begin_after(10, None) == source
         assert slots.slot_of(10) is None
-        assert slots.pending_copies == []
+        assert slots._copies == []
 
     def test_a_fork_gets_a_copy_in_a_slot_of_its_own(self) -> None:
         slots = StateSlots(2, 2)
         running = slots.begin(None)
         child = slots.fork(running)
         assert child != running
-        assert slots.pending_copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(running, child)]
+        assert slots._copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(running, child)]
 
     def test_a_slot_given_back_is_taken_again_before_a_state_has_to_leave(self) -> None:
         slots = StateSlots(2, 1)

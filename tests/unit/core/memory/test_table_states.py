@@ -48,7 +48,7 @@ class TestHits:
         (block,) = cached(shadow, list(range(4)), [4])
         table = shadow.begin(SPACE, list(range(5))).table
         assert table.state_slot is not None
-        assert shadow.memory.slots.pending_copies == [SlotCopy(shadow.memory.slots.cached()[block], table.state_slot)]
+        assert shadow.memory.slots._copies == [SlotCopy(shadow.memory.slots.cached()[block], table.state_slot)]
 
     def test_a_sequence_without_a_hit_begins_with_the_state_before_the_first_token(self) -> None:
         memory = KVMemory(config(), BlockHasher(KEY))

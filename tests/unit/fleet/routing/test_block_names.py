@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.memory.block_table import hit_cap
-from quire.fleet.routing.block_names import more_names, names_of, root_name
+from quire.fleet.routing.block_names import names_of, root_name
 
 ROOT = root_name("model", "", "group")
 TOKENS = [5, 6, 7, 8, 9, 10, 11]
@@ -51,9 +51,3 @@ def test_blocks_of_different_sizes_never_meet() -> None:
 def test_whoever_knows_a_blocks_parent_names_it_alone() -> None:
     names = names_of(ROOT, TOKENS, 2)
     assert names_of(names[0], TOKENS[2:], 2) == names[1:]
-
-
-@pytest.mark.parametrize("known", range(4))
-def test_a_request_that_has_grown_is_named_on(known: int) -> None:
-    names = names_of(ROOT, TOKENS, 2)
-    assert more_names(names[:known], ROOT, TOKENS, 2) == names

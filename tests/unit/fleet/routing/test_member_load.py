@@ -29,7 +29,7 @@ def test_a_report_counts_what_was_made_before_it_and_not_what_was_made_since() -
         loads.reserve(f"r{number}", "a", 10**number, at_s)
     loads.report("a", 5000, 2.0)
     assert loads.in_flight_tokens == {"a": 5110}
-    assert loads.num_reservations == 2
+    assert len(loads.member_of) == 2
 
 
 def test_what_a_report_counts_is_taken_off_by_the_next_report_alone() -> None:
@@ -75,7 +75,7 @@ def test_who_leaves_takes_its_reservations_along_and_comes_back_idle() -> None:
     loads.leave("a")
     loads.release("r1")
     loads.reserve("r1", "b", 1, 1.0)
-    assert (loads.in_flight_tokens, loads.num_reservations) == ({"b": 21}, 2)
+    assert (loads.in_flight_tokens, len(loads.member_of)) == ({"b": 21}, 2)
     loads.join("a")
     assert loads.in_flight_tokens == {"b": 21, "a": 0}
 

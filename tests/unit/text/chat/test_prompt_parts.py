@@ -19,7 +19,7 @@ from quire.text.chat.prompt_parts import (
     message_parts,
 )
 from quire.text.chat.rendering.process import Program
-from quire.text.chat.rendering.wire import LoadTemplate, Render, Rendered
+from quire.text.sandboxed.template_messages import LoadTemplate, Render, Rendered
 from tests.support.models.small_tokenizers import ALL
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

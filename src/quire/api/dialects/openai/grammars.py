@@ -11,7 +11,8 @@ from typing import Any
 
 from quire.api.dialects.openai.schemas import SamplingFields
 from quire.api.http.errors import invalid
-from quire.client.request.params import MAX_JSON_LISTS, Grammar, has_too_many_lists
+from quire.client.request.params import Grammar
+from quire.strict_json import MAX_JSON_LISTS, has_too_many_lists
 
 Make = Callable[[Any, str], Grammar]
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidTextError
-from quire.text.json_lists import has_too_many_lists
+from quire.strict_json import has_too_many_lists
 
 Message = Mapping[str, Any]
 """As in the OpenAI API: `role`, `content` (a text, none, or a list of text parts), perhaps `tool_calls` and others."""

@@ -1,41 +1,37 @@
-"""The process that runs a model's chat template: `python -m quire.text.chat.rendering.process`, spoken to on its stdin.
+"""The process that runs a model's chat template: `python -m quire.text.chat.rendering.process`, a helper.
 
 A template is a program from a downloaded file, and its input is a client's. Whatever it does (a number squared sixty
-times, a text replaced by a thousand of itself) it does here: the memory of this process is bounded by the system, its
-time by its parent, who ends it, and by the system again if the parent is gone. Imports jinja2 and little else, so that
-it starts quickly.
+times, a text replaced by a thousand of itself) it does here, within the bounds of a helper (`sandboxed`). Imports
+jinja2 and little else, so that it starts quickly.
 """
 
-import socket
 from datetime import datetime
+from functools import partial
 from time import process_time
 from typing import Any
 
 from msgspec.structs import replace
 
 from quire.errors import TemplateError
-from quire.text.chat.rendering import wire
 from quire.text.chat.rendering.marked_text import MarkedText, concat, mark
 from quire.text.chat.rendering.metering import METER, WorkMeter
 from quire.text.chat.rendering.sandbox import TemplateSandbox
-from quire.text.chat.rendering.wire import (
+from quire.text.sandboxed.helper import encode_frame, serve
+from quire.text.sandboxed.template_messages import (
     TOO_DEEP,
     Broken,
     LoadTemplate,
     Render,
     Rendered,
-    Started,
     TemplateLoaded,
     TemplateRefused,
     ToProcess,
     ToServer,
+    read_to_process,
 )
-from quire.text.helper_process import allow_time, bound_memory, receive, send
 
 MEMORY_BYTES = 512 * 1024 * 1024
 """Address space: the interpreter takes a tenth of it, a prompt of a million tokens another."""
-CPU_S = 4
-"""Processor time for one message. The parent ends this process sooner, unless it has ended itself."""
 PROBE = "quire-probe"
 MAX_DEPTH = 128
 """A rendering that failed of messages nested deeper did so for that."""
@@ -135,7 +131,7 @@ class Renderer:
         self._program: Program | None = None
 
     def answer(self, message: ToProcess) -> ToServer:
-        """What the server is told."""
+        """Whatever the template does wrong is an answer."""
         try:
             if isinstance(message, LoadTemplate):
                 self._program = None
@@ -163,34 +159,22 @@ class Renderer:
             raise
 
 
-def serve_renderer(end: socket.socket) -> None:
-    """Answer until the other side has ended."""
-    renderer = Renderer()
-    send(end, wire.encode_frame(Started()))
-    while True:
-        try:
-            message = wire.read_to_process(receive(end))
-        except EOFError:
-            return
-        allow_time(CPU_S)
-        started_s = process_time()
-        answer = renderer.answer(message)
-        if isinstance(answer, Rendered | TemplateRefused):
-            answer = replace(answer, spent_s=process_time() - started_s)
-        send(end, _encoded(answer))
-
-
-def _encoded(answer: ToServer) -> bytes:
+def answer_frame(renderer: Renderer, frame: bytes) -> bytes:
+    """The same in bytes, with what it cost."""
+    message = read_to_process(frame)
+    started_s = process_time()
+    answer = renderer.answer(message)
+    if isinstance(answer, Rendered | TemplateRefused):
+        answer = replace(answer, spent_s=process_time() - started_s)
     try:
-        return wire.encode_frame(answer)
+        return encode_frame(answer)
     except UnicodeEncodeError:
         sentence = "the model's chat template returned an incomplete character; use the completions endpoint"
-        return wire.encode_frame(TemplateRefused(sentence))
+        return encode_frame(TemplateRefused(sentence))
     except MemoryError:
         rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more"
-        return wire.encode_frame(TemplateRefused(rule, code="memory_exceeded"))
+        return encode_frame(TemplateRefused(rule, code="memory_exceeded"))
 
 
 if __name__ == "__main__":
-    bound_memory(MEMORY_BYTES)
-    serve_renderer(socket.socket(fileno=0))
+    serve(partial(answer_frame, Renderer()), MEMORY_BYTES)

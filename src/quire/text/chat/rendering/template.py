@@ -17,11 +17,28 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import CheckpointError, InvalidTextError, QuireError, TemplateError
-from quire.text.chat.rendering.helpers import Helpers
+from quire.core.work_budget import WorkKind
+from quire.errors import CapacityError, CheckpointError, InvalidTextError, QuireError, TemplateError
 from quire.text.chat.rendering.messages import Message, prepare_messages
-from quire.text.chat.rendering.wire import Broken, LoadTemplate, Render, Rendered, TemplateLoaded, TemplateRefused
+from quire.text.sandboxed.helper import StoppedError, encode_frame
+from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError
+from quire.text.sandboxed.template_messages import (
+    TOO_DEEP,
+    Broken,
+    LoadTemplate,
+    Render,
+    Rendered,
+    TemplateLoaded,
+    TemplateRefused,
+    ToServer,
+    read_to_server,
+)
+from quire.text.text_work import current_work
 
+RENDER_S = 2.0
+MAX_HELPERS = 2
+"""The second is started when a request finds the first busy."""
+IDLE = IdleHelpers("quire.text.chat.rendering.process", "for the chat template", most=2)
 MAX_SOURCE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 8_000_000
 MAX_STEPS = 200_000
@@ -87,7 +104,8 @@ class ChatTemplate:
         self._now = now
         self._source = source
         self._special_tokens = dict(special_tokens)
-        self._helpers = Helpers(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        load = encode_frame(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        self._helpers = HelperPool(IDLE, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
         self.close = weakref.finalize(self, self._helpers.close)
         """End its processes. They end, too, when the template is no longer referenced."""
         self.failure: QuireError | None = None
@@ -123,8 +141,8 @@ class ChatTemplate:
     def _load(self) -> TemplateLoaded:
         try:
             answer = self._helpers.load()
-        except TemplateError as error:
-            self.failure = error
+        except NotLoadedError as error:
+            self.failure = _not_loaded(error)
             return TemplateLoaded(wants_parts=False, own_text="")
         if isinstance(answer, Broken):
             raise CheckpointError(f"{answer.message}; choose another file", code="template_not_compiled")
@@ -133,13 +151,29 @@ class ChatTemplate:
         return answer
 
     def _run(self, request: Render) -> Rendered:
-        answer = self._helpers.render(request)
+        answer = self._answer(_encoded(request))
         if isinstance(answer, Rendered):
             return answer
         if isinstance(answer, TemplateRefused):
             raise TemplateError(answer.message, code=answer.code)
         nothing = "the model's chat template returned no prompt for these messages; use the completions endpoint"
         raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
+
+    def _answer(self, frame: bytes) -> ToServer:
+        work = current_work()
+        if (refusal := work.refusal(WorkKind.TEMPLATE)) is not None:
+            raise refusal
+        try:
+            with self._helpers.turn():
+                answer = self._helpers.request(frame, RENDER_S)
+        except NotLoadedError as error:
+            raise _not_loaded(error) from None
+        except StoppedError as error:
+            work.charge(WorkKind.TEMPLATE, 0.0 if error.is_starved else RENDER_S)
+            raise _not_rendered(error) from None
+        if isinstance(answer, Rendered | TemplateRefused):
+            work.charge(WorkKind.TEMPLATE, answer.spent_s)
+        return answer
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.extra)
@@ -159,6 +193,31 @@ def _check_source(source: object) -> None:
     if len(source) > MAX_SOURCE_CHARS:
         rule = f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}"
         raise CheckpointError(f"{rule}; choose another template file", code="template_too_long")
+
+
+def _not_loaded(error: NotLoadedError) -> TemplateError:
+    rule = f"expected the chat template to load within {RENDER_S:g} s, it {error}"
+    way_out = "use the completions endpoint with a plain prompt, or start the server with another template"
+    return TemplateError(f"{rule}; {way_out}", code="loading_stopped")
+
+
+def _not_rendered(error: StoppedError) -> QuireError:
+    if error.is_starved:
+        why = f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced"
+        return CapacityError(f"{why}; try again", code="renderer_starved")
+    rule = f"expected the chat template to finish within {RENDER_S:g} s, it {error}"
+    way_out = "send fewer or shorter messages, or use the completions endpoint"
+    return TemplateError(f"{rule}; {way_out}", code="rendering_stopped")
+
+
+def _encoded(request: Render) -> bytes:
+    try:
+        return encode_frame(request)
+    except RecursionError:
+        raise InvalidTextError(TOO_DEEP) from None
+    except (TypeError, ValueError) as error:
+        rule = f"expected a chat of JSON values: {error}; send whole characters, numbers and lists"
+        raise InvalidTextError(rule, code="not_json") from None
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""What a server and the process that checks clients' grammars say to each other: JSON, in frames (`helper_process`).
+"""What a server and the process that checks clients' grammars send to each other.
 
 server    LoadVocabulary · CheckGrammar
-process   CheckerStarted (it has started) · VocabularyLoaded · GrammarFine · GrammarRefused
+process   VocabularyLoaded · VocabularyRefused · GrammarFine · GrammarRefused
 """
 
 from collections.abc import Callable
@@ -25,12 +25,14 @@ class CheckGrammar(msgspec.Struct, frozen=True, tag=True):
     """Processor time it may take."""
 
 
-class CheckerStarted(msgspec.Struct, frozen=True, tag=True):
-    """The process has started."""
-
-
 class VocabularyLoaded(msgspec.Struct, frozen=True, tag=True):
     """Grammars can be checked."""
+
+
+class VocabularyRefused(msgspec.Struct, frozen=True, tag=True):
+    """The model's tokenizer cannot be used for grammars, and why. Each check gets this, too."""
+
+    message: str
 
 
 class GrammarFine(msgspec.Struct, frozen=True, tag=True):
@@ -50,8 +52,7 @@ class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChecker = LoadVocabulary | CheckGrammar
-FromChecker = CheckerStarted | VocabularyLoaded | GrammarFine | GrammarRefused
+FromChecker = VocabularyLoaded | VocabularyRefused | GrammarFine | GrammarRefused
 
-encode_frame = msgspec.json.Encoder().encode
 read_to_checker: Callable[[bytes], ToChecker] = msgspec.json.Decoder(ToChecker).decode
 read_from_checker: Callable[[bytes], FromChecker] = msgspec.json.Decoder(FromChecker).decode

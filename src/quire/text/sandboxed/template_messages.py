@@ -1,7 +1,7 @@
-"""What a server and the process that renders its chat templates say to each other: JSON, in frames (`helper_process`).
+"""What a server and the process that renders its chat templates send to each other.
 
-    server    Load (a template) · Render (messages)
-    process   Started (it has started) · Loaded · Broken · Rendered · Refused
+    server    LoadTemplate · Render
+    process   TemplateLoaded · Broken · Rendered · TemplateRefused
 
 No message holds code, and none is large: texts of a client's go one way, one prompt comes back.
 """
@@ -41,10 +41,6 @@ class Render(msgspec.Struct, frozen=True, tag=True):
     """The time a template is told, in ISO 8601."""
 
 
-class Started(msgspec.Struct, frozen=True, tag=True):
-    """The process has started."""
-
-
 class TemplateLoaded(msgspec.Struct, frozen=True, tag=True):
     """The template can be used."""
 
@@ -81,9 +77,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
 
 
 ToProcess = LoadTemplate | Render
-ToServer = Started | TemplateLoaded | Rendered | TemplateRefused | Broken
+ToServer = TemplateLoaded | Rendered | TemplateRefused | Broken
 
-encode_frame = msgspec.json.Encoder().encode
-"""A message as it goes over the wire. Raises TypeError, ValueError or RecursionError for what JSON cannot say."""
 read_to_process: Callable[[bytes], ToProcess] = msgspec.json.Decoder(ToProcess).decode
 read_to_server: Callable[[bytes], ToServer] = msgspec.json.Decoder(ToServer).decode

@@ -1,6 +1,7 @@
-"""`GET /v1/requests/{request_id}/cache`: what a request found in the cache, for its own tenant.
+"""`GET /v1/cache/warnings`: which lines repeatedly keep a tenant's prompts out of the cache.
 
-Another tenant's is reported as not found. The operator gets reasons and numbers of all, and no text of any tenant.
+A tenant gets its own lines. An admin key gets what all tenants lost, and no line of theirs: those are on the operator's
+own socket.
 """
 
 from time import monotonic
@@ -14,6 +15,18 @@ from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.http.errors import ApiError, shortened
 from quire.api.prefix.explanation_json import reuse_body
+from quire.api.prefix.warnings import warnings_response
+
+
+async def cache_warnings(request: Request) -> Response:
+    """Which lines repeatedly keep prompts out of the cache, and what that cost in the last hour."""
+    admission: Admission = request.app.state.admission
+    caller: Caller = request.scope["quire.caller"]
+    guard, now_s = admission.prefix_guard, monotonic()
+    found = guard.warnings(now_s, tenant=caller.tenant)
+    if caller.is_admin:
+        found += [one for one in guard.warnings(now_s) if one.tenant != caller.tenant]
+    return warnings_response(found)
 
 
 async def retrieve_reuse(request: Request, request_id: str) -> Response:

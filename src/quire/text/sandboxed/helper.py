@@ -1,11 +1,11 @@
-"""Processes of our own that do for a server what a client's input could make last or grow: each speaks on its stdin, in
-frames, and is ended when it does not answer in time. All end with this process: their stdin closes.
+"""A process of our own for work that a client's input could make last or grow. It reads frames on its stdin, is
+bounded, and is killed when it does not answer in time. It ends with this process: its stdin closes.
 
-    server   spawned ─► exchange ─► exchange …
-    process  bound_memory ─► receive ─► allow_time ─► send
+    server    Helper ────────────────► request ───────────────► request …
+    process   serve: bound memory ─► receive ─► bound time ─► send
 
-The memory of such a process is bounded by the system, its time by its parent, and by the system again if the parent is
-gone. Knows nothing of what is said.
+The memory of such a process is bounded by the system, its time by the server, and by the system again if the server is
+gone. Frames hold JSON; of which shape, `grammar_messages` and `template_messages` define.
 """
 
 import os
@@ -24,8 +24,10 @@ MAX_FRAME_BYTES = 64 * 1024 * 1024
 LENGTH_BYTES = 4
 START_S = 60.0
 """A busy machine may take its time to start an interpreter."""
+CPU_S = 4
+"""Processor time for one frame. The server kills the process sooner, unless it has ended itself."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
-"""What the process is told of ours; tokens and keys are none of its business."""
+"""What of our environment the process receives; no tokens and no keys."""
 NICENESS = 10
 """On a core that a worker uses too, about a tenth is left."""
 SESSION = Path("/proc/self/autogroup")
@@ -33,24 +35,8 @@ BROKEN = (OSError, EOFError, msgspec.MsgspecError)
 """What a helper that does not answer as it should ends in."""
 T = TypeVar("T")
 
-
-def spawned(command: Sequence[str]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
-    """A process, and the end of its stdin that is ours. Raises OSError."""
-    ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            process = subprocess.Popen(  # noqa: S603 - our own modules
-                command,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
-                start_new_session=True,  # a Ctrl-C is for the server
-            )
-    except OSError:
-        ours.close()
-        raise
-    return process, ours
+encode_frame = msgspec.json.Encoder().encode
+"""Raises TypeError, ValueError or RecursionError for what JSON cannot express."""
 
 
 def processor_s(pid: int) -> float | None:
@@ -62,12 +48,6 @@ def processor_s(pid: int) -> float | None:
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
-
-
-def exchange(end: socket.socket, message: bytes, decode: Callable[[bytes], T], deadline_s: float) -> T:
-    """Say a message to the process and hear its answer by the deadline. Raises like `send`, `receive` and `decode`."""
-    send(end, message, deadline_s)
-    return decode(receive(end, deadline_s))
 
 
 def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:
@@ -105,12 +85,18 @@ def _allow(end: socket.socket, deadline_s: float | None) -> None:
 # -- in the process ----------------------------------------------------------------------------------------------------
 
 
-def bound_memory(num_bytes: int) -> None:
-    """Take no more address space than this."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+def serve(answer: Callable[[bytes], bytes], memory_bytes: int) -> None:
+    """Answer frames, one after the other, until the server has ended; within so much address space."""
+    _bound_memory(memory_bytes)
+    end = socket.socket(fileno=0)
+    send(end, b"")  # it has started
+    while True:
+        try:
+            frame = receive(end)
+        except EOFError:
+            return
+        _bound_time()
+        send(end, answer(frame))
 
 
 def lower_priority() -> None:
@@ -121,15 +107,25 @@ def lower_priority() -> None:
         SESSION.write_text(str(NICENESS))
 
 
-def allow_time(cpu_s: int) -> None:
+def _bound_memory(num_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _bound_time() -> None:
     """The system ends a process that uses more processor time than this from now on, whatever else is alive."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + cpu_s, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_S, hard))
+
+
+# -- in the server -----------------------------------------------------------------------------------------------------
 
 
 class StoppedError(Exception):
-    """A helper was ended, or ended by itself, before it answered."""
+    """A helper was killed, or ended by itself, before it answered."""
 
     def __init__(self, message: str, *, is_starved: bool = False) -> None:
         super().__init__(message)
@@ -142,7 +138,20 @@ class Helper:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Start it, and wait for its first frame. Raises OSError."""
-        self._process, self._end = spawned(command)
+        self._end, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own modules
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                    start_new_session=True,  # a Ctrl-C is for the server
+                )
+        except OSError:
+            self._end.close()
+            raise
         try:
             receive(self._end, monotonic() + START_S)
         except BROKEN as error:
@@ -157,11 +166,12 @@ class Helper:
         """It has not ended by itself."""
         return self._process.poll() is None
 
-    def request(self, message: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
-        """Its answer within this time, or it is killed and StoppedError says why."""
-        begun_s = processor_s(self.pid)
+    def request(self, frame: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+        """Its answer within this time, or it is killed and StoppedError has the reason."""
+        begun_s, deadline_s = processor_s(self.pid), monotonic() + time_s
         try:
-            return exchange(self._end, message, decode, monotonic() + time_s)
+            send(self._end, frame, deadline_s)
+            return decode(receive(self._end, deadline_s))
         except BROKEN as error:
             ended_s = processor_s(self.pid)
             is_starved = begun_s is not None and ended_s is not None and ended_s - begun_s < time_s / 10

@@ -1,0 +1,1 @@
+"""Helper processes: work that a client's input could make last or grow, in processes with bounds."""
