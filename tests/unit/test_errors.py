@@ -46,7 +46,7 @@ def test_the_tree_drawn_in_the_docstring_is_the_tree_in_the_code() -> None:
 
 def test_every_type_has_a_code_of_its_own_in_snake_case() -> None:
     kinds = types_of_errors()
-    assert {"WorkBudgetError", "ConformanceError", "RayUnreachableError"} <= {kind.__name__ for kind in kinds}
+    assert {"WorkBudgetError", "ConformanceError"} <= {kind.__name__ for kind in kinds}
     codes = [vars(kind).get("code") for kind in kinds]
     assert None not in codes, f"without a code of its own: {kinds[codes.index(None)]}"
     assert len(set(codes)) == len(codes)

@@ -323,14 +323,15 @@ def test_what_a_worker_refuses_is_refused_here_with_the_same_error() -> None:
 def test_draining_lets_what_runs_finish_and_takes_nothing_new() -> None:
     async def main() -> None:
         async with served() as model:
-            asking = asyncio.create_task(ask_all(model, 4))
-            await until(lambda: model.num_open == 4)
-            draining = asyncio.create_task(model.drain(20.0))
+            prompts = [await model.prompt_ids(f"question {at}") for at in range(4)]
+            handles = [model.submit_ids(ids, params(at, 60)) for at, ids in enumerate(prompts)]
+            draining = asyncio.create_task(model.drain(PATIENCE_S))
             await until(lambda: model.state == "draining")
             with pytest.raises(DrainingError):
                 await model.generate("too late", params(1))
             assert await draining
-            assert [one.finish_reason for one in await asking] == ["length"] * 4
+            ends = [[piece.finish_reason async for piece in handle][-1] for handle in handles]
+            assert ends == ["length"] * 4
 
     run(main)
 

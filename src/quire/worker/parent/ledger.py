@@ -170,8 +170,8 @@ class Ledger:
                 return self._take_prompt_logprobs(entry, event)
             case Preempted():
                 return [event]
-            case Replayed():  # made by the ledger alone
-                raise MessageError(f"{event.request_id}: unexpected event Replayed", code="unexpected_event")
+            case _:
+                raise _unexpected(event)
 
     def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
         """It was not admitted. If its client has output already, the refusal is its end."""
@@ -344,3 +344,8 @@ class Ledger:
 def _pardoned(entry: LedgerEntry) -> int:
     """A suspect that has not run since stays one; all others start anew."""
     return entry.num_strikes if entry.is_suspect and entry.epoch is None else 0
+
+
+def _unexpected(event: Replayed) -> MessageError:
+    """Only the ledger makes such events. A kind that is not handled above is a type error here."""
+    return MessageError(f"{event.request_id}: unexpected event Replayed", code="unexpected_event")

@@ -356,7 +356,7 @@ class Supervisor:
                 self.watching.show(snapshot)
             case CallReply():
                 self._calls.resolve(message)
-            case Failed():
+            case _:
                 self._fail(session, message)
 
     @staticmethod

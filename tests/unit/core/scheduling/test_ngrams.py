@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.digests import Namespace
+from quire.core.digests import BlockHasher, Namespace
+from quire.core.memory.kv_config import KVMemoryConfig
+from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request
 from quire.core.scheduling import ngrams
 from quire.core.scheduling.acceptance_rates import Draft
-from quire.core.scheduling.ngrams import LONGEST_RUN, OTHERS, Ngrams
+from quire.core.scheduling.ngrams import LONGEST_RUN, OTHERS, Ngrams, make_scheduler
+from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence
 
 GROUP = Namespace(1, "model", "", "slots", 4, "group")
@@ -127,3 +130,14 @@ def test_old_answers_and_groups_make_room_for_new_ones(monkeypatch: pytest.Monke
         drafts.ended(sequence(1, 2, 3, num_prompt=1, group=group))
     assert guessed(drafts, sequence(30, 31), 1) == ()
     assert guessed(drafts, sequence(1, 2, group="c"), 1) == (3,)
+
+
+@pytest.mark.parametrize(
+    ("guesses", "num_slots", "has_guesses"), [(True, 0, True), (False, 0, False), (True, 9, False)]
+)
+def test_a_scheduler_guesses_if_that_is_wanted_and_guesses_can_be_taken_back(
+    guesses: bool, num_slots: int, has_guesses: bool
+) -> None:
+    memory = KVMemory(KVMemoryConfig(8, 4, num_slots=num_slots, num_running_slots=num_slots), BlockHasher(bytes(32)))
+    scheduler = make_scheduler(SchedulerConfig(max_step_tokens=64, max_running=8), memory, guesses=guesses)
+    assert (scheduler.propose is not None) == has_guesses
