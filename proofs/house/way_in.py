@@ -21,9 +21,10 @@ MOST_OF_BEFORE, MAX_FORMS, MAX_RETURNS = 0.7, 13, 3
 PORT = "Supervisor.submit"
 OTHERS = frozenset((
     "Acceptor", "Activity", "CacheReport", "Chat", "ChatTemplate", "ChatTokenizer", "ChatWriter", "CleanedMessages",
-    "Engine", "FieldNames", "GenerationResponse", "Granted", "Helper", "Helpers", "KeyRing", "Ledger", "ModelEntry",
-    "Models", "Origins", "PriorityClass", "PromptPart", "PromptParts", "Render", "Rendered", "RequestOptions",
-    "ResolvedSampling", "Scheduler", "ServedModel", "ServerProtocol", "ServerState", "Shares", "StablePrefix",
+    "Engine", "FieldNames", "GenerationResponse", "Granted", "Helper", "HelperPool", "KeyRing", "Ledger", "ModelEntry",
+    "Models", "NoTrace", "Origins", "PriorityClass", "PromptPart", "PromptParts", "Render", "Rendered",
+    "RequestOptions", "ResolvedSampling", "RetryReservations", "Scheduler", "ServedModel", "ServerProtocol",
+    "ServerState", "Shares", "StablePrefix",
     "Supervisor", "TemplateArguments", "TemplateParts", "TextBudget", "TextModel", "TextPool", "TextWork",
     "Tokenizer", "WaitingQueue", "WorkAccount", "WorkBudget", "WorkKind", "WorkerProcess",
 ))  # fmt: skip

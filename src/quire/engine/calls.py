@@ -20,38 +20,38 @@ from quire.core.inspect.snapshots import BlockFacts
 from quire.errors import MessageError, QuireError
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
+class WireMessage(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
     """What crosses between processes: an array that begins with its own name."""
 
 
-class Explained(Message, frozen=True):
+class Explained(WireMessage, frozen=True):
     """The result of `Explain`."""
 
     found: Divergence
 
 
-class BlockInfo(Message, frozen=True):
+class BlockInfo(WireMessage, frozen=True):
     """The result of `GetBlock`."""
 
     facts: BlockFacts | None
     """None: there is no such block."""
 
 
-class CallError(Message, frozen=True):
+class CallError(WireMessage, frozen=True):
     """Why there is no result."""
 
     kind: str
     details: tuple[str | int | None, ...]
 
 
-class Explain(Message, frozen=True):
+class Explain(WireMessage, frozen=True):
     """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
 
     namespace: Namespace
     prompt: tuple[int, ...]
 
 
-class GetBlock(Message, frozen=True):
+class GetBlock(WireMessage, frozen=True):
     """What is known of one block."""
 
     block_id: int
@@ -64,14 +64,14 @@ OnReply = Callable[[CallResult | QuireError], None]
 _RESULTS: dict[type[CallOp], type[CallResult]] = {Explain: Explained, GetBlock: BlockInfo}
 
 
-class EngineCall(Message, frozen=True):
+class EngineCall(WireMessage, frozen=True):
     """An op, and the id that its reply will have."""
 
     call_id: int
     op: CallOp
 
 
-class CallReply(Message, frozen=True):
+class CallReply(WireMessage, frozen=True):
     """The reply to a call."""
 
     call_id: int

@@ -11,10 +11,10 @@ from msgspec.structs import asdict
 
 from quire.core.digests import Namespace
 from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
-from quire.engine.calls import EngineCall, Message
+from quire.engine.calls import EngineCall, WireMessage
 
 
-class _Assignment(Message, frozen=True):
+class _Assignment(WireMessage, frozen=True):
     """A request, as `core.request.Request` describes it, with durations where that has instants."""
 
     request_id: str
@@ -56,7 +56,7 @@ class Restore(_Assignment, frozen=True):
     """A request that an engine before this one had let in, with the tokens it had."""
 
 
-class Cancel(Message, frozen=True):
+class Cancel(WireMessage, frozen=True):
     """End a request, or one of its answers alone, if it lives."""
 
     request_id: str
@@ -64,21 +64,21 @@ class Cancel(Message, frozen=True):
     """Which answer; None: all of them."""
 
 
-class ClearCache(Message, frozen=True):
+class ClearCache(WireMessage, frozen=True):
     """Forget every cached block that is not in use."""
 
 
-class StartSnapshots(Message, frozen=True):
+class StartSnapshots(WireMessage, frozen=True):
     """Show a snapshot so often, until StopSnapshots."""
 
     period_s: float
 
 
-class StopSnapshots(Message, frozen=True):
+class StopSnapshots(WireMessage, frozen=True):
     """Stop the snapshots."""
 
 
-class Close(Message, frozen=True):
+class Close(WireMessage, frozen=True):
     """The last one: end after the step in flight."""
 
 

@@ -17,7 +17,7 @@ from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.scheduling.shares import AdmissionHint
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.work_budget import WorkSpent
-from quire.engine.calls import CallReply, Message
+from quire.engine.calls import CallReply, WireMessage
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
 from quire.engine.trace_recorder import TraceSettings
@@ -27,7 +27,7 @@ from quire.worker.kv_event_settings import KVEventSettings
 # -- to the worker -----------------------------------------------------------------------------------------------------
 
 
-class Open(Message, frozen=True):
+class Open(WireMessage, frozen=True):
     """The first message: what to load."""
 
     model: str
@@ -46,7 +46,7 @@ ToWorker = Open | Command
 # -- to the parent -----------------------------------------------------------------------------------------------------
 
 
-class LoadProgress(Message, frozen=True):
+class LoadProgress(WireMessage, frozen=True):
     """How far loading is."""
 
     label: str
@@ -54,13 +54,13 @@ class LoadProgress(Message, frozen=True):
     total_bytes: int
 
 
-class Ready(Message, frozen=True):
+class Ready(WireMessage, frozen=True):
     """The model is loaded; steps begin."""
 
     info: ModelInfo
 
 
-class Failed(Message, frozen=True):
+class Failed(WireMessage, frozen=True):
     """The last message of a worker that could not continue."""
 
     kind: str
@@ -93,7 +93,7 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     """On grammars, of the tenants that cost most."""
 
 
-class Stepped(Message, frozen=True):
+class Stepped(WireMessage, frozen=True):
     """All events of commands or of one step: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
@@ -101,7 +101,7 @@ class Stepped(Message, frozen=True):
     """None: about the same as the one before."""
 
 
-class SnapshotMade(Message, frozen=True):
+class SnapshotMade(WireMessage, frozen=True):
     """For observers."""
 
     snapshot: EngineSnapshot

@@ -51,7 +51,7 @@ class Metadata:
         name = self.text("general.architecture")
         if name not in ARCHITECTURES:
             rule = f"expected a GGUF file of {', '.join(ARCHITECTURES)}, got {(name or 'nameless')[:40]!r}"
-            raise unsupported("unsupported_architecture", rule)
+            raise unsupported_model("unsupported_architecture", rule)
         return name
 
     def text(self, key: str, default: str | None = None) -> str | None:
@@ -269,7 +269,7 @@ def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dic
             }
     factors_of_llama3 = "the factors of Llama 3 (factor 8 or 32, low 1, high 4, original context 8,192)"
     rule = f"expected rope_freqs.weight to hold {factors_of_llama3}, got others"
-    raise unsupported("unsupported_rope_factors", rule)
+    raise unsupported_model("unsupported_rope_factors", rule)
 
 
 def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Archite
     for key in CHANGES_ARITHMETIC:
         if metadata.values.get(f"{arch}.{key}") and key not in (*made.numbers, *made.counts):
             code = f"unsupported_{key.replace('.', '_')}"
-            raise unsupported(code, f"expected a plain decoder, got one with {arch}.{key}")
+            raise unsupported_model(code, f"expected a plain decoder, got one with {arch}.{key}")
 
 
 def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
@@ -306,10 +306,10 @@ def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
     turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
     if other != head_dim or turning > head_dim or head_dim % 2 or turning % 2:
         rule = "expected keys and values of one even size, of which an even part rotates"
-        raise unsupported("unsupported_head_size", f"{rule}, got {head_dim}, {other} and {turning}")
+        raise unsupported_model("unsupported_head_size", f"{rule}, got {head_dim}, {other} and {turning}")
     if turning < head_dim and ARCHITECTURES[arch].is_permuted:
         rule = f"{arch}: expected {arch}.rope.dimension_count to be the whole head size {head_dim}, got {turning}"
-        raise unsupported("head_rotates_partly", rule)
+        raise unsupported_model("head_rotates_partly", rule)
     return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
 
 
@@ -339,7 +339,7 @@ def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
     kind = metadata.text(f"{prefix}.type", "linear" if old_factor in metadata.values else "none")
     if kind not in ROPE_SCALINGS:
         rule = f"expected RoPE scaling {', '.join(ROPE_SCALINGS)}, got {str(kind)[:40]!r}"
-        raise unsupported("unsupported_rope_scaling", rule)
+        raise unsupported_model("unsupported_rope_scaling", rule)
     factor = metadata.number(f"{prefix}.factor", metadata.values.get(old_factor, 1.0))
     if kind == "none" or factor == 1.0:
         return None
@@ -362,6 +362,6 @@ def _wrong(key: str, rule: str, value: Any) -> CheckpointError:
     return CheckpointError(f"GGUF key {key}: expected {rule}, got {shown}; download the file again", code=code)
 
 
-def unsupported(code: str, rule: str) -> CheckpointError:
+def unsupported_model(code: str, rule: str) -> CheckpointError:
     """The error for a file that may be sound, and that quire does not read."""
     return CheckpointError(f"{rule}; use the model's safetensors instead", code=code)

@@ -19,7 +19,7 @@ from quire.checkpoints.gguf.config import (
     architecture_of,
     config_of,
     generation_of,
-    unsupported,
+    unsupported_model,
     with_rope_factors,
 )
 from quire.checkpoints.gguf.file import GGUFTensor, opened_gguf, read_exactly
@@ -112,7 +112,7 @@ def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tupl
 
 
 def _no_place(name: str, model_type: str) -> CheckpointError:
-    return unsupported("unexpected_tensor", f"unexpected tensor {name[:100]!r} in a {model_type} model")
+    return unsupported_model("unexpected_tensor", f"unexpected tensor {name[:100]!r} in a {model_type} model")
 
 
 def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from quire.checkpoints.gguf.config import Metadata, unsupported
+from quire.checkpoints.gguf.config import Metadata, unsupported_model
 from quire.checkpoints.gguf.pre_tokenizers import CUTS, Cut
 from quire.errors import CheckpointError
 
@@ -74,7 +74,7 @@ class _Vocabulary:
         pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
         if pre not in CUTS:
             rule = f"expected a pre-tokenizer of {', '.join(sorted(CUTS))}, got {pre[:40]!r}"
-            raise unsupported("unsupported_pre_tokenizer", rule)
+            raise unsupported_model("unsupported_pre_tokenizer", rule)
         return CUTS[pre]
 
     def merges(self) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ def _build(vocabulary: _Vocabulary) -> "Tokenizer":
 
     if vocabulary.model not in KINDS:
         rule = f"expected a tokenizer of {', '.join(KINDS)}, got {str(vocabulary.model)[:40]!r}"
-        raise unsupported("unsupported_tokenizer", rule)
+        raise unsupported_model("unsupported_tokenizer", rule)
     tokenizer = _pieces(vocabulary) if vocabulary.is_pieces else _byte_level(vocabulary)
     special = vocabulary.of_types(CONTROL, UNKNOWN) if vocabulary.is_pieces else vocabulary.of_types(CONTROL)
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special if text])
@@ -122,7 +122,7 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
     metadata = vocabulary.metadata
     if metadata.flag("tokenizer.ggml.remove_extra_whitespaces", False):
         rule = "expected a tokenizer that keeps white space, got one that removes some"
-        raise unsupported("white_space_removed", rule)
+        raise unsupported_model("white_space_removed", rule)
     ids = {token: index for index, token in enumerate(vocabulary.tokens)}
     unknown = vocabulary.special("unknown") or next(iter(vocabulary.of_types(UNKNOWN)), None)
     merges = _ranked_merges(vocabulary) if vocabulary.model == "llama" else vocabulary.merges()
@@ -150,7 +150,7 @@ def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     if num_splits > MAX_SPLITS or max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
         rule = f"expected tokens of at most {MAX_PIECE_CHARACTERS} characters, {MAX_SPLITS:,} in all"
         counts = f"up to {max(map(len, ids)):,} characters and {num_splits:,} in all"
-        raise unsupported("tokens_too_long", f"{rule}, got {counts}")
+        raise unsupported_model("tokens_too_long", f"{rule}, got {counts}")
     ranked = []
     for piece, index in ids.items():
         for cut in range(1, len(piece)):

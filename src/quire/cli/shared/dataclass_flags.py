@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-Command = Callable[..., None]
+RunCommand = Callable[..., None]
 
 
 def flag(default: Any, help_text: str, *names: str, **options: Any) -> Any:
@@ -15,10 +15,10 @@ def flag(default: Any, help_text: str, *names: str, **options: Any) -> Any:
     return field(default=default, metadata={"help": help_text, "names": names, "options": options})
 
 
-def with_fields(kind: type[Any], lead: str = "") -> Callable[[Command], Command]:
+def with_fields(kind: type[Any], lead: str = "") -> Callable[[RunCommand], RunCommand]:
     """The command with a flag for each field after its own; its first parameter gets them. `lead` begins their help."""
 
-    def decorated(command: Command) -> Command:
+    def decorated(command: RunCommand) -> RunCommand:
         hints = get_type_hints(kind)
         flags = [_parameter(one, hints[one.name], lead) for one in fields(kind)]
 
@@ -30,7 +30,7 @@ def with_fields(kind: type[Any], lead: str = "") -> Callable[[Command], Command]
     return decorated
 
 
-def with_parameters(command: Command, with_flags: Command, flags: Sequence[inspect.Parameter]) -> Command:
+def with_parameters(command: RunCommand, with_flags: RunCommand, flags: Sequence[inspect.Parameter]) -> RunCommand:
     """`with_flags`, which typer sees as the command without its first parameter and with these."""
     parameters = [*list(inspect.signature(command, eval_str=True).parameters.values())[1:], *flags]
     with_flags.__name__, with_flags.__doc__ = command.__name__, command.__doc__

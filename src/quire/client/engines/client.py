@@ -34,7 +34,7 @@ from quire.errors import CapacityError, ConfigError, EngineDeadError, InvariantE
 from quire.text.text_work import TextBudget
 
 Prompt = str | Sequence[int]
-Outcome = TypeVar("Outcome", bound=CallResult)
+CallOutcome = TypeVar("CallOutcome", bound=CallResult)
 MAX_CALLS = 16
 """Calls of one kind to one model under way at once: each delays its steps for a moment."""
 
@@ -260,7 +260,7 @@ class EngineClient:
         explained = await self._call(Explain(namespace, tuple(ids)), Explained)
         return explanation(self.text.tokenizer, namespace, ids, explained.found)
 
-    async def _call(self, op: CallOp, kind: type[Outcome]) -> Outcome:
+    async def _call(self, op: CallOp, kind: type[CallOutcome]) -> CallOutcome:
         self._check_alive()
         num_waiting = list(self._calls.values()).count(type(op))
         if num_waiting >= MAX_CALLS:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from quire.core.events import RequestEvent
-from quire.engine.calls import CallReply, EngineCall, Message
+from quire.engine.calls import CallReply, EngineCall, WireMessage
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError, QuireError
@@ -34,7 +34,7 @@ NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 # -- to the member -----------------------------------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(WireMessage, frozen=True):
     """The first message of a gateway. A second one starts a new session."""
 
     protocol: int
@@ -42,22 +42,22 @@ class Hello(Message, frozen=True):
     """Its name in logs."""
 
 
-class GatewayBeat(Message, frozen=True):
+class GatewayBeat(WireMessage, frozen=True):
     """The gateway is alive, and still needs its requests."""
 
 
-class RequestTextAssets(Message, frozen=True):
+class RequestTextAssets(WireMessage, frozen=True):
     """Send the text assets: a gateway has none of its own."""
 
 
-class Assign(Message, frozen=True):
+class Assign(WireMessage, frozen=True):
     """A request, and how many tokens of its prompt the gateway expects to be computed."""
 
     command: Submit | Restore
     num_uncached_tokens: int
 
 
-class GoodbyeAck(Message, frozen=True):
+class GoodbyeAck(WireMessage, frozen=True):
     """The response to Goodbye: everything before it was received."""
 
 
@@ -82,14 +82,14 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     """Whether the number of blocks is the server's own and not an estimate."""
 
 
-class Welcome(Message, frozen=True):
+class Welcome(WireMessage, frozen=True):
     """The response to Hello."""
 
     protocol: int
     card: MemberCard
 
 
-class TextAssets(Message, frozen=True):
+class TextAssets(WireMessage, frozen=True):
     """What converts text to the model's tokens and back."""
 
     tokenizer_json: bytes
@@ -114,7 +114,7 @@ class MemberReport(msgspec.Struct, array_like=True, frozen=True):
     """Gateways connected to it, this one among them."""
 
 
-class MemberStepped(Message, frozen=True):
+class MemberStepped(WireMessage, frozen=True):
     """All events of one step for one gateway's requests: either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
@@ -122,7 +122,7 @@ class MemberStepped(Message, frozen=True):
     """None: about the same as the one before."""
 
 
-class MemberBeat(Message, frozen=True):
+class MemberBeat(WireMessage, frozen=True):
     """A heartbeat, sent each second and whenever the member's state changes."""
 
     state: str
@@ -130,7 +130,7 @@ class MemberBeat(Message, frozen=True):
     report: MemberReport
 
 
-class Goodbye(Message, frozen=True):
+class Goodbye(WireMessage, frozen=True):
     """The last message of a member that has drained: it exits when this is acknowledged."""
 
 

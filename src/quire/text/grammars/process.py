@@ -92,11 +92,11 @@ def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: in
         os._exit(0)
 
 
-def answer_frame(checker: Checker, frame: bytes) -> bytes:
+def answer_check(checker: Checker, frame: bytes) -> bytes:
     """The same in bytes."""
     return encode_frame(checker.answer(read_to_checker(frame)))
 
 
 if __name__ == "__main__":
     lower_priority()
-    serve(partial(answer_frame, Checker()), MEMORY_BYTES)
+    serve(partial(answer_check, Checker()), MEMORY_BYTES)

@@ -159,7 +159,7 @@ class Renderer:
             raise
 
 
-def answer_frame(renderer: Renderer, frame: bytes) -> bytes:
+def answer_render(renderer: Renderer, frame: bytes) -> bytes:
     """The same in bytes, with what it cost."""
     message = read_to_process(frame)
     started_s = process_time()
@@ -177,4 +177,4 @@ def answer_frame(renderer: Renderer, frame: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    serve(partial(answer_frame, Renderer()), MEMORY_BYTES)
+    serve(partial(answer_render, Renderer()), MEMORY_BYTES)
