@@ -19,7 +19,7 @@ RULE = re.compile(r"\|[\s:|-]+\|")
 
 
 @dataclass(frozen=True)
-class RetryReservation:
+class Promise:
     """Something a page says that a user can hold it to."""
 
     page: str
@@ -38,7 +38,7 @@ class Entry:
     tests: tuple[str, ...]
     """Node ids: a file of this repository and a function in it."""
 
-    def is_of(self, promise: RetryReservation) -> bool:
+    def is_of(self, promise: Promise) -> bool:
         """Whether this is that promise's entry."""
         return promise.page == self.page and promise.text.startswith(self.text)
 
@@ -49,9 +49,9 @@ def entries() -> list[Entry]:
     return [Entry(one["id"], one["page"], one["text"], tuple(one["tests"])) for one in listed]
 
 
-def promises(page: str) -> list[RetryReservation]:
+def promises(page: str) -> list[Promise]:
     """All promises of a page, in their order."""
-    return [RetryReservation(page, " ".join(text.split())) for text in promises_in((ROOT / page).read_text())]
+    return [Promise(page, " ".join(text.split())) for text in promises_in((ROOT / page).read_text())]
 
 
 def promises_in(markdown: str) -> Iterator[str]:
@@ -103,7 +103,7 @@ def missing_test(node_id: str) -> str:
     return "" if function.startswith("test_") and found else f"{path} has no test {function}"
 
 
-def untested(promise: RetryReservation, known: list[Entry]) -> str:
+def untested(promise: Promise, known: list[Entry]) -> str:
     """Why this promise has no test; nothing if it has one."""
     own = [entry for entry in known if entry.is_of(promise)]
     if len(own) != 1:

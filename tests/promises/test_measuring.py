@@ -39,12 +39,12 @@ def in_float32(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> di
 def test_what_batching_gives_in_process_can_be_measured(in_float32: dict[str, Any]) -> None:
     alone, together = in_float32["batches"]
     assert alone["batch"] == 1
-    assert together["speedup"] > 0
+    assert together["speedup"] > 1.0
     assert in_float32["prefill_tokens_per_s"] > 0
 
 
 def test_what_the_prefix_cache_gives_can_be_measured(in_float32: dict[str, Any]) -> None:
-    assert in_float32["prefix_ttft_ratio"] > 0
+    assert in_float32["prefix_ttft_ratio"] > 1.0
 
 
 def test_how_near_the_roof_a_step_is_can_be_measured(in_float32: dict[str, Any]) -> None:
@@ -67,8 +67,11 @@ def test_what_batching_gives_through_http_can_be_measured(served: Served, tmp_pa
     load = ("--prompt-tokens", "32", "--output-tokens", "24", "--requests", "16")
     bench("sweep", *words, *load, "--save", str(tmp_path / "sweep.json"))
     told = json.loads((tmp_path / "sweep.json").read_text())
-    alone, together = (point["output_throughput"] for point in told["points"])
-    assert min(alone, together) > 0  # which is larger is a matter of what else the machine does
+    alone, together = told["points"]
+    assert [(one["completed"] > 0, one["failed"]) for one in (alone, together)] == [(True, 0)] * 2
+    assert alone["max_concurrent_requests"] == 1 < together["max_concurrent_requests"] <= 4
+    # Which is larger depends on what else this machine does: the tiny model answers within a millisecond.
+    assert min(one["output_throughput"] for one in (alone, together)) > 0
 
 
 def test_the_figures_of_the_pages_are_those_of_the_records() -> None:

@@ -6,7 +6,7 @@ from tests.promises.registry import (
     PAGES,
     ROOT,
     Entry,
-    RetryReservation,
+    Promise,
     entries,
     missing_test,
     promises,
@@ -72,7 +72,7 @@ def test_bullets_rows_and_bold_sentences_are_promises_and_nothing_else() -> None
 
 def test_a_promise_without_an_entry_or_with_a_test_that_is_gone_is_noticed() -> None:
     here = "tests/promises/test_registry.py::test_bullets_rows_and_bold_sentences_are_promises_and_nothing_else"
-    promise = RetryReservation("README.md", "- second thing")
+    promise = Promise("README.md", "- second thing")
     assert untested(promise, []) == "README.md: 0 entries for '- second thing'"
     assert untested(promise, [Entry("a", "README.md", "- second", ())]) == "a has no test"
     assert untested(promise, [Entry("a", "README.md", "- second", (here,))]) == ""
