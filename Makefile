@@ -5,6 +5,7 @@ SCALE ?= quick
 ONLY ?=
 BASE ?= HEAD~1
 ROWS ?=
+SET ?=
 PROVE = --scale $(SCALE) --only "$(ONLY)"
 
 # As backends/load.py sets it where the OpenMP runtime is not loaded yet: a busy neighbour must not make steps crawl.
@@ -117,7 +118,7 @@ proof-worker:  ## workers that are killed, poisoned, hung and orphaned; SCALE=qu
 proof-findings:  ## defects found by attacking a running server, each shown to be mended; SCALE=quick|full
 	$(PYTHON) -m proofs.findings $(PROVE)
 
-proof-seam:  ## hops between client and device, dialects, what is wanted where; SCALE=quick|full
+proof-seam:  ## hops between client and device, results of several tokens; SCALE=quick|full
 	$(PYTHON) -m proofs.seam $(PROVE)
 
 proof-cpu:  ## the CPU backend alone: formats, arithmetics, bits, memory; SCALE=quick|full
@@ -155,5 +156,5 @@ proof-house:  ## the house itself: imports, names, sizes, pages; SCALE=quick|ful
 
 proof-all: proof-memory proof-scheduler proof-torch proof-engine proof-doors proof-native proof-bench proof-worker proof-findings proof-seam proof-cpu proof-agents proof-first proof-models proof-hybrids proof-mlx proof-capacity proof-fleet proof-see proof-steps proof-house  ## every proof, one after the other; make -k goes on behind one that fails; SCALE=quick|full
 
-compare:  ## two builds beside each other on this machine: make compare BASE=<commit> [ROWS=words]
-	$(PYTHON) -m benchmarks.compare $(BASE) --rows "$(ROWS)"
+compare:  ## two builds beside each other on this machine: make compare BASE=<commit> [ROWS=words] [SET=avx2]
+	$(PYTHON) -m benchmarks.compare $(BASE) --rows "$(ROWS)" --set "$(SET)"

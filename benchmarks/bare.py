@@ -12,8 +12,9 @@ from functools import partial
 
 import torch
 
-from quire.backends.cpu.measured_roof import Bare, Multiply, native_product
+from quire.backends.cpu.measured_roof import Bare, Multiply
 from quire.backends.kernels.arrays import Floats
+from quire.backends.kernels.products import native_product
 from quire.backends.torch.linear import LinearKind
 from quire.checkpoints.families import DecoderShape
 

@@ -7,8 +7,7 @@ from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import quire_command, started
 from benchmarks.test_model import smollm2_directory
 from quire.bench import plots
-from quire.bench.event_loop import finished
-from quire.bench.runs import BenchOptions, RunListener, seeded, sweep_clients
+from quire.bench.runs import BenchOptions, RunListener, finished, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
@@ -24,7 +23,7 @@ def main() -> int:
     record = {"model": MODEL, "points": points, **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "sweep.json").write_text(json.dumps(record, indent=2) + "\n")
-    plots.curve(PICTURE, {MODEL: points}, f"{MODEL}: 256 tokens in, 64 out")
+    plots.curve(PICTURE, points, f"{MODEL}: 256 tokens in, 64 out")
     print(json.dumps(record))
     return 1 if any(point["failed"] for point in points) else 0
 

@@ -24,7 +24,7 @@ FLEETS = {
 }
 GATEWAY = {
     "index_bytes": "bytes for each block the index knows",
-    "events_per_s": "blocks/s that events tell of, applied to the index",
+    "events_per_s": "blocks/s of events, applied to the index",
     "choice_us": "a choice, half of them, us",
     "choice_p99_us": "a choice, p99, us",
     "reserving_us": "choosing and reserving, half of them, us",

@@ -5,7 +5,7 @@ from typing import Any
 
 CLIENT = "client_"
 REUSE = "turn2_reuse_"
-HEADER = ("client", "API", "task", "done", "cached, of what could be")
+HEADER = ("client", "API", "task", "done", "cached, of the cacheable tokens")
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str, str]]:

@@ -6,6 +6,7 @@ goes over HTTP. One client asks both: `quire bench serve` of this tree. A row is
 build is quicker. A row that a build cannot run, because it lacks a command or an option, is named and not judged.
 
     --rows WORDS     only rows whose names have one of these words, with commas between
+    --set NAME       with the kernels of this instruction set on both sides
     --save FILE      write the result (JSON), which also goes to stdout
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
+from http.client import HTTPConnection
 from pathlib import Path
 from random import Random, SystemRandom
 from tempfile import TemporaryDirectory, TemporaryFile, gettempdir
@@ -36,6 +38,7 @@ BUILDS = Path(gettempdir()) / "quire-compare"
 """Outside of the tree, whose tests read every page below it."""
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
 SERVE = ("--memory", "6GiB", "--max-model-len", "2048", "--speculation", "off")
+NUM_ANSWERS, ANSWER_TOKENS = 50, 24
 LEAST = 0.98
 """An interval that lies below it is a loss."""
 
@@ -160,6 +163,25 @@ def asked(running: Running, load: Load, seed: str) -> float:
     return float(json.loads(ran.stdout.splitlines()[-1])[load.figure])
 
 
+def answers_of(running: Running) -> list[str]:
+    """Greedy answers to prompts that are the same for every build."""
+    model = _asked(running, "GET", "/v1/models", None)["data"][0]["id"]
+    fields = {"model": model, "max_tokens": ANSWER_TOKENS, "temperature": 0}
+    prompts = (f"Story {number}: once upon a time, in a house with {number} rooms," for number in range(NUM_ANSWERS))
+    answers = (_asked(running, "POST", "/v1/completions", {**fields, "prompt": prompt}) for prompt in prompts)
+    return [answer["choices"][0]["text"] for answer in answers]
+
+
+def _asked(running: Running, method: str, path: str, fields: Mapping[str, Any] | None) -> Any:
+    connection = HTTPConnection(running.url.partition("//")[2], timeout=300)
+    try:
+        body = None if fields is None else json.dumps(fields)
+        connection.request(method, path, body, {"content-type": "application/json"})
+        return json.load(connection.getresponse())
+    finally:
+        connection.close()
+
+
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
@@ -170,11 +192,15 @@ class Comparison:
     old: Build
     new: Build
     wanted: tuple[str, ...]
+    forced: tuple[str, ...] = ()
+    """Options of both servers."""
     dice: Random = field(default_factory=lambda: Random(SystemRandom().getrandbits(64)))
     seed: str = ""
     """Of this round's prompts: both builds get the same, and none gets them twice."""
     rows: dict[str, RatioInterval] = field(default_factory=dict)
     lacking: dict[str, str] = field(default_factory=dict)
+    unequal: dict[str, int] = field(default_factory=dict)
+    """Of `NUM_ANSWERS` greedy answers for each model, how many differ."""
 
     def is_wanted(self, name: str) -> bool:
         return not self.wanted or any(word in name for word in self.wanted)
@@ -202,11 +228,17 @@ class Comparison:
         """Both serve the model; loads are put on them in turns."""
         wanted = [load for load in all_loads if self.is_wanted(f"{name}_{load.name}")]
         names = [f"{name}_{load.name}" for load in wanted]
+        compared = f"{name}_answers"
         try:
             with ExitStack() as stack:
                 running = {
-                    build.name: stack.enter_context(serving(build, model, *words)) for build in (self.old, self.new)
+                    build.name: stack.enter_context(serving(build, model, *words, *self.forced))
+                    for build in (self.old, self.new)
                 }
+                if self.is_wanted(compared):
+                    answers = [answers_of(running[build.name]) for build in (self.old, self.new)]
+                    self.unequal[compared] = sum(old != new for old, new in zip(*answers, strict=True))
+                    say(f"  {compared:28} {self.unequal[compared]} of {NUM_ANSWERS} differ")
 
                 def measure(build: Build) -> list[float]:
                     seed = str(self.dice.getrandbits(32))
@@ -249,7 +281,8 @@ class Comparison:
         }
         slower = [name for name in self.rows if not self.holds(name)]
         names = {"old": self.old.commit, "new": self.new.commit}
-        return {**names, "figures": values, "slower": slower, "lacking": self.lacking, **circumstances()}
+        found = {"figures": values, "slower": slower, "unequal": self.unequal, "lacking": self.lacking}
+        return {**names, "options": self.forced, **found, **circumstances()}
 
 
 def trace_of(build: Build, model: Path, folder: Path) -> Path:
@@ -286,9 +319,13 @@ def main() -> int:
     parser.add_argument("--commit", default="HEAD", help="the commit in question")
     parser.add_argument("--rows", default="", help="words of rows, with commas between; default: all")
     parser.add_argument("--save", type=Path, help="write the result to this file")
+    parser.add_argument("--set", default="", help="the instruction set of both; default: the best")
     given = parser.parse_args()
     comparison = Comparison(
-        built("old", given.base), built("new", given.commit), tuple(word for word in given.rows.split(",") if word)
+        built("old", given.base),
+        built("new", given.commit),
+        tuple(word for word in given.rows.split(",") if word),
+        ("--instruction-set", given.set) if given.set else (),
     )
     compare(comparison)
     for row, why in comparison.lacking.items():

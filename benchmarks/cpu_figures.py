@@ -44,14 +44,38 @@ HOLD = {
 }
 
 
+SETS = ("portable", "avx2", "avxvnni", "avx512", "avx512vnni", "neondot")
+SET_LOADS = {"prompt": "a prompt of 512", "1": "one stream", "4": "4 streams", "16": "16 streams"}
+
+
+def sets_of(record: Mapping[str, Any]) -> list[list[str]]:
+    """A column for each instruction set: tokens per second, and how many times llama.cpp's where that was measured."""
+    found = record["figures"]
+    measured = [name for name in SETS if f"set_tokens_per_s_prompt_{name}" in found]
+    rows = [["tokens/s (times llama.cpp's)", *measured]] if measured else []
+    for load, words in SET_LOADS.items() if measured else ():
+        cells = []
+        for name in measured:
+            rate, ratio = found.get(f"set_tokens_per_s_{load}_{name}"), found.get(f"set_llamacpp_{load}_{name}")
+            times = "" if ratio is None else f" ({ratio:.2f}{missed(record, f'set_llamacpp_{load}_{name}')})"
+            cells.append("not measured" if rate is None else f"{rate:.1f}{times}")
+        rows.append([words, *cells])
+    return rows
+
+
 def rows_of(record: Mapping[str, Any], words: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """What it is, the bound, the figure."""
     found, bounds = record["figures"], record["bounds"]
     return [
-        (told, bounds.get(key, "reported").partition(":")[0], _figure(found[key]))
+        (told, bounds.get(key, "reported").partition(":")[0], _figure(found[key]) + missed(record, key))
         for key, told in words.items()
         if key in found
     ]
+
+
+def missed(record: Mapping[str, Any], key: str) -> str:
+    """What a table adds to a figure that is beyond its bound."""
+    return ", bound missed" if key in record.get("broken", ()) else ""
 
 
 def circumstances_of(record: Mapping[str, Any]) -> Sequence[str]:

@@ -7,7 +7,7 @@ and values take. The system and quire itself are given a fixed part.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.backends.cpu.formats import FORMATS
+from quire.backends.cpu.formats.weight_format import FORMATS
 
 GIB = 1 << 30
 MEMORIES_GB = (8, 16, 32, 64)

@@ -3,23 +3,21 @@
 import asyncio
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from benchmarks.record import ROOT, say
-from quire.bench.http_client import Client, ModelCard, ServerAddress
+from quire.bench.http_client import Client, ModelCard
 from quire.bench.runs import Bench, BenchOptions, RunListener
+from quire.http_client import HttpServer
 from quire.worker.child.faults import FAULTS, SLOW, TESTING
+from tests.support.machine.spawned import Spawned, spawned
 
 HOST = "127.0.0.1"
-STOP_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,8 @@ class Running:
     pid: int
 
     @property
-    def server(self) -> ServerAddress:
-        return ServerAddress(self.url)
+    def server(self) -> HttpServer:
+        return HttpServer.at(self.url)
 
 
 @contextmanager
@@ -51,50 +49,27 @@ def started(command: Command) -> Iterator[Running]:
     """The server, ready; stopped at the end whatever happened. What it said is shown if it does not get ready."""
     port = free_port()
     words = [word.format(port=port) for word in command.words]
-    with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+b") as log:
-        process = subprocess.Popen(
-            words,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**plain_environment(), **command.environment},
-            start_new_session=True,  # its children are stopped with it
-        )
+    with spawned(words, None, {**plain_environment(), **command.environment}, is_leader=True) as one:
         try:
-            card = asyncio.run(_ready(process, f"http://{HOST}:{port}", command))
-            yield Running(f"http://{HOST}:{port}", card, process.pid)
+            card = asyncio.run(_ready(one, f"http://{HOST}:{port}", command))
+            yield Running(f"http://{HOST}:{port}", card, one.pid)
         except BaseException:
-            log.seek(0)
-            say(log.read()[-3000:].decode("utf-8", "replace"))
+            say(one.text[-3000:])
             raise
-        finally:
-            stop(process)
 
 
-async def _ready(process: "subprocess.Popen[bytes]", url: str, command: Command) -> ModelCard:
-    async with Client(ServerAddress(url)) as client:
+async def _ready(server: Spawned, url: str, command: Command) -> ModelCard:
+    async with Client(HttpServer.at(url)) as client:
         # Ready is who answers a request: many list their models while they load them.
         waiting = asyncio.ensure_future(
             Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), RunListener())
         )
         while not waiting.done():
             await asyncio.wait((waiting,), timeout=0.5)
-            if process.poll() is not None and not waiting.done():
+            if server.has_ended and not waiting.done():
                 waiting.cancel()
-                raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it answered")
+                raise RuntimeError(f"{server.process.args!r} ended with {server.process.returncode} before it answered")
         return waiting.result().card
-
-
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Ask it to end, and see that it does: this process, and those it started even if it is gone already."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def plain_environment() -> dict[str, str]:

@@ -91,7 +91,7 @@ def peers(found: Results) -> str:
             between = f"{one['between'][0]:.2f} to {one['between'][1]:.2f}"
             figures = (f"{one['ours']:,.1f}", f"{one['theirs']:,.1f}", f"{one['ratio']:.2f}", between)
             rows.append((PEERS[name], f"`{key}`", *figures, _bound(key, record)))
-    header = ("peer", "figure", "ours", "theirs", "ours / theirs", "over the rounds", "asked for")
+    header = ("peer", "figure", "ours", "theirs", "ours / theirs", "over the rounds", "bound")
     return "\n".join((table(header, rows), "", *(_made(one, PEERS[name]) for name, one in record["peers"].items())))
 
 
@@ -193,6 +193,15 @@ def of_proof(
     return written
 
 
+def sets(found: Results) -> str:
+    """The coder's speed on every instruction set that could be forced on the machine of the record."""
+    record = found.get("proof-cpu")
+    rows = [] if record is None else cpu_figures.sets_of(record)
+    if record is None or not rows:
+        return not_yet('make proof-cpu SCALE=full ONLY="sets"')
+    return "\n".join((table(rows[0], rows[1:]), "", *cpu_figures.circumstances_of(record)))
+
+
 def help_of(*words: str) -> str:
     """What a command says of itself."""
     from typer.testing import CliRunner  # noqa: PLC0415
@@ -228,6 +237,7 @@ TABLES: Writers = {
     "fits": fits,
     "clients": clients,
     "cpu-speed": of_proof("proof-cpu", cpu_figures.SPEED),
+    "cpu-sets": sets,
     "cpu-exact": of_proof("proof-cpu", cpu_figures.EXACT),
     "cpu-hold": of_proof("proof-cpu", cpu_figures.HOLD),
     "scale-fleets": of_proof("proof-capacity", capacity_figures.FLEETS, capacity_figures.plain_table),

@@ -1,4 +1,4 @@
-"""Two agents share a system prompt's blocks; a third one, with one word changed, asks why it missed.
+"""Two agents share a system prompt's blocks; a third one differs in one word, and prints why it missed.
 
 No model is involved: the memory decides which blocks hold what, and a runner would fill them.
 """

@@ -30,11 +30,10 @@ from benchmarks.peers.workers import Worker, quire_working, working
 from benchmarks.record import RESULTS, circumstances, say
 from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
-from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
+from quire.bench.load_run import Pace
 from quire.bench.measures import measured
-from quire.bench.pace import Pace
-from quire.bench.runs import Bench, BenchOptions, RunListener
+from quire.bench.runs import Bench, BenchOptions, RunListener, finished
 from quire.bench.setup import LoadSetup
 from quire.checkpoints import cache_folder
 from quire.workload.visits import Span

@@ -4,10 +4,11 @@
 #   benchmarks/peers/install.sh vllm|transformers|openvino|llamacpp [FOLDER]
 #
 # FOLDER defaults to ~/.cache/quire/peers. Nothing outside FOLDER/NAME is touched. PYTHON chooses the interpreter.
+# SET=avx2|avx512 builds llamacpp for that instruction set and no more, in FOLDER/llamacpp-SET.
 set -euo pipefail
 
 name=${1:?which peer: vllm, transformers, openvino or llamacpp}
-folder=${2:-${QUIRE_CACHE:-$HOME/.cache/quire}/peers}/$name
+folder=${2:-${QUIRE_CACHE:-$HOME/.cache/quire}/peers}/$name${SET:+-$SET}
 case $name in vllm | transformers | openvino | llamacpp) ;; *) echo "no such peer: $name" >&2; exit 2 ;; esac
 
 "${PYTHON:-python3}" -m venv "$folder"
@@ -39,6 +40,15 @@ llamacpp)
     # pictures only. The source and what was compiled stay in the folder, so that a build that was broken off goes on.
     "${pip[@]}" install --quiet scikit-build-core cmake ninja numpy
     sdist=llama_cpp_python-0.3.36
+    only=()
+    case ${SET:-} in
+    "") ;;
+    avx2 | avx512)
+        for ability in NATIVE=OFF AVX=ON AVX2=ON FMA=ON F16C=ON BMI2=ON AVX512=$([ "$SET" = avx512 ] && echo ON || echo OFF); do
+            only+=(--config-settings="cmake.define.GGML_${ability%=*}=${ability#*=}")
+        done ;;
+    *) echo "SET is avx2 or avx512" >&2; exit 2 ;;
+    esac
     if [ ! -d "$folder/$sdist" ]; then
         "${pip[@]}" download --quiet --no-deps --no-build-isolation --no-binary llama-cpp-python --dest "$folder" \
             llama-cpp-python==0.3.36
@@ -47,7 +57,7 @@ llamacpp)
     fi
     PATH=$folder/bin:$PATH "${pip[@]}" install --quiet --no-build-isolation \
         --config-settings=build-dir="$folder/build" --config-settings=cmake.define.LLAVA_BUILD=OFF \
-        "$folder/$sdist"
+        "${only[@]}" "$folder/$sdist"
     ;;
 esac
 "${pip[@]}" list --format=freeze >"$folder/installed.txt"

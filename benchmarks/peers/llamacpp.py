@@ -44,27 +44,32 @@ class Sides:
     theirs: Worker
 
 
-def python() -> Path | None:
-    """Of the peer's environment; None where it is not installed."""
-    path = cache_folder() / "peers" / "llamacpp" / "bin" / "python"
+def python(instruction_set: str = "") -> Path | None:
+    """Of the peer's environment, built for this set or else for what the processor has; None: not installed."""
+    name = f"llamacpp-{instruction_set}" if instruction_set else "llamacpp"
+    path = cache_folder() / "peers" / name / "bin" / "python"
     return path if path.exists() and (path.parents[1] / "installed.txt").exists() else None
 
 
 @contextmanager
-def loaded(model: Path, settings: Mapping[str, Any], num_sequences: int = max(COUNTS)) -> Iterator[Sides]:
-    """Both on this file; `settings` are ours."""
+def loaded(
+    model: Path, settings: Mapping[str, Any], num_sequences: int = max(COUNTS), instruction_set: str = ""
+) -> Iterator[Sides]:
+    """Both on this file; `settings` are ours, `instruction_set` is what theirs was built for."""
     ours = {"memory_bytes": MEMORY_BYTES, "max_sequence_tokens": 1024, "num_threads": NUM_THREADS, **settings}
     with ExitStack() as stack:
         yield Sides(
-            stack.enter_context(quire_working(model, ours)), stack.enter_context(their_working(model, num_sequences))
+            stack.enter_context(quire_working(model, ours)),
+            stack.enter_context(their_working(model, num_sequences, instruction_set)),
         )
 
 
-def their_working(model: Path, num_sequences: int) -> AbstractContextManager[Worker]:
+def their_working(model: Path, num_sequences: int, instruction_set: str = "") -> AbstractContextManager[Worker]:
     """llama.cpp alone."""
-    interpreter = python()
+    interpreter = python(instruction_set)
     if interpreter is None:
-        raise SystemExit("llamacpp is not installed; run: benchmarks/peers/install.sh llamacpp")
+        variable = f"SET={instruction_set} " if instruction_set else ""
+        raise SystemExit(f"llamacpp is not installed; run: {variable}benchmarks/peers/install.sh llamacpp")
     script = Path(__file__).with_name("llamacpp_worker.py")
     words = (str(interpreter), str(script), str(model), str(NUM_THREADS), str(num_sequences))
     return working(words, {"PYTHONPATH": ""})

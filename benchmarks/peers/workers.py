@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import ROOT
-from benchmarks.servers import plain_environment, stop
+from benchmarks.servers import plain_environment
+from tests.support.machine.spawned import stop
 
 
 @dataclass(frozen=True, slots=True)

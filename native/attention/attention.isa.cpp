@@ -1,26 +1,26 @@
 // Attention of a step's rows over the blocks of the KV store: prefill and decode rows in one call. Reads queries, keys,
-// values and the pieces made by query_tiles.cpp; writes `out`, its scratch and its records, nothing else.
+// values and the slices made by query_tiles.cpp; writes only `out`, the scratch memory and the records.
 //
-// One row and head goes through its blocks in table order, segment by segment. Borders of segments are positions: they
-// depend on the row alone. A segment has a running maximum (online softmax) of its own, and what segments found is
-// folded in their order:
+// For each row and head, blocks are processed in table order, segment by segment. Segment boundaries are positions and
+// depend only on the row. Each segment has a separate running maximum (online softmax), and the results of segments are
+// merged in order:
 //
 //     positions    0 ...      1024 ...      2048 ...
-//     found        segment 0  segment 1     segment 2
+//     results      segment 0  segment 1     segment 2
 //                      \_________/              |
-//                         folded                |
+//                         merged                |
 //                             \_________________/
-//                                    folded  ->  out
+//                                    merged  ->  out
 //
-// So it does not matter who computes a segment, or when. A tile is one piece of work, or a piece for each segment where
-// threads would wait for it: then the thread that ends the last of them merges. A row of one segment needs no merge.
+// So the result does not depend on which thread computes a segment, or when. A tile is one slice of work. A tile that
+// is large for a thread's share has one slice per segment; the thread that finishes its last slice merges the results.
 #include "attention/attention_block.isa.hpp"
 #include "team/team.hpp"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Entries [from, to) of a block table.
+// The entries [from, to) of a block table.
 struct BlockRange {
     int from, to;
 };
@@ -49,7 +49,7 @@ QUIRE_INLINE bool sees(const AttentionCall& call, const TileRow& member, int seg
 
 QUIRE_INLINE int heads_per_kv_head(const AttentionCall& call) { return call.num_heads / call.num_kv_heads; }
 
-// A tile's members, one KV head, and one segment of their positions.
+// The members of a tile, one KV head and one segment of positions.
 struct TileSegment {
     const QueryTile& tile;
     const TileRow* members;
@@ -60,7 +60,7 @@ struct TileSegment {
         : tile(tile), members(call.members + tile.first_member), head(head), span(segment_span(call, segment)) {}
 };
 
-// What all members of a tile meet together: entries of the first one's table.
+// The entries that all members of a tile process together, as a range of the first member's table.
 QUIRE_INLINE BlockRange shared_span(const AttentionCall& call, const TileSegment& part) {
     int seen = first_seen(call, part.members[0]);
     for (int m = 1; m < part.tile.num_members; ++m) {
@@ -70,7 +70,7 @@ QUIRE_INLINE BlockRange shared_span(const AttentionCall& call, const TileSegment
     return common(part.span, {seen / call.block_size, part.tile.num_shared});
 }
 
-// What one of them meets alone.
+// The entries that only member `m` processes.
 QUIRE_INLINE BlockRange own_span(const AttentionCall& call, const TileSegment& part, int m) {
     const TileRow& member = part.members[m];
     const int first = first_seen(call, member) / call.block_size;
@@ -78,7 +78,7 @@ QUIRE_INLINE BlockRange own_span(const AttentionCall& call, const TileSegment& p
                               member.position / call.block_size + 1});
 }
 
-// The first block that members [m, ...) meet alone; null if there is none.
+// The first block that one of the members [m, ...) processes alone; null if there is none.
 template <typename T>
 QUIRE_INLINE Block<T> next_own(const AttentionCall& call, const TileSegment& part, int m) {
     for (; m < part.tile.num_members; ++m) {
@@ -95,13 +95,13 @@ QUIRE_INLINE Block<T> first_block(const AttentionCall& call, const TileSegment& 
     return block_of<T>(call, part.head, call.tables[part.members[0].table + shared.from]);
 }
 
-// SliceQueue of work, a piece and a KV head each, as threads take them. A thread takes its next one when it begins the last
-// block of the one at hand, so that the memory of that unit is asked for too.
+// The queue of work units (one slice and one KV head each) of a thread. A thread takes its next unit when it begins the
+// last block of the current unit, to prefetch the memory of the next unit.
 class SliceQueue {
   public:
     SliceQueue(const AttentionCall& call, Tasks tasks) : call_(call), tasks_(tasks) {}
 
-    // The unit to do now, if one is left.
+    // Takes the next unit to compute; returns false if none is left.
     bool take(int64_t& unit) {
         fetch();
         is_fetched_ = false;
@@ -109,7 +109,7 @@ class SliceQueue {
         return has_next_;
     }
 
-    // Where the unit after this one begins; null if there is none.
+    // The first block of the unit after the current one; null if there is none.
     template <typename T>
     Block<T> upcoming() {
         fetch();
@@ -131,8 +131,8 @@ class SliceQueue {
     bool is_fetched_ = false, has_next_ = false;
 };
 
-// Members [first, first + count) go through entries of one table; `after` that comes another block, or none of this
-// piece (null): then the next unit.
+// Processes the entries `span` of one table for members [first, first + count). `after` is the next block of this
+// slice, for prefetching; null: the next block is the first of the next unit.
 template <typename T>
 void attend_blocks(const AttentionCall& call, const TileScratch& work, const TileSegment& part, int first, int count, BlockRange span, SliceQueue& units,
           Block<T> after) {
@@ -144,7 +144,7 @@ void attend_blocks(const AttentionCall& call, const TileScratch& work, const Til
                               : after.keys != nullptr ? after
                                                       : units.upcoming<T>();
         const int offset = number * call.block_size;
-        int run = first;  // members that see something of this block, as long as they are neighbours
+        int run = first;  // start of a run of consecutive members that attend to slots of this block
         for (int m = first; m < first + count; ++m) {
             const TileRow& member = part.members[m];
             const int before = first_seen(call, member) - offset, after_it = member.position + 1 - offset;
@@ -174,7 +174,7 @@ QUIRE_INLINE void scale_queries(const AttentionCall& call, const TileScratch& wo
     }
 }
 
-// All of a tile through one segment; `after` it comes this block, or the next unit (null).
+// Processes one segment of a tile. `after` is the block after the segment; null: the next unit follows.
 template <typename T>
 void attend_segment(const AttentionCall& call, const TileScratch& work, const TileSegment& part, SliceQueue& units, Block<T> after) {
     const int num_members = part.tile.num_members;
@@ -194,7 +194,7 @@ void attend_segment(const AttentionCall& call, const TileScratch& work, const Ti
     }
 }
 
-// A record is what a line found: its sums, what its weights add up to, its peak.
+// A record is the partial result of a line: sums of weighted values, the total weight, and the peak (maximum score).
 QUIRE_INLINE int64_t record_size(const AttentionCall& call) { return call.value_size + 2; }
 
 QUIRE_INLINE void keep(const AttentionCall& call, const TileScratch& work, int64_t line, float* record) {
@@ -204,7 +204,7 @@ QUIRE_INLINE void keep(const AttentionCall& call, const TileScratch& work, int64
     record[call.value_size + 1] = work.peaks[line];
 }
 
-// Onto what segments before found: both under the higher peak. No peak at all is as in `softmax_query`.
+// Merges the record of a segment into that of earlier segments. A peak of -infinity is handled as in `softmax_query`.
 QUIRE_INLINE void merge_partials(const AttentionCall& call, float* folded, const float* found) {
     const int peak_at = call.value_size + 1;
     const float old = folded[peak_at], top = found[peak_at], peak = top > old ? top : old;
@@ -215,7 +215,7 @@ QUIRE_INLINE void merge_partials(const AttentionCall& call, float* folded, const
     folded[peak_at] = peak;
 }
 
-// What sums are multiplied with at the end. A sink's weight counts like those of slots; it has no value.
+// The factor of the sums at the end, 1 / total weight. An attention sink adds to the total weight but has no value.
 QUIRE_INLINE float normalizer(const AttentionCall& call, int head, float total, float peak) {
     if (call.sinks == nullptr) return 1.0f / total;
     const float sink = call.sinks[head], top = sink > peak ? sink : peak;
@@ -245,7 +245,7 @@ QUIRE_INLINE void for_lines(const AttentionCall& call, const QueryTile& tile, in
         each(line, call.members[tile.first_member + line / group], int(head * group + line % group));
 }
 
-// A tile from its first segment to its last, folded as it goes.
+// Processes all segments of a tile in order and merges each result at once.
 template <typename T>
 void attend_whole(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
     const QueryTile& tile = call.tiles[piece.tile];
@@ -270,7 +270,8 @@ void attend_whole(const AttentionCall& call, const TileScratch& work, const Tile
     });
 }
 
-// One segment of a tile. Records lie [head, segment, line]; who leaves none behind folds.
+// Processes one segment of a split tile. Records are stored as [head, segment, line]. The thread that finishes the last
+// segment of a head merges the records.
 template <typename T>
 void attend_segment_alone(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
     const QueryTile& tile = call.tiles[piece.tile];

@@ -1,12 +1,12 @@
-// One block of keys and values met by some lines of a tile: scores, weights under a running maximum, sums of values.
-// Included by attention.isa.cpp alone, which says which lines meet which blocks, and in what order.
+// Attention of some lines of a tile over one block: scores, softmax weights with a running maximum, weighted sums of
+// values. Included only by attention.isa.cpp, which decides which lines process which blocks, and in what order.
 //
-// The score of a slot is summed over the head's dimensions in order, vectors lie across slots; the sum over values runs
-// slot by slot, vectors lie across the head. How many lines are in registers at once changes no line's bits. Slots a
-// line may not see may hold anything, NaN too: their scores are replaced, and their values are never read.
+// The score of a slot is summed over the head's dimensions in order, with vectors across slots. Values are summed slot
+// by slot, with vectors across the head's dimensions. The number of lines in registers does not affect the bits of a
+// line. Masked slots may contain anything, including NaN: their scores are replaced, and their values are never read.
 //
-// Of codes (int8), sums are those of the codes: a slot's score is multiplied by the scale of its key, and its weight by
-// the scale of its value before values are summed.
+// With int8, sums run over quantized codes: a slot's score is multiplied by the scale of its key, and its weight by the
+// scale of its value before values are summed.
 #pragma once
 
 #include "common/simd.isa.hpp"
@@ -17,26 +17,26 @@ namespace {
 typedef Lanes<kLanes>::F F;
 typedef Lanes<kLanes>::I I;
 
-// How much is held in registers: rows x vectors of scores, rows x vectors of sums. Enough sums that none waits for the
-// one before, and few enough that one vector of numbers beside them is left.
+// Register tiles: rows x vectors of scores, rows x vectors of sums. Enough accumulators to hide the latency of an
+// addition, and few enough that a register is left for another vector.
 constexpr bool kHasMany = kRegisters > 16;
 constexpr int kScoreVectors = 2, kScoreRows = kHasMany ? 12 : 6, kSumVectors = kHasMany ? 4 : 2, kSumRows = 6;
-// Between the numbers of two lines, known to the compiler; not a power of two, which few places in a cache would share.
+// Strides between lines, as compile-time constants. Not powers of two, which would cause cache set conflicts.
 constexpr int kQueryStride = kMaxHeadSize + 16, kWeightStride = 64 + 16;
-constexpr int kFewLines = 8;  // below this many lines, memory is what everything waits for
+constexpr int kFewLines = 8;  // with fewer lines, memory bandwidth is the bottleneck
 constexpr float kInfinity = __builtin_inff();
 
-// A tile's work in progress. "Line" = one query head of one member; lines of a member are neighbours.
+// Intermediate results of a tile. A line is one query head of one member; lines of a member are consecutive.
 struct TileScratch {
     float* queries;  // [line, kQueryStride], scaled
     float* sums;     // [line, value size]
-    float* weights;  // [line, kWeightStride]: scores, then weights of the block at hand
+    float* weights;  // [line, kWeightStride]: scores, then weights of the current block
     float* totals;   // [line, kLanes]
-    float* peaks;    // [line], and room for a vector behind the last
-    float* factors;  // [line], the same: what sums of blocks before have to be multiplied with
-    int32_t* begin;  // [line]: the slots of the block at hand that a line sees; by line, because dividing is slow
-    int32_t* end;
-    float* folded;  // [line]: a record of what segments before this one found (see attention.cpp)
+    float* peaks;    // [line], padded by one vector
+    float* factors;  // [line], padded by one vector: factors that rescale the sums of earlier blocks
+    int32_t* begin;  // [line]: slots [begin, end) of the current block that the line attends to; per line, not per
+    int32_t* end;    // member, because divisions are slow
+    float* folded;  // [line]: record of the merged earlier segments (see attention.isa.cpp)
     float* found;   // one record
 };
 
@@ -63,16 +63,16 @@ TileScratch cut(const AttentionCall& call, const QueryTile& tile, char* scratch)
     return work;
 }
 
-// Ask for memory of the next block while this one is computed, a little with every step: all of it at once would stall.
-// Into the second-level cache: the first has too few requests on their way to keep the memory busy.
+// Prefetches a part of the next block during each step of the current block; prefetching the whole block at once would
+// stall. The target is the L2 cache, because L1 allows too few outstanding requests to saturate memory bandwidth.
 template <int Bytes>
 QUIRE_INLINE void prefetch_lines(const void* ahead) {
 #pragma GCC unroll 8
     for (int at = 0; at < Bytes; at += 64) __builtin_prefetch(static_cast<const char*>(ahead) + at, 0, 2);
 }
 
-// Weighing reads nothing from memory, which would rest for so long: each of a few lines asks for so many slots of the
-// next values, and summing asks for the others.
+// Softmax reads no memory, so bandwidth would be unused in the meantime. If there are few lines, the softmax of each
+// line prefetches this number of slots of the next block's values; the sum over values prefetches the rest.
 constexpr int kSlotsPrefetchedPerQuery = 2;
 
 template <typename T>
@@ -80,7 +80,7 @@ QUIRE_INLINE const T* moved(const T* ahead, int by) {
     return ahead == nullptr ? nullptr : ahead + by;
 }
 
-// N vectors of L numbers, two and two as `load_pair` gives them, held in registers.
+// Loads N vectors of L elements into registers, in pairs as `load_pair` returns them.
 template <int N, int L, typename T>
 QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
 #pragma GCC unroll 8
@@ -92,14 +92,14 @@ QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
     if constexpr (N % 2) to[N - 1] = held(load<L>(from + (N - 1) * L));
 }
 
-// The keys of a block, or of its slots from some slot on; `ahead` is the same place in the next block, or null.
+// The keys of a block, or of its slots from some slot on. `ahead` is the same position in the next block, or null.
 template <typename T>
 struct Keys {
     const T* keys;
     const T* ahead;
-    const float* scales;  // of codes: [slot]
+    const float* scales;  // [slot] if keys are quantized, else null
     int size, block_size;
-    int num_slots;  // that any query sees
+    int num_slots;  // slots to compute: up to the last that any of the queries attends to
 
     Keys from(int slot) const {
         const float* own = is_quantized<T> ? scales + slot : nullptr;
@@ -107,7 +107,7 @@ struct Keys {
     }
 };
 
-// Scores of R lines with N vectors of slots.
+// Computes the scores of R lines and N vectors of slots.
 template <int R, int N, typename T>
 QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float* scores) {
     const int64_t stride = block.block_size;
@@ -145,7 +145,7 @@ void score_lines(const float* queries, const Keys<T>& block, float* scores) {
     if (slot < block.num_slots) score_panel<R, 1>(queries, block.from(slot), scores + slot);
 }
 
-// As many lines as there is code for, at most `count`; returns how many. Twelve at once, else at most eight.
+// Computes scores of up to `count` lines: kScoreRows lines, or at most eight. Returns the number of computed lines.
 template <typename T, int R = kScoreRows>
 int score(int64_t count, const float* queries, const Keys<T>& block, float* scores) {
     if constexpr (R > 1)
@@ -154,7 +154,7 @@ int score(int64_t count, const float* queries, const Keys<T>& block, float* scor
     return R;
 }
 
-// tanh by the one exp. Its error is absolute, a few 1e-8: all that a score needs.
+// tanh by exp_of. The absolute error of a few 1e-8 is small enough for scores.
 QUIRE_INLINE F tanh_of(F x) {
     const F size = x < 0.0f ? -x : x;
     const F e = exp_of<kLanes>(size * -2.0f);
@@ -162,7 +162,7 @@ QUIRE_INLINE F tanh_of(F x) {
     return x < 0.0f ? -y : y;
 }
 
-// e^x as `exp_of` has it, in fewer operations where they can be fused: after products, weights take most of the time.
+// e^x by the polynomial of `exp_of`, with fused operations for speed: after products, weights take most of the time.
 QUIRE_INLINE F weight_of(F x) {
     typedef Lanes<kLanes>::U U;
     const F round = splat<kLanes>(12582912.0f), one = splat<kLanes>(1.0f);
@@ -183,8 +183,7 @@ QUIRE_INLINE void scale_by(float* numbers, int size, float factor) {
     for (int i = 0; i < size; ++i) numbers[i] *= factor;
 }
 
-// Two vectors whose lane l has, of one, its own number and that of lane l ^ Step: `one` where that bit of l is not set,
-// `other` where it is.
+// In lane l, the maximum of lanes l and l ^ Step of one vector: of `one` if bit Step of l is clear, else of `other`.
 template <int Step>
 QUIRE_INLINE F larger_across(F one, F other) {
     F own, turned;
@@ -205,7 +204,7 @@ QUIRE_INLINE F larger_across(F one, F other) {
     return larger(turned, own);
 }
 
-// The largest of all lanes, in every lane.
+// The maximum of all lanes, in every lane.
 template <int Step = kLanes / 2>
 QUIRE_INLINE F max_in_all_lanes(F v) {
     if constexpr (Step == 0)
@@ -214,7 +213,7 @@ QUIRE_INLINE F max_in_all_lanes(F v) {
         return max_in_all_lanes<Step / 2>(larger_across<Step>(v, v));
 }
 
-// The largest of all lanes of vector l, in lane l. Vectors are folded two and two, halves of lanes at first:
+// In lane l, the maximum of all lanes of vector l. Vectors are combined in pairs, first by halves of lanes:
 //
 //     a0 a1 a2 a3   and   b0 b1 b2 b3   ->   a02 a13 b02 b13
 template <int Step = kLanes / 2>
@@ -228,11 +227,11 @@ QUIRE_INLINE F row_maxima(F* vectors) {
     }
 }
 
-// A line's scores over each other, the largest of each lane: one of them is the largest that it sees. Scores of other
-// slots up to `num_slots` become -infinity.
+// The elementwise maximum of a line's vectors of scores; the largest lane is the maximum score. Applies the softcap,
+// and sets the scores of masked slots up to `num_slots` to -infinity.
 QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
     F top = splat<kLanes>(-kInfinity);
-    if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: nothing to leave out or bend
+    if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: no mask and no softcap
         for (int slot = 0; slot < num_slots; slot += kLanes) top = larger(load<kLanes>(scores + slot), top);
         return top;
     }
@@ -249,10 +248,10 @@ QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, in
     return top;
 }
 
-// A row whose every score is NaN or -infinity has no peak; zero instead keeps NaN visible and divides by nothing.
+// Replaces a peak of -infinity (all scores of the row are NaN or -infinity) by zero, so that the result of NaN is NaN.
 QUIRE_INLINE F finite_max(F peak) { return peak == -kInfinity ? F{} : peak; }
 
-// Add weights of a block to what its weights summed to before, then give them the scales of their values.
+// Adds the weights of a block to the total weights, then multiplies each weight with the scale of its value, if any.
 QUIRE_INLINE void accumulate_weights(float* weights, F total, float* totals, const float* scales, int num_slots) {
     for (int slot = 0; slot < num_slots; slot += kLanes) {
         const F weight = load<kLanes>(weights + slot);
@@ -267,8 +266,8 @@ QUIRE_INLINE void exp_scores(float* scores, F under, int num_slots) {
         store(scores + slot, weight_of(load<kLanes>(scores + slot) - under));
 }
 
-// Turn a line's scores into weights under its new peak, and bring what was summed before under it too. The peak seldom
-// moves, and nothing waits for the factor if it does not: the way for few lines.
+// Online softmax of one line: converts scores to weights relative to the new peak, and rescales earlier sums if the
+// peak changed. For few lines: the peak seldom changes, and then no operation waits for the factor.
 QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& work, int64_t line, const float* scales) {
     float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
     const F top = max_in_all_lanes(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
@@ -284,8 +283,8 @@ QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& wo
     accumulate_weights(scores, total, totals, scales, call.block_size);
 }
 
-// The same for up to kLanes lines at once, bit for bit: a factor of exactly 1 changes nothing. No branch is guessed
-// wrong, peaks and factors of all lines are made in one vector each, and sums meet theirs when values are added.
+// Like softmax_query for up to kLanes lines, with equal bits, because a factor of exactly 1 changes nothing. To avoid
+// branches, peaks and factors of lines are computed as vectors, and earlier sums are rescaled when values are added.
 QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const float* scales,
                         int num_slots) {
     F tops[kLanes];
@@ -306,8 +305,8 @@ QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& 
     }
 }
 
-// Values of slots [begin, end) of a block, or some of their numbers; `ahead` is the same place in the next block, or
-// null. `factors` [line], or null: sums are multiplied with them first.
+// The values of slots [begin, end) of a block, or some of their dimensions. `ahead` is the same position in the next
+// block, or null. Sums are first multiplied with `factors` [line], unless null.
 template <typename T>
 struct Values {
     const T* values;
@@ -318,8 +317,8 @@ struct Values {
     Values from(int at) const { return {values + at, moved(ahead, at), begin, end, factors}; }
 };
 
-// Add weighted values to the sums of R lines: N vectors of L lanes. The sums lie as the vectors do, two and two
-// (`load_pair`): attention.isa.cpp puts them in order at the end.
+// Adds weighted values to the sums of R lines: N vectors of L lanes. Sums are stored in the order of `load_pair`;
+// attention.isa.cpp restores their order at the end.
 template <int R, int N, int L, typename T>
 QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, const Values<T>& block, float* sums) {
     typedef typename Lanes<L>::F V;
@@ -371,8 +370,8 @@ void sum(int count, const AttentionCall& call, const TileScratch& work, int64_t 
     }
 }
 
-// Lines [line, line + count), some of which see slots of [block.begin, block.end) that others do not: lines of one
-// member see the same ones, and go together.
+// Sums values of slots [block.begin, block.end) that some of the lines [line, line + count) do not attend to. Lines
+// with equal slots, such as all lines of a member, are processed together.
 template <typename T>
 void sum_edges(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block) {
     for (int l = 0; l < count;) {
@@ -383,8 +382,8 @@ void sum_edges(const AttentionCall& call, const TileScratch& work, int64_t line,
     }
 }
 
-// Lines [line, line + count): what all see is summed together, the edges apart; each line still goes in order. Of the
-// next values, slots before `num_prefetched` were num_prefetched for before.
+// Sums values for lines [line, line + count): slots that all lines attend to together, slots before and after them
+// separately, in slot order for each line. `num_prefetched` slots of the next block's values are already prefetched.
 template <typename T>
 void sum_visible(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block,
                  int num_prefetched) {
@@ -411,7 +410,8 @@ struct Block {
     const T* values;
 };
 
-// Behind the codes of a head's keys, and of its values, lies a scale for each slot: as many bytes as four slots' rows.
+// With int8, the codes of a head's keys, and of its values, are followed by one float scale per slot. Per head, the
+// scales take as many bytes as four rows [slot] of codes.
 template <typename T>
 constexpr int kScaleRows = is_quantized<T> ? 4 : 0;
 
@@ -429,15 +429,15 @@ QUIRE_INLINE const float* scales_behind(const T* codes, int64_t count) {
     return is_quantized<T> ? reinterpret_cast<const float*>(codes + count) : nullptr;
 }
 
-// Slots of a block up to the last that any of these lines sees, in whole vectors: what is behind counts for nothing.
+// The number of slots up to the last that any of these lines attends to, rounded up to whole vectors.
 QUIRE_INLINE int slots_seen(const TileScratch& work, int64_t line, int64_t count) {
     int end = 0;
     for (int64_t l = line; l < line + count; ++l) end = work.end[l] > end ? work.end[l] : end;
     return (end + kLanes - 1) / kLanes * kLanes;
 }
 
-// Lines [line, line + count), all of which see something of the block. Few lines go through all slots: what their last
-// block asks for is the next unit's first.
+// Processes a block for lines [line, line + count), each of which attends to some of its slots. If there are few lines,
+// all slots are processed, so that the whole `next` block is prefetched.
 template <typename T>
 void meet(const AttentionCall& call, const TileScratch& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
     const bool is_few = count < kFewLines;

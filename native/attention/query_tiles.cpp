@@ -1,7 +1,7 @@
-// Which rows go through blocks together, and in what order. No row's bits depend on any choice made here: it is about
-// memory alone. Rows of one item share its table. WorkItems of one row (decoding sequences) are sorted by their tables, so
-// that those with a common prefix are neighbours; a few of them make a tile that reads the prefix once, and tiles with
-// the same prefix run one after the other while it is warm.
+// Decides which rows process blocks together, and in what order. These decisions save memory bandwidth and do not
+// affect the bits of any row. Rows of one item share its table. Items of one row (decoding sequences) are sorted by
+// their tables, so that sequences with a common prefix are adjacent; a few of them form a tile, which reads the prefix
+// once. Tiles with the same prefix run one after the other, while the prefix is in the cache.
 #include "attention/query_tiles.hpp"
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 namespace quire {
 namespace {
 
-constexpr int kLinesOfTile = 36;  // query heads in one tile: their state and a block stay near
-constexpr int kMinTiles = 4;      // decoding tiles to leave for threads to share, where there are rows for it
+constexpr int kLinesOfTile = 36;  // query heads per tile; their state and a block fit in the cache
+constexpr int kMinTiles = 4;      // minimum number of decode tiles, if there are enough rows, for parallelism
 
 struct Planned {
     QueryTile tile;
@@ -24,7 +24,7 @@ int num_blocks(const TileRow& member, int block_size) { return member.position /
 int rows_of_tile(int group) {
     const int most = std::max(1, kLinesOfTile / group);
     for (int rows = most; rows > most / 2; --rows)
-        if (rows * group % 12 == 0) return rows;  // no registers left empty
+        if (rows * group % 12 == 0) return rows;  // fills all register tiles of scores
     return most;
 }
 
@@ -53,7 +53,8 @@ class DecodeTiler {
         return static_cast<int>(std::mismatch(a, a + most, b).first - a);
     }
 
-    // From `first` on, as many neighbours as keep paying: blocks saved = shared blocks x (members - 1).
+    // Makes a tile from row `first` on: adds adjacent rows as long as shared blocks x (members - 1), the number of
+    // block reads saved, does not decrease.
     QueryTile gather(const TileRow* members, int32_t first, int32_t end, int most) const {
         QueryTile tile = {first, 1, num_blocks(members[first], block_size_)};
         while (tile.num_members < most && first + tile.num_members < end) {
@@ -121,7 +122,7 @@ int64_t make_tiles(const WorkItems& items, int block_size, int group, TileRow* m
 
 namespace {
 
-constexpr int kPieces = 4;  // of a thread's fair share: a unit that is larger is split
+constexpr int kPieces = 4;  // a tile is split if one of its heads costs more than 1 / kPieces of a thread's share
 
 int num_segments(const AttentionCall& call, const QueryTile& tile) {
     int last = 0;
@@ -140,7 +141,7 @@ int64_t num_lines(const AttentionCall& call, const QueryTile& tile) {
     return int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
 }
 
-// Bytes one thread needs for the largest of the tiles.
+// Scratch memory of one thread in bytes, for the largest tile.
 int64_t scratch_bytes(const AttentionCall& call) {
     int64_t lines = 0;
     for (int64_t at = 0; at < call.num_tiles; ++at) lines = std::max(lines, num_lines(call, call.tiles[at]));

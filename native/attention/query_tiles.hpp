@@ -1,4 +1,4 @@
-// How a step's rows are gathered into tiles. Touches no tensor; run once per step, for all layers.
+// Groups the rows of a step into tiles. Accesses no tensors; runs once per step, for all layers.
 #pragma once
 
 #include <cstdlib>
@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// WorkItems of a step, one after the other: [item] each.
+// The work items of a step, as arrays [item]: each item is consecutive rows of one sequence.
 struct WorkItems {
     const int32_t* first_rows;
     const int32_t* num_rows;
@@ -19,12 +19,11 @@ struct WorkItems {
     const int32_t* tables;
 };
 
-// Fills `members` (one per row) and `tiles` (at most one per row), dearest first; returns the number of tiles.
+// Fills `members` (one per row) and `tiles` (at most one per row), most expensive first; returns the number of tiles.
 int64_t make_tiles(const WorkItems& items, int block_size, int group, TileRow* members, QueryTile* tiles);
 
-// What attention needs beside its tiles: the pieces they are taken in, and memory to work in. Fills these fields of the
-// call, whose other fields are set, and holds what they point to. A tile that is large for a thread's share of the call
-// and has several segments is taken segment by segment.
+// Slices and scratch memory of an attention call. Sets these fields of the call (all others are already set) and owns
+// the memory. A tile with several segments that is large for a thread's share is split into one slice per segment.
 class AttentionMemory {
   public:
     explicit AttentionMemory(AttentionCall& call);
@@ -37,7 +36,7 @@ class AttentionMemory {
     std::unique_ptr<char, FreeDeleter> memory_;
 };
 
-// The most bytes that records of such calls take, whatever the step: only so many tiles are larger than a share.
+// An upper bound of the record bytes of any such call; it exists because the number of tiles above a share is limited.
 int64_t most_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens);
 
 }  // namespace quire

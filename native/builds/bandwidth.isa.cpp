@@ -1,4 +1,4 @@
-// How fast this machine reads memory: the roof under which decode attention is measured. Reads only.
+// Measures the memory read bandwidth of this machine, the upper bound (roof) for decode attention.
 #include "common/simd.isa.hpp"
 
 namespace quire::QUIRE_ISA {

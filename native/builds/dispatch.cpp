@@ -1,4 +1,4 @@
-// Chooses the kernels by what the processor says it can do. A new build is one line in CMakeLists.txt and two here.
+// Selects kernels by the CPU's features. To add a build: declare its kernels, add it to choose() and kernels_named().
 #include "builds/dispatch.hpp"
 #ifdef QUIRE_HAS_amx
 #include "products/amx.hpp"
@@ -61,7 +61,7 @@ namespace {
 #endif
 }
 
-// Every processor of Apple's has them.
+// All Apple ARM processors have dot-product instructions.
 [[maybe_unused]] bool runs_neondot() {
 #if defined(QUIRE_HAS_neondot) && defined(__linux__)
     return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0;
@@ -72,27 +72,28 @@ namespace {
 #endif
 }
 
-const Kernels* best() {
-    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2", "neondot"})
-        if (const Kernels* found = kernels_named(isa)) return found;
-    return &portable::kernels;
+// The instruction set in QUIRE_INSTRUCTION_SET; null for the best one: the variable is unset, empty or "auto".
+const char* forced_set() {
+    const char* wanted = std::getenv("QUIRE_INSTRUCTION_SET");
+    const bool is_free = wanted == nullptr || *wanted == '\0' || std::strcmp(wanted, "auto") == 0;
+    return is_free ? nullptr : wanted;
 }
 
 const Kernels* choose() {
-    const char* wanted = std::getenv("QUIRE_NATIVE");
-    if (wanted == nullptr || *wanted == '\0') return best();
-    const Kernels* found = kernels_named(wanted);
-    if (found == nullptr)
-        throw std::runtime_error(std::string("QUIRE_NATIVE must be avx512vnni, avx512, avxvnni, avx2, neondot "
-                                             "or portable and run here, it is ") + wanted);
-    return found;
+    const char* wanted = forced_set();
+    std::string usable;
+    for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "portable"}) {
+        const Kernels* found = kernels_named(isa);
+        if (found != nullptr && (wanted == nullptr || std::strcmp(isa, wanted) == 0)) return found;
+        if (found != nullptr) usable += std::string(usable.empty() ? "" : ", ") + isa;
+    }
+    throw std::runtime_error("expected an instruction set of this processor, " + usable + ", got " + wanted);
 }
 
-// Tiles serve bf16 weights unless another build was requested by name.
+// AMX tiles are used for bf16 weights unless QUIRE_INSTRUCTION_SET selects a build.
 [[maybe_unused]] bool runs_amx() {
 #ifdef QUIRE_HAS_amx
-    const char* wanted = std::getenv("QUIRE_NATIVE");
-    return (wanted == nullptr || *wanted == '\0') && runs_avx512() && amx::allow();
+    return forced_set() == nullptr && runs_avx512() && amx::allow();
 #else
     return false;
 #endif

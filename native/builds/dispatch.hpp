@@ -1,19 +1,19 @@
-// Which build of the kernels runs here. Decided once, at first use.
+// Selects the build of the kernels for this processor, once, at first use.
 #pragma once
 
 #include "builds/kernels.hpp"
 
 namespace quire {
 
-// The best build this processor runs. The environment variable QUIRE_NATIVE names a lesser one, for tests; a name that
-// is unknown or that this processor cannot run throws std::runtime_error.
+// Returns the best build for this processor, or the build named by the environment variable QUIRE_INSTRUCTION_SET.
+// Throws std::runtime_error if that name is unknown or not supported by this processor.
 const Kernels& chosen_kernels();
 
-// Whether bf16 weights are multiplied in tile registers.
+// Whether products with bf16 weights use AMX tile registers.
 bool has_amx();
 const Products& chosen_products(WeightType type);
 
-// The build of that name, or null: not built, or not for this processor.
+// Returns the build with this name; null if it was not compiled or this processor does not support it.
 const Kernels* kernels_named(const char* isa);
 
 }  // namespace quire

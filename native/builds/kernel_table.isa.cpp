@@ -1,5 +1,5 @@
-// One build's kernels by name. Compiled once per instruction set, like the kernels themselves; those that need nothing
-// of it are its base's.
+// The kernel table of one build. Compiled once per instruction set (QUIRE_ISA), like the kernels. Kernels that do not
+// use the instructions specific to this build are taken from the build that it extends (QUIRE_BASE).
 #include "panels/panel_calls.hpp"
 
 namespace quire::QUIRE_BASE {

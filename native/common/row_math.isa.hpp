@@ -1,5 +1,5 @@
-// Numbers of a row, and functions of single ones, that several kernels need. Included like simd.isa.hpp, and for the same
-// reason in the build's namespace.
+// Functions of rows and of vectors that several kernels use. Included like simd.isa.hpp, and in the namespace of the
+// build for the same reason.
 #pragma once
 
 #include "common/simd.isa.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-// Vectors in turn onto four sums, then the sums onto each other, then the lanes.
+// Adds vectors to four sums in turn, then adds the four sums, then their lanes.
 QUIRE_INLINE float sum_of_squares(const float* numbers, int64_t size) {
     F sums[4] = {};
     int64_t at = 0;
@@ -30,7 +30,7 @@ QUIRE_INLINE float norm_factor(const float* numbers, int64_t size, float eps) {
     return 1.0f / __builtin_sqrtf(sum_of_squares(numbers, size) / static_cast<float>(size) + eps);
 }
 
-// 1 / (1 + e^-x), with e^-|x| so that nothing overflows.
+// 1 / (1 + e^-x), computed with e^-|x| to avoid overflow.
 QUIRE_INLINE F sigmoid(F x) {
     const F e = exp_of<kLanes>(x < 0.0f ? x : -x);
     return (x < 0.0f ? e : splat<kLanes>(1.0f)) / (1.0f + e);

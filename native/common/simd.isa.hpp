@@ -1,8 +1,9 @@
-// Vectors of floats in the compiler's own vector types, so that one source serves every instruction set, and the one
-// exp of all kernels. Included only by files that are compiled once per instruction set (QUIRE_ISA names the build).
+// Vectors of floats as compiler vector types, so that one source file serves all instruction sets, and the exp function
+// of all kernels. Included only by files that are compiled once per instruction set (QUIRE_ISA is the build's name).
 //
-// Those files use no templates or inline functions of the standard library: the linker keeps one copy of each, and if
-// it kept the AVX-512 one, the portable build would crash where it is needed. What is here is in the build's namespace.
+// Such files use no templates or inline functions of the standard library, because the linker keeps one copy of each,
+// and an AVX-512 copy would crash CPUs without AVX-512. So all definitions in this file are in the namespace of the
+// build.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +57,7 @@ QUIRE_INLINE typename Lanes<N>::F load(const bf16* from) {
     return (typename Lanes<N>::F)(__builtin_convertvector(half, typename Lanes<N>::U) << 16);
 }
 
-// Numbers of fp16, exactly, subnormals included.
+// Converts fp16 to float exactly, including subnormals.
 template <int N>
 QUIRE_INLINE typename Lanes<N>::F load_halves(const void* from) {
     typedef typename Lanes<N>::F F;
@@ -107,13 +108,13 @@ QUIRE_INLINE typename Lanes<N>::F load(const int8_t* from) {
     return __builtin_convertvector(__builtin_convertvector(codes, I), F);
 }
 
-// 2N numbers as two vectors. Of floats, the first N and the next N; of bf16, those with even and those with odd indices,
-// which costs one operation each where putting them in order costs two. `is_deinterleaved` says which; `interleave` puts two such
-// vectors of results back.
+// load_pair loads 2N elements as two vectors: of float and int8, the first N and the next N; of bf16, the elements with
+// even and with odd indices (`is_deinterleaved`), which costs one operation per vector instead of two. `interleave`
+// restores the order in two vectors of results.
 template <typename T>
 constexpr bool is_deinterleaved = sizeof(T) == 2;
 
-// Whether numbers are held as codes of 8 bits, with scales.
+// Whether elements are stored as 8-bit codes with quantization scales.
 template <typename T>
 constexpr bool is_quantized = sizeof(T) == 1;
 
@@ -158,7 +159,7 @@ QUIRE_INLINE void interleave(typename Lanes<N>::F& even, typename Lanes<N>::F& o
 #endif
 }
 
-// Hold what was loaded in a register: the compiler would rather load it again for each of its uses.
+// Forces the compiler to keep a loaded vector in a register instead of loading it again for each use.
 template <typename V>
 QUIRE_INLINE V held(V v) {
 #if defined(__AVX512F__)
@@ -176,7 +177,7 @@ QUIRE_INLINE void store(float* to, V v) {
     __builtin_memcpy(to, &v, sizeof v);
 }
 
-// The first `count` of N lanes, the rest zero: a tail goes through the same arithmetic as a full vector.
+// Loads the first `count` of N lanes and sets the others to zero, so that a remainder is computed like a full vector.
 template <int N>
 QUIRE_INLINE typename Lanes<N>::F load_part(const float* from, int64_t count) {
     float all[N] = {};
@@ -193,14 +194,14 @@ QUIRE_INLINE void store_part(float* to, V v, int64_t count) {
 
 QUIRE_INLINE void put(float* to, float x) { *to = x; }
 
-// Round to nearest, ties to even; every NaN becomes the quiet one.
+// Rounds to nearest, ties to even; every NaN becomes the quiet NaN.
 QUIRE_INLINE void put(bf16* to, float x) {
     uint32_t bits;
     __builtin_memcpy(&bits, &x, 4);
     *to = x != x ? 0x7FC0 : static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-// a * b + c, in one rounding where the machine has it. One build always does the same, so rows do not differ by it.
+// a * b + c, fused (one rounding) if the instruction set has it. The choice is fixed per build, so all rows are equal.
 template <typename V>
 QUIRE_INLINE V fused(V a, V b, V c) {
 #if defined(__AVX512F__)
@@ -214,7 +215,7 @@ QUIRE_INLINE V fused(V a, V b, V c) {
     return a * b + c;
 }
 
-// a where it is larger, else b; b beside a NaN.
+// The elementwise maximum of a and b; b if a or b is NaN.
 template <typename V>
 QUIRE_INLINE V larger(V a, V b) {
 #if defined(__AVX512F__)
@@ -240,7 +241,7 @@ QUIRE_INLINE typename Lanes<N / 2>::F high_half(typename Lanes<N>::F v) {
     return half;
 }
 
-// Halves onto halves: the order of a sum over lanes is fixed.
+// Sums the lanes by adding halves, in a fixed order.
 template <int N>
 QUIRE_INLINE float sum_lanes(typename Lanes<N>::F v) {
     if constexpr (N == 2) {
@@ -260,8 +261,8 @@ QUIRE_INLINE float max_lanes(typename Lanes<N>::F v) {
     }
 }
 
-// e^x for x <= 0, within 2 ulp; exactly 1 at 0, exactly 0 from -87.336 (the last normal result) down to -infinity; NaN
-// stays NaN. No fused operations, so that every build has the same bits. For 0 < x < 88 it is right too.
+// e^x for x < 88, within 2 ulp for x <= 0: exactly 1 at 0, exactly 0 below -87.336 (the last normal result) down to
+// -infinity; NaN stays NaN. No fused operations, so that all builds return the same bits.
 template <int N>
 QUIRE_INLINE typename Lanes<N>::F exp_of(typename Lanes<N>::F x) {
     typedef typename Lanes<N>::F F;
@@ -269,7 +270,7 @@ QUIRE_INLINE typename Lanes<N>::F exp_of(typename Lanes<N>::F x) {
     const float round = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     F shifted = x * 1.44269504088896341f + round;
     F n = shifted - round;
-    F r = x - n * 0.693359375f;  // ln 2 in two parts, the first so short that the product is exact
+    F r = x - n * 0.693359375f;  // ln 2 in two parts; the first has few bits, so that the product is exact
     r = r - n * -2.12194440e-4f;
     F p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;

@@ -1,6 +1,6 @@
-// Which rows go to which experts of a mixture. A row chooses its experts by itself; rows are sorted by expert, so that
-// each expert's weights are read once for all of its rows; a row's sum goes over its experts in their order. So no row's
-// bits depend on company.
+// Routing of rows to the experts of a mixture of experts (MoE). Experts are chosen per row. Pairs (expert, row) are
+// sorted by expert, so that each expert's weights are read once for all its rows. The sum of a row runs over its
+// experts in their order. So the bits of a row do not depend on other rows.
 //
 //     rows        0: experts 2 5     1: experts 0 2     2: experts 2 7
 //     pairs       0: (0, row 1)   1: (2, row 0)  2: (2, row 1)  3: (2, row 2)   4: (5, row 0)   5: (7, row 2)
@@ -14,24 +14,24 @@
 
 namespace quire {
 
-// An expert that some rows ask for: its pairs, and where its products stand among those of all.
+// A hit is an expert that was chosen by some rows: its range of pairs, and the offsets of its tasks and scratch memory.
 struct ExpertBatch {
     int32_t expert, first, count;
-    int64_t first_task[2], scratch_at[2];  // of gate and up; of down
+    int64_t first_task[2], scratch_at[2];  // [0]: gate and up; [1]: down
 };
 
 struct BatchCounts {
     int64_t num_hits, num_tasks[2];
 };
 
-// Of a chunk of rows, in memory of its own: written once in a step, by tasks; read by any thread, however late.
+// The routing of a chunk of rows, in separate memory: tasks write it once per step, and delayed threads read it later.
 struct Routing {
-    int32_t* experts;    // [row, used], upwards
+    int32_t* experts;    // [row, used], ascending
     float* weights;      // [row, used]
     int32_t* row_pairs;  // [row, used]
     int32_t* pair_rows;  // [pair]
     int32_t* pair_hits;  // [pair]
-    int32_t* ends;       // [expert]: of its pairs
+    int32_t* ends;       // [expert]: end of the range of its pairs
     ExpertBatch* hits;
     BatchCounts* counts;
 
@@ -58,8 +58,8 @@ struct Routing {
 
 inline double sigmoid_of(float x) { return 1.0 / (1.0 + std::exp(-static_cast<double>(x))); }
 
-// The experts with the largest scores, of equals the first, and what each counts: e to the power of its score, or its
-// sigmoid, as a share of those chosen, or of all.
+// Chooses the experts with the largest scores (the first of equal scores), and computes their weights: exp(score) or
+// sigmoid(score), divided by the sum over the chosen experts or over all experts.
 inline void choose_experts(const MoE& mixture, const float* scores, int64_t row, const Routing& routing) {
     int32_t* chosen = routing.experts + row * mixture.num_used;
     float* weights = routing.weights + row * mixture.num_used;
@@ -94,7 +94,7 @@ inline void choose_experts(const MoE& mixture, const float* scores, int64_t row,
     }
 }
 
-// What experts compute with, [pair] each: rows, gate and up, gated, what comes of it; and the scratch of their products.
+// Buffers of experts, [pair] each: inputs, outputs of gate and up, gated activations, outputs of down; and scratch.
 struct ExpertBuffers {
     float *rows, *gate_up, *gated, *out;
     char* scratch;
@@ -115,10 +115,10 @@ inline ProjectionSet expert_down(const MoE& mixture, const ExpertBuffers& buffer
             buffers.out + hit.first * num_out, num_out, hit.count, own_scratch(buffers, hit.scratch_at[1])};
 }
 
-// After every row has chosen: pairs in the order of experts, then of rows, and the tasks of all products.
+// Runs after all rows have chosen their experts: sorts pairs by expert, then by row, and numbers the tasks of products.
 inline void sort_by_expert(const MoE& mixture, int64_t num_rows, int64_t hidden_size, const Routing& routing) {
     const int64_t num_choices = num_rows * mixture.num_used;
-    int32_t* ends = routing.ends;  // first as beginnings, and each expert's moves on with its pairs
+    int32_t* ends = routing.ends;  // at first counts, then starts, which advance to ends while pairs are assigned
     std::fill(ends, ends + mixture.num_experts, 0);
     for (int64_t at = 0; at < num_choices; ++at) ++ends[routing.experts[at]];
     int64_t num_hits = 0;
@@ -150,14 +150,14 @@ inline void sort_by_expert(const MoE& mixture, int64_t num_rows, int64_t hidden_
     *routing.counts = {num_hits, {num_tasks[0], num_tasks[1]}};
 }
 
-// Whose task it is: the last hit that begins at or before it.
+// Returns the hit that a task belongs to: the last hit whose first task is at or before it.
 inline const ExpertBatch& batch_of_task(const Routing& routing, int of, int64_t task) {
     const ExpertBatch* after = std::upper_bound(routing.hits, routing.hits + routing.counts->num_hits, task,
                                         [of](int64_t wanted, const ExpertBatch& hit) { return wanted < hit.first_task[of]; });
     return after[-1];
 }
 
-// The most that products of experts need: every expert but the last few has its rows' parts to itself.
+// An upper bound of the scratch memory that products of experts need, however rows are distributed over experts.
 inline int64_t most_expert_scratch(const MoE& mixture, int64_t num_rows, int64_t hidden_size) {
     const int64_t pairs = num_rows * mixture.num_used, hits = std::min(pairs, mixture.num_experts);
     int64_t most = 0;

@@ -1,13 +1,13 @@
-// What stands between a step's matrix products, each in one pass: residual and norm, rotary positions and the write
-// into the KV store, the gated activation, the largest logit. Writes only what its call names as output.
+// The kernels between a step's matrix products, each in one pass: residual and norm, RoPE and the write to the KV
+// store, gated activation, argmax of logits. Each kernel writes only the outputs named in its call.
 //
-// Sums run in one fixed order over a row, whatever the number of rows. Tails go through the arithmetic of full vectors.
+// Sums over a row run in a fixed order for any number of rows. Remainders are computed like full vectors.
 #include "common/row_math.isa.hpp"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// One after the other, heads of a row as their norm makes them. What is normed together begins with its first head.
+// Iterates over the heads of a row, normalized by a HeadNorm. The factor of a span is computed at its first head.
 class NormedHeads {
   public:
     QUIRE_INLINE NormedHeads(const HeadNorm& norm, const float* heads, int size, float eps)
@@ -32,15 +32,15 @@ class NormedHeads {
     float normed_[kMaxHeadSize];
 };
 
-// A head turned by its position's angles.
+// RoPE: rotates a head by the angles of its position.
 QUIRE_INLINE void rotate_head(const float* head, const float* cos, const float* sin, int size, float* out) {
     const int half = size / 2;
     for (int i = 0; i < half; ++i) out[i] = head[i] * cos[i] - head[i + half] * sin[i];
     for (int i = half; i < size; ++i) out[i] = head[i] * cos[i] + head[i - half] * sin[i];
 }
 
-// Numbers of one head as codes, `stride` apart, and their scale: the largest becomes 127, rounding is to the nearest,
-// ties to even. What is not finite has no codes; its scale is NaN, so that it is never read as a number.
+// Quantizes one head to codes with stride `stride`, and writes its scale: the largest magnitude becomes 127; codes are
+// rounded to nearest, ties to even. If a value is not finite, the scale is NaN, so that dequantized values are NaN.
 QUIRE_INLINE void write_codes(const float* numbers, int size, int8_t* codes, int64_t stride, char* scale_at) {
     float most = 0.0f, differences = 0.0f;
     for (int i = 0; i < size; ++i) {
@@ -56,7 +56,7 @@ QUIRE_INLINE void write_codes(const float* numbers, int size, int8_t* codes, int
     __builtin_memcpy(scale_at, &scale, sizeof scale);
 }
 
-// As `write_row`, in codes: a head's codes, then a scale for each slot.
+// Like `write_row` with int8: the codes of a head are followed by one scale per slot.
 QUIRE_INLINE void write_coded_row(const RopeCall& call, int64_t row, const float* qkv, const float* cos,
                                   const float* sin) {
     const int64_t slot = call.slots[row], size = call.block_size;
@@ -94,8 +94,8 @@ QUIRE_INLINE void write_row(const RopeCall& call, int64_t row, const float* qkv,
     }
 }
 
-// Where a row's keys and values go is cold memory, a cache line for every number of a key: asked for before the row's
-// queries are turned. Attention reads the same lines soon after.
+// Prefetches the keys' memory of a row before its queries are rotated, because this memory is not in the cache and each
+// element of a key is in a separate cache line. Attention reads these lines soon after.
 QUIRE_INLINE void prefetch_kv_row(const RopeCall& call, int64_t row) {
     const int64_t bytes = call.kv_type == KVType::float32 ? 4 : call.kv_type == KVType::bfloat16 ? 2 : 1;
     const int64_t size = call.block_size, scale_rows = bytes == 1 ? 4 : 0;
@@ -104,7 +104,7 @@ QUIRE_INLINE void prefetch_kv_row(const RopeCall& call, int64_t row) {
     for (int64_t i = 0; i < num_keys; ++i) __builtin_prefetch(keys + (i * size + call.slots[row]) * bytes, 1, 2);
 }
 
-// See Gate.
+// The gated activation function; see Gate.
 template <Gate Kind>
 QUIRE_INLINE F gated(F x, F up) {
     if constexpr (Kind == Gate::silu) return x * sigmoid(x) * up;
@@ -127,10 +127,10 @@ QUIRE_INLINE void gate_numbers(const float* gate, const float* up, float* out, i
     }
 }
 
-// tanh(x) = 1 - 2 / (e^2x + 1), by the one exp. Its error is absolute, a few 1e-8: all that a logit needs.
+// tanh(x) = 2 sigmoid(2x) - 1. The absolute error of a few 1e-8 is small enough for logits.
 QUIRE_INLINE F tanh_of(F x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 
-// The largest of some logits; `differences` stays zero as long as all are finite.
+// Returns the largest of some logits; `differences` stays zero if all are finite.
 QUIRE_INLINE float largest_of(const float* logits, int64_t size, F& differences) {
     F top = splat<kLanes>(-__builtin_inff());
     int64_t at = 0;
@@ -185,7 +185,7 @@ void rope_row(const RopeCall& call, int64_t row) {
         rotate_head(heads.next(), cos, sin, call.key_size, queries + head * call.key_size);
     if (call.query_scales != nullptr)
         for (int64_t i = 0; i < int64_t{call.num_heads} * call.key_size; ++i) queries[i] *= call.query_scales[row];
-    if (call.blocks[row] == 0) return;  // padding rows all name the same slot: threads would race for it
+    if (call.blocks[row] == 0) return;  // all padding rows have the same slot, so threads would race
     if (call.kv_type == KVType::float32)
         write_row<float>(call, row, qkv, cos, sin);
     else if (call.kv_type == KVType::bfloat16)
@@ -223,7 +223,7 @@ void logit_part(const LogitCall& call, int64_t row, int64_t first, int64_t end) 
     }
 }
 
-// Part by part, remembering the first part with the largest: only that one is searched for the place.
+// Finds the first part with the largest value, then searches only this part for the index.
 void argmax_row(const ArgmaxCall& call, int64_t row) {
     constexpr int64_t part = 512;
     const float* logits = call.logits + row * call.stride;

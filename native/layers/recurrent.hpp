@@ -1,19 +1,19 @@
-// Layers that keep a state instead of keys and values. What a layer knows of a sequence is one state of fixed size, made
-// token by token; it lies in a slot, with those of all other recurrent layers.
+// Recurrent layers, with a state instead of keys and values. The state of a sequence has a fixed size and is updated
+// token by token; a state slot contains the states of all recurrent layers.
 //
-//     in         what one product makes of a row: gates, steps, and what is convolved
-//     mixed      each channel of it, mixed with its values of the last few tokens
+//     in         output of the input projection: gates, time steps, and the channels to convolve
+//     mixed      causal convolution of each channel over the last few tokens
 //     scanned    state = decay x state + key (x) change;  out = query . state
-//     out        normed and gated, for the product behind
+//     out        normalized and gated, the input of the output projection
 //
-// Three kinds, which differ in numbers more than in arithmetic:
+// Three kinds with similar computations:
 //
-//     delta         change = rate x (value - key . state), decayed first     gated delta nets
-//     space         change = rate x value                                    Mamba-2: keys are B, queries C, rate the step
-//     convolution   no more than the mixing, gated before and behind         short convolutions
+//     delta         change = rate x (value - key . (decay x state))    gated delta nets
+//     space         change = rate x value                              Mamba-2: keys are B, queries C, rate is dt
+//     convolution   only the convolution, gated before and after       short convolutions
 //
-// The promise of kernels.hpp holds for tokens too: a token's update reads its own row and the state before it, in a fixed
-// order. So the bits do not depend on how a sequence was cut into steps.
+// The guarantee of kernels.hpp applies to tokens too: the update of a token reads only its row and the state before it,
+// in a fixed order. So the bits do not depend on the division of a sequence into steps.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace quire {
 
 enum class RecurrentKind : int64_t { none = 0, delta = 1, space = 2, convolution = 3 };
 
-// Columns of a state that lie together: [head, columns / kColumns, key size, kColumns]. A value's last columns are padded.
+// A state is stored in blocks of columns: [head, columns / kColumns, key size, kColumns]. The last block is padded.
 constexpr int64_t kColumns = 32;
 constexpr int64_t kMostTaps = 8, kMostKeySize = 512;
 
@@ -31,24 +31,23 @@ struct Recurrent {
     RecurrentKind kind;
     const float* taps;       // [tap, channel], the oldest first
     const float* tap_bias;   // [channel], or null
-    const float* log_decay;  // [head]: below zero
+    const float* log_decay;  // [head]: negative
     const float* step_bias;  // [head]
-    const float* skip;       // [head], what values add to the output by themselves; or null
-    const float* norm;       // [out_size] if gated first, else [norm_span]
+    const float* skip;       // [head], factors with which values are added to the output; or null
+    const float* norm;       // [out_size] if gated before the norm, else [norm_span]
     int64_t num_taps, num_channels;
     int64_t num_key_heads, num_heads, key_size, value_size;
-    int64_t kv_heads_strided;  // value heads h, h + key heads, .. share key head h; else neighbours do
-    // Where things begin: in a row of `in`, and the last three in a row of what is mixed.
+    int64_t kv_heads_strided;  // true: value heads h, h + key heads, .. share key head h; false: consecutive heads
+    // Offsets in a row of `in`; the last three in a row of `mixed`.
     int64_t mixed_at, gate_offset, rate_at, dt_offset;
     int64_t query_at, key_at, value_at;
     int64_t in_size, out_size;
     int64_t norm_span, is_gated_first;
-    int64_t history_at, state_at;  // in a slot: [tap - 1, channel], and the state
+    int64_t history_at, state_at;  // offsets in a slot: inputs of earlier tokens [tap - 1, channel], and the state
     double min_dt, most_step;
 };
 
-// One layer and a chunk of rows. A run is a sequence's rows of this step, one behind the other; of those the chunk has
-// all or some.
+// One layer and a chunk of rows. A run is the rows of one sequence in this step; a chunk may contain only part of it.
 struct RecurrentCall {
     const Recurrent* layer;
     const float* in;  // [row of the chunk, in_size]
@@ -57,7 +56,7 @@ struct RecurrentCall {
     float* out;       // [row of the chunk, out_size]
     float* slots;     // [slot, slot_size]
     int64_t slot_size;
-    const int64_t* run_rows;   // [run + 1], of the step
+    const int64_t* run_rows;   // [run + 1]: first rows of runs, counted within the step
     const int64_t* run_slots;  // [run]
     int64_t first_row, num_rows;  // the chunk
     float eps;

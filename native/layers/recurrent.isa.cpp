@@ -1,5 +1,5 @@
-// See recurrent.hpp. Mixing goes channel by channel, scanning column by column: neither adds numbers across a vector's
-// lanes, so neither depends on how wide vectors are.
+// See recurrent.hpp. The convolution runs per channel and the scan per column. Neither adds values across the lanes of
+// a vector, so the results do not depend on the vector width.
 #include "layers/recurrent.hpp"
 
 #include "common/row_math.isa.hpp"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kVectors = kColumns / kLanes;
 
-// The rows of a run that the chunk has: the first and the end, counted within the chunk.
+// The rows [first, end) of a run that are in the chunk, counted within the chunk.
 struct RunRows {
     int64_t first, end;
 };
@@ -34,7 +34,7 @@ QUIRE_INLINE F silu(F x) { return x * sigmoid(x); }
 
 QUIRE_INLINE double soft_plus(double x) { return x > 20.0 ? x : __builtin_log1p(__builtin_exp(x)); }
 
-// A vector of channels through the rows of a run: taps times what came before and what comes now, the oldest first.
+// The causal convolution of a vector of channels over the rows of a run: sums taps x inputs, the oldest token first.
 template <bool IsShort>
 QUIRE_INLINE void mix_channels(const RecurrentCall& call, const RunRows& rows, float* history, int64_t at, int64_t count) {
     const Recurrent& layer = *call.layer;
@@ -60,13 +60,13 @@ QUIRE_INLINE void mix_channels(const RecurrentCall& call, const RunRows& rows, f
     for (int64_t tap = 0; tap < num_before; ++tap) put_some(history + tap * channels + at, before[tap], count);
 }
 
-// To length one, times a factor.
+// Scales a vector to the given length.
 QUIRE_INLINE void l2_normalize(float* numbers, int64_t size, float length) {
     const float factor = length / __builtin_sqrtf(sum_of_squares(numbers, size) + 1e-6f);
     for (int64_t i = 0; i < size; ++i) numbers[i] *= factor;
 }
 
-// One block of columns through the rows of a run. Sums go over even rows of the state and over odd ones, and then both.
+// Scans the rows of a run for one block of columns. The sums over the state's even and odd rows are added last.
 template <bool IsDelta>
 QUIRE_INLINE void scan_block(const RecurrentCall& call, const RunRows& rows, int64_t head, int64_t block, float* state) {
     const Recurrent& layer = *call.layer;

@@ -1,10 +1,9 @@
-// Products with bf16 weights in tile registers, on processors that have them. Rows are rounded to bf16 once per call;
-// sums are float32, and an output's sum goes over pairs of inputs in their order, whatever its neighbours are.
+// Products with bf16 weights in AMX tile registers. Rows are rounded to bf16 once per call. Sums are float32; the sum
+// of an output runs over pairs of inputs in their order and does not depend on other rows or outputs.
 //
 //     weight [out, in]  ->  [panel of 32 outputs][32 inputs][2 tiles of 16 outputs][16 pairs of inputs][16][2]
 //
-// Compiled for these processors alone and called only after `allow`: nothing of the standard library is used here, for
-// the reason simd.isa.hpp gives.
+// Compiled for CPUs with AMX and called only after `allow`. Uses nothing of the standard library; see simd.isa.hpp.
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -16,17 +15,17 @@ namespace {
 
 typedef uint16_t bf16;
 
-constexpr int kSide = 16;               // rows, and outputs, of a tile
-constexpr int kInputs = 32;             // inputs of a tile
-constexpr int kWidth = 2 * kSide;       // outputs of a panel
-constexpr int kTile = kSide * kInputs;  // numbers of a tile
+constexpr int kSide = 16;               // rows per tile, and outputs per tile
+constexpr int kInputs = 32;             // inputs per tile
+constexpr int kWidth = 2 * kSide;       // outputs per panel
+constexpr int kTile = kSide * kInputs;  // elements per tile
 constexpr int64_t kAheadBytes = 8192;
-constexpr int64_t kRowsInL2 = 256;  // rows that stay in the second-level cache while panels pass
-constexpr int64_t kRun = 3;          // panels that rows meet one after the other, while the rows are in the first level
+constexpr int64_t kRowsInL2 = 256;  // rows that fit in the L2 cache and are multiplied with all panels
+constexpr int64_t kRun = 3;          // consecutive panels multiplied while the rows are in the L1 cache
 
 int64_t up(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
-// A row of the scratch: an odd number of cache lines, so that a tile's rows do not fall onto each other in the cache.
+// Row stride of the scratch memory: an odd number of cache lines, to avoid cache set conflicts within a tile.
 int64_t stride_of(int64_t num_in) { return (up(num_in, kInputs) / kInputs | 1) * kInputs; }
 
 int64_t packed_bytes(int64_t num_out, int64_t num_in) {
@@ -43,7 +42,7 @@ bf16 rounded(float x) {
     return x != x ? 0x7FC0 : static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-// Where an output's weight of an input lies.
+// The index of the weight of an output and an input in the packed layout.
 int64_t place(int64_t output, int64_t input, int64_t chunks) {
     const int64_t panel = output / kWidth, at = output % kWidth, chunk = input / kInputs, i = input % kInputs;
     return ((panel * chunks + chunk) * 2 + at / kSide) * kTile + i / 2 * 2 * kSide + at % kSide * 2 + i % 2;
@@ -72,7 +71,7 @@ void rows(const GatherCall& call) {
         }
 }
 
-// Inputs of a row as bf16; behind a row's last one, and in rows behind the last, zeros.
+// Rounds the inputs of a row to bf16. The padding after the last input and the padding rows are set to zero.
 void round_row(const ProductCall& call, int64_t row, int64_t first, int64_t end) {
     const int64_t stride = stride_of(call.num_in);
     bf16* to = reinterpret_cast<bf16*>(call.scratch) + row * stride;
@@ -96,7 +95,7 @@ struct alignas(64) AmxTileConfig {
     uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// The sums of T tiles of rows, rows and outputs `stride` apart.
+// Stores the sums of T tiles of rows, with row stride `stride`.
 template <int T>
 void store_tiles(float* to, int64_t stride) {
     _tile_stored(0, to, stride * 4);
@@ -107,7 +106,7 @@ void store_tiles(float* to, int64_t stride) {
     }
 }
 
-// Sums where they belong: at once if all of them do and nothing is added, else by way of a buffer.
+// Writes sums to the output: directly if the tiles are complete and there is no bias, else through a buffer.
 template <int T>
 void put(const ProductCall& call, int64_t row, int64_t first) {
     float* out = call.out + row * call.out_stride + first;
@@ -121,7 +120,7 @@ void put(const ProductCall& call, int64_t row, int64_t first) {
             out[r * call.out_stride + n] = sums[r * kWidth + n] + (call.bias == nullptr ? 0.0f : call.bias[first + n]);
 }
 
-// One or two tiles of rows through a panel. Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows.
+// Multiplies T (one or two) tiles of rows with a panel. Tiles 0 to 3 are sums, 4 and 5 weights, 6 and 7 rows.
 template <int T>
 void micro_kernel(const ProductCall& call, int64_t row, int64_t panel, bool is_first) {
     const int64_t stride = stride_of(call.num_in), chunks = up(call.num_in, kInputs) / kInputs;
@@ -153,7 +152,7 @@ void micro_kernel(const ProductCall& call, int64_t row, int64_t panel, bool is_f
 
 int64_t num_panels(const ProductCall& call) { return up(call.num_out, kWidth) / kWidth; }
 
-// Panels of a task.
+// Number of panels per task.
 int64_t run_of(const ProductCall& call) { return up(call.num_rows, kSide) > 2 * kSide ? kRun : 1; }
 
 int64_t num_runs(const ProductCall& call) { return (num_panels(call) + run_of(call) - 1) / run_of(call); }
@@ -168,7 +167,7 @@ void multiply(const ProductCall& call, int64_t task) {
     const int64_t begin = task / runs * kRowsInL2, first = task % runs * run;
     const int64_t end = begin + kRowsInL2 < padded ? begin + kRowsInL2 : padded;
     const int64_t last = first + run < panels ? first + run : panels;
-    // Of what lies on a stack the compiler believes eight bytes to be read, and may leave the others unwritten.
+    // Static: on the stack, compilers may omit writing most of it, because they assume that only eight bytes are read.
     static constexpr AmxTileConfig shapes;
     _tile_loadconfig(&shapes);
     for (int64_t row = begin; row < end; row += 2 * kSide)
@@ -182,7 +181,7 @@ void multiply(const ProductCall& call, int64_t task) {
 
 }  // namespace
 
-// The system gives tile registers to those who ask.
+// Requests permission to use tile registers from the operating system. Returns false without AMX or permission.
 bool allow() {
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&

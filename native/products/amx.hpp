@@ -1,4 +1,4 @@
-// Tile registers: whether there are any here, and the products made in them.
+// AMX tile registers: their availability, and the products that use them.
 #pragma once
 
 #include "builds/kernels.hpp"

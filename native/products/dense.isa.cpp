@@ -1,12 +1,12 @@
-// Rows times a weight that was packed once: out = rows x weight^T + bias.
+// Products of rows with a packed weight: out = rows x weight^T + bias.
 //
-//     weight [out, in]  ->  [panel][in][kWidth]      a panel: kWidth neighbouring outputs, zeros behind the last one
+//     weight [out, in]  ->  [panel][in][kWidth]      a panel: kWidth consecutive outputs, zeros after the last output
 //
-// A thread leads a few rows at a time through a panel, and their sums stay in registers from the first input to the
-// last. So a step reads each weight from end to end once, and every sum is one chain in the order of the inputs,
-// whatever rows, panels or threads stand beside it: there is nothing to choose, and one copy serves any number of rows.
+// A task multiplies a few rows at a time with a panel, with sums in registers from the first input to the last. So a
+// step reads each weight once, sequentially, and each sum is one chain in the order of inputs for any number of rows,
+// panels and threads. No variants are needed, and one copy of the weight serves any number of rows.
 //
-// A weight in bf16 is widened as it is read; rows and sums are float32 all the same.
+// bf16 weights are converted when they are loaded; rows and sums are float32.
 #include "common/simd.isa.hpp"
 
 namespace quire::QUIRE_ISA {
@@ -14,12 +14,12 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-// Sums of kTileRows rows fill the registers but for one panel's vectors and one number.
+// Sums of kTileRows rows fill all registers except those for the vectors of one panel and one input.
 constexpr int kVectors = kRegisters > 16 ? 3 : 2;
 constexpr int kTileRows = kRegisters > 16 ? 9 : 6;
 constexpr int kWidth = kVectors * kLanes;
-constexpr int64_t kRowsInL2 = 32 * kTileRows;  // rows that stay in the second-level cache while panels pass
-constexpr int64_t kAheadBytes = 8192;           // where memory has answered by the time the sums get there
+constexpr int64_t kRowsInL2 = 32 * kTileRows;  // rows that fit in the L2 cache and are multiplied with all panels
+constexpr int64_t kAheadBytes = 8192;           // prefetch distance: the data has arrived when it is used
 
 int64_t num_panels(int64_t num_out) { return (num_out + kWidth - 1) / kWidth; }
 
@@ -40,7 +40,7 @@ void pack(const PackCall& call) {
     }
 }
 
-// R rows through a panel. Beside each input's weights, N vectors of what will be needed next are asked for.
+// Multiplies R rows with a panel. Prefetches N vectors at `ahead` per input.
 template <int R, int N, typename T>
 void micro_kernel(const ProductCall& call, int64_t row, int64_t panel, const T* ahead) {
     const T* weights = static_cast<const T*>(call.packed) + panel * kWidth * call.num_in;
@@ -95,10 +95,10 @@ void dispatch_rows(const ProductCall& call, int64_t row, int64_t count, int64_t 
     }
 }
 
-// All rows of a group through a panel, in equal parts: sixteen rows are eight and eight, not nine and seven.
+// Multiplies all rows of a group with a panel, in equal parts: sixteen rows are eight and eight, not nine and seven.
 //
-// Of several parts only the first waits for memory. So while they compute, they ask for the next panel between them;
-// one part alone asks for what is a little ahead of it.
+// Of several parts only the first waits for memory, so together they prefetch the next panel. A single part prefetches
+// a fixed distance ahead.
 template <typename T>
 void multiply_row_block(const ProductCall& call, int64_t begin, int64_t end, int64_t panel) {
     const int64_t parts = (end - begin + kTileRows - 1) / kTileRows, panel_size = kWidth * call.num_in;

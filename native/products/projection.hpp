@@ -1,5 +1,5 @@
-// Products of a step: some rows times a weight in any packing, and several such products with the same rows. What is
-// multiplied is numbered tasks, so that products of many experts are one queue.
+// The matrix products of a step: rows times a weight in any packing, and several such products with the same rows. They
+// are divided into numbered tasks, so that the products of many experts can share one queue.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace quire {
 
-// Some rows times a weight.
+// The product of rows with one weight.
 class Product {
   public:
     Product() = default;
@@ -30,7 +30,7 @@ class Product {
         return panels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
     }
 
-    // Rows that must be made ready, those behind the last among them.
+    // The number of rows to convert, including padding rows after the last row.
     int64_t num_converted_rows() const {
         if (is_panels_) return is_integer_ ? call_.num_rows : 0;
         return products_->num_converted_rows(call_);
@@ -61,7 +61,7 @@ class Product {
     ProductCall call_ = {};
 };
 
-// Products with the same rows; their outputs stand side by side in rows of `width`.
+// Several products with the same rows; their outputs are adjacent in rows of `width` elements.
 class ProjectionSet {
   public:
     ProjectionSet() = default;

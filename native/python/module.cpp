@@ -1,5 +1,5 @@
-// The Python module quire._native: addresses and sizes in, kernels run without the interpreter's lock. The callers in
-// quire.backends check types and shapes; here nothing is checked twice.
+// The Python module quire._native. Functions take addresses and sizes and release the GIL. Callers in quire.backends
+// check types and shapes; this module does not check them again.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
@@ -167,7 +167,7 @@ void pack_panels(int format, int64_t num_out, int64_t num_in, int64_t group, Add
                         {at<const float>(scales), at<const uint8_t>(zeros)}, at<uint8_t>(panels), num_threads});
 }
 
-// Rows as integers live from one product to the next of the same thread: no page is asked for twice.
+// Returns scratch memory for quantized rows. Each thread reuses its memory for later products, to avoid page faults.
 char* scratch_of(size_t num_bytes) {
     static thread_local std::unique_ptr<char, FreeDeleter> held;
     static thread_local size_t held_bytes = 0;

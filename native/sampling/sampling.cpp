@@ -1,4 +1,4 @@
-// See sampling.hpp. A row is one thread's, and so is its scratch.
+// See sampling.hpp. Each row is computed by one thread, with scratch memory of that thread.
 #include "sampling/sampling.hpp"
 
 #include <algorithm>
@@ -17,13 +17,13 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
 constexpr int64_t kSumChunk = 1024;
 constexpr double kAlmostAll = 0.999;
-constexpr int64_t kShortPart = 64;  // so short that one part's sum, which waits for itself, runs beside the next one's work
+constexpr int64_t kShortPart = 64;  // so short that the sum of one part (a dependency chain) overlaps the next part
 constexpr int kBucketShift = 46;    // a bucket is one exponent and the first 6 bits of the mantissa
 constexpr size_t kNumBuckets = 4096;
 
 typedef std::vector<double> Numbers;
 
-// Not filled with zeros: everything is written before it is read.
+// Allocates without zeroing; all elements are written before they are read.
 template <typename Number>
 std::unique_ptr<Number[]> room_for(int64_t size) {
     return std::unique_ptr<Number[]>(new Number[static_cast<size_t>(size)]);
@@ -55,13 +55,13 @@ LogitRow part_of(const LogitRow& row, int64_t first, int64_t end) {
     return {row.narrow ? row.narrow + first : nullptr, row.wide ? row.wide + first : nullptr, end - first};
 }
 
-// False if there is no finite peak: nothing can be drawn from such numbers.
+// Finds the maximum logit. Returns false if it is not finite, because no token can be sampled from such a row.
 bool find_peak(const Row& row, double& peak) {
     peak = chosen_kernels().largest(row.numbers);
     return peak < kInfinity && peak > -kInfinity;
 }
 
-// Weights of all tokens, the argmax_tokens one's is 1; returns what they sum to.
+// Computes the weights of all tokens, relative to weight 1 of the most likely token, and returns their sum.
 double weigh(const Row& row, double peak, Scratch& scratch) {
     double* heated = row.has_top_k() ? scratch.heated.get() : nullptr;
     double* weights = scratch.weights.get();
@@ -95,7 +95,8 @@ double sum_of(const double* weights, int64_t size) {
     return total;
 }
 
-// What top-p means: in order of weight, those stay before which less than `mass` is held. The least weight that stays.
+// The definition of top-p: in order of weight, tokens are kept as long as the sum before them is less than `mass`.
+// Returns the smallest kept weight.
 double sorted_border(Numbers& weights, double mass) {
     std::sort(weights.begin(), weights.end(), std::greater<double>());
     double total = 0.0, border = 1.0;
@@ -114,17 +115,16 @@ size_t bucket_of(double weight) {
     return std::min(kNumBuckets - 1, static_cast<size_t>(kOne - (bits >> kBucketShift)));
 }
 
-// Those that top-p may keep, in their order: below its border less than 1 - top_p of all is held, so what has less than
-// that share divided by the number of tokens is below it. Half of that leaves room for rounding, which is all that
-// decides where the share itself is so small.
+// Preselects the tokens that top-p may keep, in token order. A weight below (1 - top_p) * total / size is never kept;
+// half of this bound allows for rounding. With top_p near 1, rounding would decide, so all tokens are selected.
 int64_t pick_for_top_p(const Row& row, double total, Scratch& scratch) {
     const double share = row.top_p > kAlmostAll ? 0.0 : 0.5 * (1.0 - row.top_p);
     return chosen_kernels().pick({scratch.weights.get(), row.size, total * share / static_cast<double>(row.size),
                                   scratch.picked.get(), scratch.places.get()});
 }
 
-// The same without sorting all: weights are put into buckets, the heaviest first, and one bucket is sorted. Its sums are
-// taken in another order, which may change their last bits: where these would decide, all are sorted after all.
+// Like sorted_border, but sorts only one bucket: weights are put into buckets, the largest first. This changes the
+// order of sums and so possibly their last bits; if these could decide, all weights are sorted.
 double top_p_border(const Row& row, double total, int64_t num_picked, Scratch& scratch) {
     const double mass = total * row.top_p, doubt = 4.0 * static_cast<double>(row.size) * kEpsilon * total;
     const double *first = scratch.picked.get(), *last = first + num_picked;
@@ -153,7 +153,7 @@ double top_p_border(const Row& row, double total, int64_t num_picked, Scratch& s
     return 0.0;
 }
 
-// The first place at which the weights from the first one on hold more than `target`.
+// Returns the first index at which the cumulative sum of weights exceeds `target`.
 int64_t place_of(const double* weights, int64_t size, double target) {
     double total = 0.0;
     int64_t at = 0;

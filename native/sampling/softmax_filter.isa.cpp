@@ -1,6 +1,6 @@
-// e^x in double precision for x <= 0: what sampling and log-probabilities are made of. Written in multiplications and
-// additions alone, none of them fused, so that every build, and numpy doing the same operations (backends/host/
-// exponential.py), has the same bits.
+// e^x in double precision for x <= 0, for sampling and log-probabilities. Uses only unfused multiplications and
+// additions, so that all builds, and numpy with the same operations (backends/host/exponential.py), return the same
+// bits.
 #include <algorithm>
 #include <cstdint>
 #include <limits>
@@ -16,7 +16,7 @@ constexpr double kLog2E = 1.4426950408889634;
 constexpr double kLn2High = 0.6931471803691238, kLn2Low = 1.9082149292705877e-10;  // n times the first is exact
 constexpr double kUnderflow = -746.0;  // below it e^x is 0 in any rounding
 constexpr int64_t kLanes = 16;
-constexpr int kDegree = 13;        // of the Taylor series: what is left out is below half a unit in the last place
+constexpr int kDegree = 13;        // degree of the Taylor polynomial: its error is below half a unit in the last place
 constexpr double kInverseFactorials[kDegree + 1] = {
     1.0,       1.0,        1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
     1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800};
@@ -36,7 +36,7 @@ inline double exp_of(double x) {
     for (int at = kDegree - 1; at >= 0; --at) p = p * r + kInverseFactorials[at];
     uint64_t bits;
     __builtin_memcpy(&bits, &shifted, sizeof bits);
-    // In two halves: the smallest results have an exponent that no normal number has.
+    // Multiplies by two powers of two, because the smallest results are subnormal.
     const uint64_t whole = bits - kRoundBits + 2048, half = whole >> 1;
     const double y = p * power_of_two(half - 1024) * power_of_two(whole - half - 1024);
     return x < kUnderflow ? 0.0 : y;
@@ -58,11 +58,11 @@ void heat(const Number* __restrict in, const SoftmaxCall& call) {
         }
 }
 
-// Not a number if any of them is none.
+// Returns the maximum, or NaN if any value is NaN.
 template <typename Number>
 double largest_of(const Number* in, int64_t size) {
     Number lanes[kLanes];
-    Number strange[kLanes] = {};  // becomes what is no number, and stays so
+    Number strange[kLanes] = {};  // per lane the last NaN, or 0
     std::fill(lanes, lanes + kLanes, -std::numeric_limits<Number>::infinity());
     const int64_t even = size - size % kLanes;
     for (int64_t at = 0; at < even; at += kLanes)
@@ -92,7 +92,7 @@ void exp_scaled(const SoftmaxCall& call) {
 
 double largest(const LogitRow& in) { return in.wide ? largest_of(in.wide, in.size) : largest_of(in.narrow, in.size); }
 
-// Without a branch for each: which of them are picked follows no pattern. In most rows whole blocks have none.
+// Without a branch per value, because selected values follow no pattern. In most rows many blocks have none.
 int64_t pick(const FilterCall& call) {
     int64_t count = 0, first = 0;
     for (; first + kLanes <= call.size; first += kLanes) {

@@ -1,4 +1,4 @@
-// See forward.hpp. Which kernels run is dispatch.cpp's choice; in which order is here.
+// See forward.hpp. This file defines the order of kernels; dispatch.cpp selects their build.
 #include "step/forward.hpp"
 
 #include <algorithm>
@@ -14,18 +14,18 @@
 namespace quire {
 namespace {
 
-constexpr int64_t kChannels = 512;  // of a recurrent layer that are one task
+constexpr int64_t kChannels = 512;  // channels of a recurrent layer per task
 
-std::atomic<uint64_t*> counted_layers{nullptr};  // of the process: it is looked at from outside, step by step
+std::atomic<uint64_t*> counted_layers{nullptr};  // one per process; read by another process
 
-// What came of a layer and is not in the residual yet.
+// Parameters of a layer output that has not been added to the residual yet.
 struct PendingResidual {
     const float* after_norm = nullptr;
     float scale = 1.0f;
 };
 
-// One thread's way through a step. A phase begins when the tasks of the one before are done; rows are made ready for a
-// product, by the thread that converts them, where that is one row at a time.
+// A step as executed by each thread. A phase begins when the tasks of the previous phase are done. The input rows of a
+// product are converted by the task that computes them, if a task computes whole rows or chunks of rows.
 class Step {
   public:
     Step(const StepState& state, TeamThread& thread)
@@ -73,7 +73,7 @@ class Step {
             each(Rows{first, std::min(call_.chunk_rows, num_rows - first)});
     }
 
-    // Embedded rows, their angles, and what layers mix in of another embedding.
+    // Computes the embeddings of rows, their RoPE angles, and the per-layer embeddings.
     void begin() {
         timed(kEmbed, [&] {
             thread_.share(call_.num_rows, [&](int64_t row) {
@@ -103,7 +103,7 @@ class Step {
             for (int64_t i = 0; i < from.num_in; ++i) to[i] *= static_cast<float>(scale);
     }
 
-    // A layer's row: what the projection found of the embedded row, normed, and the token's own, both in equal shares.
+    // Computes the per-layer inputs of a row: (norm(projection of the row's embedding) + per-layer embedding) x scale.
     void combine_per_layer_inputs(int64_t row) const {
         const int64_t size = call_.per_layer_size, width = call_.num_all_layers * size;
         float* projected = call_.per_layer + row * width;
@@ -116,8 +116,8 @@ class Step {
             projected[i] = (projected[i] + own[i]) * static_cast<float>(call_.per_layer_sum_scale);
     }
 
-    // Cosines and sines of a row's position. An angle is a float, as models are trained; its cosine is that of a
-    // double, rounded.
+    // Computes cosines and sines for the position of a row. Angles are rounded to float, as in training; cosines and
+    // sines are computed in double precision, then rounded.
     void turn(int64_t row) const {
         const float position = static_cast<float>(call_.positions[row]);
         for (const RopeRule* rope = call_.ropes; rope < call_.ropes + call_.num_ropes; ++rope) {
@@ -137,14 +137,14 @@ class Step {
         }
     }
 
-    // The last layer's output is needed only for rows whose logits or hidden state were requested. The others have
-    // written their KV and are finished. Needed rows move to the front, in order, which never overwrites a row that is
-    // still to move:
+    // The last layer's output is needed only for rows whose logits or hidden states were requested. The other rows have
+    // written their KV and are finished. Needed rows move to the front in order, so none is overwritten before it
+    // moves:
     //
     //     rows     0 1 2 3 4 5 6 7         needed   2 5 7
-    //     front    2 5 7                   and back where they were, in `scatter_needed_rows`
+    //     front    2 5 7                   `scatter_needed_rows` moves them back
     //
-    // The others are done. What a row attended to shows whether what it wrote can be used.
+    // For finished rows, the attention output shows whether their values, and so their KV, are finite.
     void compact_needed_rows(const Layer& last) {
         if (is_every_needed()) return;
         const int64_t size = state_.attention_out_size(last);
@@ -177,7 +177,7 @@ class Step {
         if (from != to) std::copy(rows + from * size, rows + (from + 1) * size, rows + to * size);
     }
 
-    // The last norm, and whether a row's numbers are any.
+    // Computes the last norm, and whether the hidden state of each row is finite.
     void finish(const PendingResidual& before) {
         const NormCall last = norm_call(call_.norm, {0, call_.num_needed});
         timed(kNorm, [&] {
@@ -189,7 +189,7 @@ class Step {
         });
     }
 
-    // The logits of rows that are wanted.
+    // Computes the logits of wanted rows.
     void compute_logits(Rows rows) {
         const ProjectionSet head = state_.head(rows);
         const LogitCall logits = {call_.logits + rows.first * call_.head.num_out, call_.head.num_out,
@@ -212,7 +212,7 @@ class Step {
         std::copy(from, from + call_.hidden_size, call_.picked + at * call_.hidden_size);
     }
 
-    // Queries, keys and values are there; the latter two go into the store.
+    // Applies RoPE to queries and keys, and writes keys and values to the KV store.
     void rope_and_write_kv(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const LayerStore& store = call_.stores[at];
@@ -236,7 +236,7 @@ class Step {
         });
     }
 
-    // A recurrent layer: rows of a sequence one after the other; sequences, channels and columns side by side.
+    // Computes a recurrent layer: the rows of a sequence in order; sequences, channels and columns in parallel.
     void recur(const Layer& layer, Rows rows) {
         const Recurrent& recurrent = layer.recurrent;
         const RecurrentCall call = {
@@ -287,7 +287,7 @@ class Step {
         });
     }
 
-    // What attention found, the gated part, experts, and what else is mixed in.
+    // Computes the rest of a layer after attention: output projection, MLP, experts, per-layer embedding.
     void answer(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const ProjectionSet out = state_.out(layer, rows);
@@ -347,13 +347,13 @@ class Step {
         });
     }
 
-    // Rows behind an expert's last are converted too, by the thread that converts the last.
+    // The task that converts the last row of an expert also converts its padding rows.
     static void convert_expert_input(const ProjectionSet& group, int64_t row, int64_t count, int64_t size) {
         const int64_t end = row + 1 == count ? std::max(count, group.num_converted_rows()) : row + 1;
         for (; row < end; ++row) group.convert_input_row(row, 0, size);
     }
 
-    // Who goes to which expert.
+    // Computes the routing of rows to experts.
     void route(const MoE& mixture, Rows rows, const Routing& routing) {
         const ProjectionSet router = state_.router(mixture, rows);
         thread_.share(std::max(rows.count, router.num_converted_rows()), [&](int64_t row) {
@@ -376,7 +376,7 @@ class Step {
         kernels_.norm_row({nullptr, residual, weight, out, rows.count, call_.hidden_size, eps()}, row);
     }
 
-    // A row's experts in their order, and the dense part where there is one.
+    // Sums the outputs of a row's experts in their order, and adds the dense part if there is one.
     void gather(const Layer& layer, Rows rows, const Routing& routing, int64_t row) const {
         const MoE& mixture = layer.mixture;
         const int64_t size = call_.hidden_size, first = row * mixture.num_used;
@@ -397,7 +397,7 @@ class Step {
         for (int64_t i = 0; i < size; ++i) added[i] += mixed[i];
     }
 
-    // Of the embedding for each layer: the residual, with all that came of the layer, opens a gate for this layer's.
+    // Adds this layer's per-layer embedding to the residual, gated by the residual after the layer's other outputs.
     void add_per_layer_embedding(int64_t at, Rows rows) {
         const Layer& layer = call_.layers[at];
         const ProjectionSet gate_of = state_.per_layer_gate(layer.per_layer, rows);
@@ -423,7 +423,7 @@ class Step {
         });
     }
 
-    // What was found before comes to the residual first, unless it is null.
+    // Adds the previous output to the residual, unless `before` is null; then normalizes, and converts rows for `next`.
     void norm(const float* weight, const PendingResidual* before, Rows rows, const ProjectionSet& next) {
         const NormCall norm = norm_call(weight, rows);
         timed(kNorm, [&] {
@@ -487,7 +487,7 @@ class Step {
         call_.seconds[part] += omp_get_wtime() - started_s;
     }
 
-    // In sixteen sums side by side, and then those: a compiler makes vectors of that, whichever.
+    // Dot product with sixteen parallel sums, so that compilers vectorize it with equal results on all builds.
     static float product_of(const float* one, const float* other, int64_t size) {
         float sums[16] = {}, sum = 0.0f;
         int64_t at = 0;
@@ -521,7 +521,7 @@ void check(const int64_t* indices, int64_t count, int64_t size, const char* what
                                     ", got " + std::to_string(indices[at]));
 }
 
-// Upwards, and each once: rows are moved by that.
+// Needed rows must be ascending and distinct, because compact_needed_rows relies on it.
 void check_needed(const ForwardCall& call) {
     if (call.num_needed == call.num_rows) return;
     check(call.needed, call.num_needed, call.num_rows, "needed rows");

@@ -1,15 +1,15 @@
-// A decoder over one step's rows, from tokens to logits, behind one call. Every field is eight bytes wide, because the
-// caller (backends/cpu/layers.py) lays these structures out by itself. They own nothing.
+// One call that computes a decoder for the rows of a step, from tokens to logits. All fields are eight bytes wide,
+// because the caller (backends/cpu/layers.py) defines the layout of these structures itself. They own no memory.
 //
-// What families of models have or have not is a null or a number here, never a name:
+// Differences between model families are expressed by null pointers and numbers, not by names of families:
 //
 //     residual    = embedding * embedding_scale
 //     hidden      = norm(residual)                                              input_norm
 //     residual   += norm(attention(hidden)) * added_scale                       attention_norm; or recurrent.hpp
 //     hidden      = norm(residual)                                              mlp_norm
-//     residual   += norm(norm(mlp(hidden)) + norm(mixture(..))) * added_scale   after_norm, of the mixture: `after_norm`
+//     residual   += norm(norm(mlp(hidden)) + norm(mixture(..))) * added_scale   after_norm; see MoE for the inner norms
 //     residual   += norm(project(gate(residual) * per-layer row))               per_layer
-//     residual   *= scale                                                       of the layer
+//     residual   *= scale                                                       layer.scale
 #pragma once
 
 #include "panels/panel_calls.hpp"
@@ -17,37 +17,37 @@
 
 namespace quire {
 
-// Who packed a weight: dense.isa.cpp, amx.cpp (as WeightType has them), or pack.cpp.
+// The packing of a weight, by dense.isa.cpp, amx.cpp (both as in WeightType), or pack.cpp.
 enum Packing : int64_t { kFloat32 = 0, kAmx = 1, kPanels = 2 };
 
-// A weight that was packed, and its bias.
+// A packed weight and its bias.
 struct Linear {
     int64_t packing;
-    int64_t format, arithmetic, group;  // of panels: Format, ComputeType, and inputs that share a given scale
+    int64_t format, arithmetic, group;  // for panels: Format, ComputeType, inputs per external scale
     const void* packed;
     const float* bias;  // [out], or null
     int64_t num_in, num_out;
 };
 
-// Experts, of which each row uses a few.
+// A mixture of experts; each row uses a few of the experts.
 struct MoE {
     Linear router;
-    const float* router_norm;    // of the residual, for the router; null: it is given what the dense part is given
-    const float* input_norm;     // the same for experts
-    const float* dense_norm;     // of what the dense part comes to, before both are added; or null
-    const float* after_norm;     // of what experts come to; or null
+    const float* router_norm;    // norm of the residual for the router; null: the router has the dense part's input
+    const float* input_norm;     // likewise for experts
+    const float* dense_norm;     // norm of the dense part's output before the experts' output is added; or null
+    const float* after_norm;     // norm of the experts' output; or null
     const float* expert_scales;  // [expert], or null
-    const Linear* gate_up;       // [expert, 2]; all experts are packed alike
+    const Linear* gate_up;       // [expert, 2]; all experts have the same packing
     const Linear* down;          // [expert]
-    int64_t num_experts, num_used, intermediate_size;  // no experts: there is no mixture
-    int64_t softmax_over_all;    // whether weights are shares of all experts, or of those used
-    int64_t is_sigmoid;          // whether a score counts by its sigmoid, not by its exponential
-    const float* selection_bias;    // [expert], added to what experts are chosen by, not to what they count; or null
-    const float* shared_expert_gate;     // [hidden]: its product with a row opens the dense part, by its sigmoid; or null
-    double denominator_eps, scale;   // added to the sum that shares are of; what all weights are multiplied with
+    int64_t num_experts, num_used, intermediate_size;  // num_experts 0: the layer has no mixture
+    int64_t softmax_over_all;    // whether weights are normalized over all experts, or only over the used experts
+    int64_t is_sigmoid;          // whether weights use the sigmoid of a score, not its exponential
+    const float* selection_bias;    // [expert]: added to scores for the choice of experts, not for weights; or null
+    const float* shared_expert_gate;     // [hidden]: sigmoid(gate . row) scales the dense part's output; or null
+    double denominator_eps, scale;   // added to the denominator of weights; factor of all weights
 };
 
-// Rows of another embedding that a layer mixes in.
+// Weights that add a per-layer embedding.
 struct PerLayer {
     Linear gate, project;
     const float* after_norm;
@@ -57,18 +57,18 @@ struct Layer {
     const float *input_norm, *attention_norm, *mlp_norm, *after_norm;  // each or null
     const float *query_norm, *key_norm, *value_norm;                   // each or null
     const float* sinks;  // [head], or null
-    Linear qkv[4], out, gate_up[2], down;  // what cannot be one weight is several; outputs side by side, none: zeros
+    Linear qkv[4], out, gate_up[2], down;  // several weights if they cannot be fused; adjacent outputs; unused: zeros
     MoE mixture;
     PerLayer per_layer;
     Recurrent recurrent;  // instead of attention, unless its kind is none
     int64_t window;  // -1: none
     int64_t num_kv_heads, head_size, intermediate_size;
-    int64_t has_kv;        // whether it writes keys and values; else its store is an earlier layer's
-    int64_t has_values;    // whether they are a product of their own; else what keys are before their norm
-    int64_t has_gate;      // whether behind values come numbers whose sigmoids attention's answer is multiplied with
-    int64_t query_span, key_span;  // numbers that query_norm and key_norm norm together; 0: they only multiply
-    int64_t rope;          // which of the call's
-    int64_t number;        // among the model's layers
+    int64_t has_kv;        // whether the layer writes keys and values; else it uses the store of an earlier layer
+    int64_t has_values;    // whether values have a projection; else values are the keys before their norm
+    int64_t has_gate;      // whether values are followed by gates: attention output *= sigmoid(gates)
+    int64_t query_span, key_span;  // values that query_norm and key_norm normalize together; 0: multiply only
+    int64_t rope;          // index into the call's ropes
+    int64_t number;        // index among the model's layers
     double scale;
 };
 
@@ -78,35 +78,35 @@ struct LayerStore {
     int64_t key_block_stride, value_block_stride;
 };
 
-// How fast each pair of a head's numbers turns.
+// The RoPE frequencies of a kind of layers.
 struct RopeRule {
     const float* frequencies;  // [head size / 2]
-    double scaling;            // on what is turned
+    double scaling;            // factor of cosines and sines
     int64_t head_size;
-    int64_t first;  // of its cosines and sines in a row of them
+    int64_t first;  // offset of its cosines and sines in a row
 };
 
 struct ForwardCall {
-    Linear embedding, head;  // perhaps the same
-    Linear per_layer_embedding, per_layer_projection;  // none: zeros
+    Linear embedding, head;  // may be the same weight
+    Linear per_layer_embedding, per_layer_projection;  // zeros if unused
     const float* per_layer_norm;  // [per_layer_size]
     int64_t per_layer_size;
     double per_layer_scale, projection_scale, per_layer_sum_scale;
     const Layer* layers;
-    const LayerStore* stores;  // one for each layer
-    float* states;             // [slot, slot_size]: of recurrent layers
+    const LayerStore* stores;  // one per layer
+    float* states;             // [slot, slot_size]: states of recurrent layers
     int64_t slot_size;
     const RopeRule* ropes;
     int64_t num_layers, num_all_layers, num_ropes;  // layers of this call; layers of the model
-    const float* norm;  // the last one
+    const float* norm;  // weight of the last norm
     double eps, scale, softcap;
     double embedding_scale, added_scale, logit_scale, logit_cap;
-    double query_beta, query_origin;  // queries times 1 + beta log(1 + floor(position / origin)); beta 0: not so
+    double query_beta, query_origin;  // queries *= 1 + beta log(1 + floor(position / origin)); beta 0: unused
     int64_t num_heads, hidden_size, gate;
-    int64_t angles_size;                 // cosines of a row, of all ropes
-    int64_t most_head_size, most_group;  // of any layer
+    int64_t angles_size;                 // cosines per row, for all ropes
+    int64_t most_head_size, most_group;  // maxima over all layers
     int64_t kv_type, block_size;
-    // What is another in every step:
+    // Inputs of each step:
     const int64_t* tokens;  // [row]
     const int64_t* positions;
     const int64_t* blocks;
@@ -114,35 +114,35 @@ struct ForwardCall {
     const int32_t* tables;
     const TileRow* members;
     const QueryTile* tiles;
-    const int64_t* wanted;  // rows whose logits are wanted; the argmax_tokens token too of the first `num_sampled`
-    const int64_t* needed;  // rows whose last hidden states are needed, upwards: those wanted, and perhaps others
-    const int64_t* run_rows;   // [run + 1]: rows of one sequence are a run
-    const int64_t* run_slots;  // [run]: where its recurrent state is
+    const int64_t* wanted;  // rows whose logits are wanted; for the first `num_sampled`, also the argmax token
+    const int64_t* needed;  // ascending rows whose last hidden states are needed: wanted rows, possibly others
+    const int64_t* run_rows;   // [run + 1]: first rows of runs; a run is the rows of one sequence
+    const int64_t* run_slots;  // [run]: state slot of the sequence
     int64_t num_tiles, num_rows, num_wanted, num_needed, num_sampled, num_threads, num_runs;
-    // What is computed:
-    float* hidden;       // [row, hidden]: the last hidden states of rows that are needed
+    // Outputs:
+    float* hidden;       // [row, hidden]: last hidden states of needed rows
     float* logits;       // [wanted, vocabulary]
-    int64_t* argmax_tokens;  // [sampled], as argmax has it
+    int64_t* argmax_tokens;  // [sampled]; see ArgmaxCall
     uint8_t* are_logits_finite;   // [sampled]: whether all logits of the row are finite
-    uint8_t* is_finite;  // [row]: whether the last hidden state is; of a row that is not needed, what it attended to
-    // What is between:
+    uint8_t* is_finite;  // [row]: whether the last hidden state is finite, or the attention output of unneeded rows
+    // Intermediate buffers:
     float* residual;      // [row, hidden]
-    float* added;         // as residual
+    float* added;         // [row, hidden]
     float* queries;       // [row, heads x head size]
-    float* answers;       // as queries
+    float* answers;       // shape of queries
     float* cos;           // [row, angles_size]
     float* sin;
     float* query_scales;  // [row]
     float* per_layer;     // [row, layer, per_layer_size]
     float* picked;        // [wanted, hidden]
-    float* gates;         // as queries: of attention's answers
-    float* qkv;           // [row of a chunk, queries, keys and values]; or what a recurrent layer makes of rows
+    float* gates;         // shape of queries: gates of the attention output
+    float* qkv;           // [row of a chunk, queries, keys and values], or the input projection of a recurrent layer
     float* mixed;         // [row of a chunk, channel]
     float* rates;         // [row of a chunk, 2, head]
     float* gate_up;       // [row of a chunk, 2 x intermediate]
     float* gated;         // [row of a chunk, intermediate]
-    int64_t chunk_rows;   // rows that go through a chain of products at once: what one makes is warm for the next
-    double* seconds;      // [Part], or null: how long each part of this call took is added here
+    int64_t chunk_rows;   // rows per chunk: products run chunk by chunk, so that intermediates stay in the cache
+    double* seconds;      // [Part], or null: the durations of parts are added here
 };
 
 enum Part {
@@ -150,10 +150,10 @@ enum Part {
     kMix, kScan
 };
 
-// Throws std::out_of_range, and does nothing, if there is no such token or row.
+// Throws std::out_of_range, before any computation, if a token or row index is invalid.
 void compute_step(const ForwardCall& call);
 
-// From now on each layer of a step that is done adds one to this number, which another process may read; null: to none.
+// Sets a counter, in memory that another process may read, to be incremented after each layer of a step; null: none.
 void count_layers(uint64_t* counter);
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// What the threads of a step share: every product of it, by the rows it is of, and the memory they work in.
+// State shared by the threads of a step: the products of each layer and chunk of rows, and scratch memory.
 #pragma once
 
 #include <algorithm>
@@ -23,15 +23,15 @@ inline Memory taken(int64_t num_bytes) {
     return memory;
 }
 
-// Below so many multiplications of a whole step, waking threads costs more than they give.
+// Minimum multiplications of a step for several threads; for less work, waking threads costs more than it saves.
 constexpr int64_t kWorthMultiplications = 1 << 20;
 
-// A chunk of rows: the first, and how many.
+// A chunk of rows.
 struct Rows {
     int64_t first, count;
 };
 
-// What a mixture works in: buffers for the pairs of a chunk.
+// Scratch memory of mixtures of experts: buffers for the pairs (expert, row) of a chunk.
 struct MixtureMemory {
     Memory memory;
     float *router_rows = nullptr, *scores = nullptr, *expert_rows = nullptr, *mixed = nullptr;
@@ -65,7 +65,7 @@ struct MixtureMemory {
     }
 };
 
-// What threads share of a step.
+// State shared by the threads of a step.
 struct StepState {
     const ForwardCall& call;
     AttentionCall attention;
@@ -82,7 +82,7 @@ struct StepState {
 
     int64_t query_size(const Layer& layer) const { return call.num_heads * layer.head_size; }
 
-    // Of what attention or a recurrent layer found.
+    // Size of the output of attention or of a recurrent layer, per row.
     int64_t attention_out_size(const Layer& layer) const {
         return layer.recurrent.kind == RecurrentKind::none ? query_size(layer) : layer.recurrent.out_size;
     }
@@ -123,20 +123,20 @@ struct StepState {
         return {&of.project, 1, call.gated, added(rows), call.hidden_size, rows.count, scratch.get()};
     }
 
-    // Of embedded rows, all layers' at once.
+    // The projection of embedded rows to the per-layer inputs of all layers.
     ProjectionSet per_layer_projection(Rows rows) const {
         const int64_t width = call.num_all_layers * call.per_layer_size;
         return {&call.per_layer_projection, 1, call.residual + rows.first * call.hidden_size,
                 call.per_layer + rows.first * width, width, rows.count, scratch.get()};
     }
 
-    // Rows of what is wanted.
+    // The LM head; `rows` counts wanted rows.
     ProjectionSet head(Rows rows) const {
         return {&call.head, 1, call.picked + rows.first * call.hidden_size,
                 call.logits + rows.first * call.head.num_out, call.head.num_out, rows.count, scratch.get()};
     }
 
-    // Each layer and chunk has one of its own, so that no thread writes where a late one still reads.
+    // Each layer and chunk has a separate routing, so that no thread overwrites what a delayed thread still reads.
     Routing routing(int64_t layer, Rows rows) const {
         const MoE& of = call.layers[layer].mixture;
         const int64_t at = layer * layer_routing_bytes() + rows.first / call.chunk_rows * chunk_routing_bytes();
@@ -187,7 +187,7 @@ struct StepState {
         return most;
     }
 
-    // Of no layer yet: as large as that of any. Memory is for the largest group of heads and the largest head.
+    // The attention call without the fields of a layer. Sizes are maxima over all layers, for the allocation of memory.
     static AttentionCall attention_call(const ForwardCall& call) {
         return {call.queries, 0, call.answers, 0, nullptr, 0, nullptr, 0, static_cast<KVType>(call.kv_type),
                 int(call.num_heads), int(call.num_heads / call.most_group), int(call.most_head_size),

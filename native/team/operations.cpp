@@ -6,8 +6,8 @@
 namespace quire {
 namespace {
 
-// Below these, waking threads costs more than they give, far more on a busy machine: some 50 microseconds of numbers,
-// some 5 of multiplications, for which threads are awake already.
+// Minimum work for several threads; for less work, waking threads costs more than it saves, far more on a busy machine.
+// About 50 microseconds of elementwise work, or 5 of multiplications, before which threads are usually awake already.
 constexpr int64_t kWorthNumbers = 65536, kWorthMultiplications = 1 << 19;
 
 }  // namespace
@@ -24,7 +24,7 @@ void add_rms_norm(const Kernels& kernels, const NormCall& call, int num_threads)
 }
 
 void rope_write(const Kernels& kernels, const RopeCall& call, int num_threads) {
-    // A key's number costs a cache miss: threads are worth waking for far fewer rows than arithmetic alone would need.
+    // Each element of a key costs a cache miss, so several threads pay off for far fewer rows than with arithmetic.
     const int64_t misses = call.num_rows * call.num_kv_heads * call.key_size;
     run_team(misses >= kWorthNumbers / 8 ? num_threads : 1, [&](TeamThread& thread) {
         thread.share(call.num_rows, [&](int64_t row) { kernels.rope_row(call, row); });

@@ -1,4 +1,4 @@
-// One kernel over all its rows, by a team of threads of its own: what is called from Python outside a decoder's step.
+// Single kernels over all rows, each with a separate team of threads: called from Python outside a decoder step.
 #pragma once
 
 #include "panels/panel_calls.hpp"
@@ -13,7 +13,7 @@ void argmax(const Kernels& kernels, const ArgmaxCall& call, int num_threads);
 void product(const Products& products, const ProductCall& call, int num_threads);
 void panel_product(const Kernels& kernels, ComputeType arithmetic, const PanelCall& call, int num_threads);
 
-// Which outputs are unpacked, and how far apart.
+// Indices of the outputs to unpack, and the stride between unpacked rows.
 struct Outputs {
     const int64_t* indices;
     int64_t count, stride;

@@ -1,4 +1,4 @@
-// How a thread of a team waits. See team.hpp; compiled once, for any processor.
+// Waiting of a team's threads. See team.hpp; compiled once, for all instruction sets.
 #include "team/team.hpp"
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace quire {
 namespace {
 
 constexpr double kLeastPatience_s = kSpinLimit_s / 64;
-constexpr int kSpinsPerClockRead = 16;  // between looks at the clock
+constexpr int kSpinsPerClockRead = 16;  // checks between two reads of the clock
 
 void rest() {
 #if defined(__x86_64__)
@@ -40,7 +40,8 @@ void wait_until_done(Team& team, uint32_t phase, int64_t count, double& patience
         return;
     }
     patience_s = patience_s / 2 > kLeastPatience_s ? patience_s / 2 : kLeastPatience_s;
-    // Who says "asleep" looks once more; who is done looks for sleepers: one of the two sees the other.
+    // No lost wake-up: a waiter increments num_asleep, then checks `done` again; a finishing thread updates `done`,
+    // then checks num_asleep. At least one of the two threads sees the change of the other.
     std::atomic_ref<uint32_t> asleep(team.num_asleep), calls(team.wake_epoch);
     asleep.fetch_add(1);
     for (uint32_t epoch = calls.load(); !team.done.has(phase, count); epoch = calls.load()) calls.wait(epoch);

@@ -1,16 +1,17 @@
-// Threads that go through a step together. Kernels are tasks; who does which of them, and when all are done, is here.
+// A team of threads that computes a step together. Kernels are divided into tasks; this file assigns tasks to threads
+// and detects when all tasks are done.
 //
-// Each thread has a run of neighbouring tasks of its own and takes from it, in order; one that is done helps the
-// others. So a thread meets memory in its order. A phase is over when its tasks are done, not when all threads are
-// there: one that is held up (its core runs another program) and holds no task delays no other thread, and finds
-// nothing left to do in the phases it missed.
+// Each thread has a range of consecutive tasks and takes tasks from this range in order, so that it reads memory in
+// order; when the range is used up, it takes tasks from the ranges of other threads. A phase ends when all its tasks
+// are done, not when all threads have arrived. A thread that is delayed (its core runs another program) and has taken
+// no task delays no other thread; later it finds no tasks left in the phases that it missed.
 //
 //     phase        1                   2                3                4
 //     thread 0     take take take      take take        take take take   take ...
-//     thread 1     take take           held up .....................     (2, 3: none left)  take ...
+//     thread 1     take take           delayed .....................     (2, 3: none left)  take ...
 //
-// Counters carry the number of their phase. One of an older phase counts as zero, one of a newer says that this phase is
-// over; so no thread resets a counter, and no task is taken twice, however late a thread comes.
+// Each counter includes its phase number. A counter of an older phase means zero, a counter of a newer phase means that
+// this phase has ended. So no thread resets counters, and no task is taken twice, however late a thread arrives.
 #pragma once
 
 #include <omp.h>
@@ -19,14 +20,14 @@
 
 namespace quire {
 
-constexpr int kMaxTaskRanges = 64;   // of tasks: threads beyond them only help
-constexpr int kMostQueues = 4;  // of one phase
+constexpr int kMaxTaskRanges = 64;   // further threads have no range and take tasks from the ranges of others
+constexpr int kMostQueues = 4;  // maximum per phase
 
-// A phase's number above, what was counted in it below.
+// A counter with its phase: the phase number in the upper 32 bits, the count in the lower 32 bits.
 struct alignas(64) TaskCursor {
     uint64_t word = 0;
 
-    // The next number below `limit`, if the phase has one left.
+    // Takes the next number below `limit`. Returns false if the phase has none left.
     QUIRE_INLINE bool take(uint32_t phase, int64_t limit, int64_t& number) {
         uint64_t found = __atomic_load_n(&word, __ATOMIC_RELAXED);
         do {
@@ -43,7 +44,7 @@ struct alignas(64) TaskCursor {
         }
     }
 
-    // Whether so many were counted, or a newer phase has begun.
+    // Whether at least `count` was counted in this phase, or a newer phase has begun.
     QUIRE_INLINE bool has(uint32_t phase, int64_t count) const {
         const uint64_t found = __atomic_load_n(&word, __ATOMIC_SEQ_CST);
         return found >> 32 > phase || (found >> 32 == phase && static_cast<uint32_t>(found) >= count);
@@ -56,24 +57,24 @@ struct alignas(64) TaskCursor {
     }
 };
 
-// What the threads of a team share.
+// State shared by the threads of a team.
 struct Team {
     TaskCursor taken[kMostQueues][kMaxTaskRanges];
     TaskCursor done;
     alignas(64) uint32_t num_asleep = 0;
-    uint32_t wake_epoch = 0;  // to those asleep
+    uint32_t wake_epoch = 0;  // incremented to wake sleeping threads
 };
 
-// Returns when `count` tasks of the phase are done: watches for a short while, then sleeps. A thread that had to sleep
-// watches for less the next time: who holds the task needs this core.
+// Returns when `count` tasks of the phase are done. Spins for up to `patience_s`, then sleeps. A thread that had to
+// sleep spins for half as long the next time, because another thread with an unfinished task may need this core.
 void wait_until_done(Team& team, uint32_t phase, int64_t count, double& patience_s);
 
-// Wakes those asleep.
+// Wakes all sleeping threads.
 void wake_waiters(Team& team);
 
 constexpr double kSpinLimit_s = 100e-6;
 
-// Numbered tasks as one thread takes them, and how many it took.
+// One thread's view of the tasks of one queue: takes tasks and counts the taken tasks.
 class Tasks {
   public:
     QUIRE_INLINE Tasks(TaskCursor* taken, uint32_t phase, int64_t num_tasks, int thread, int num_runs, int64_t& num_mine)
@@ -82,7 +83,7 @@ class Tasks {
         enter();
     }
 
-    // The next task for this thread, if there is one left. Who takes it must have done it before the phase's end.
+    // Takes the next task for this thread; returns false if none is left. A taken task must be finished before wait().
     QUIRE_INLINE bool take(int64_t& task) {
         for (; ranges_visited_ < num_runs_; ++ranges_visited_, enter()) {
             if (!run_->take(phase_, end_ - begin_, task)) continue;
@@ -108,8 +109,8 @@ class Tasks {
     int64_t& num_done_here_;
 };
 
-// One thread of a team. All of them ask for the same tasks and wait at the same places; what they do outside of tasks,
-// a thread may do late.
+// One thread of a team. All threads must issue the same tasks and call wait() at the same places; code outside of tasks
+// may run late on some threads.
 class TeamThread {
   public:
     QUIRE_INLINE TeamThread(Team& team, int number, int num_threads)
@@ -117,15 +118,15 @@ class TeamThread {
 
     QUIRE_INLINE int number() const { return number_; }
 
-    // Up to kMostQueues times between waits.
+    // Issues tasks, one range per thread. May be called up to kMostQueues times between two waits.
     QUIRE_INLINE Tasks tasks(int64_t num_tasks) {
         return tasks_in(num_tasks, num_threads_ < kMaxTaskRanges ? num_threads_ : kMaxTaskRanges);
     }
 
-    // The same in one run for all, as it comes.
+    // Like tasks(), but with one range for all threads, so that tasks are started in order.
     QUIRE_INLINE Tasks tasks_in_order(int64_t num_tasks) { return tasks_in(num_tasks, 1); }
 
-    // Until all tasks are done that were asked for since the last time.
+    // Waits until all tasks issued since the previous wait are done.
     QUIRE_INLINE void wait() {
         if (num_threads_ > 1 && num_issued_ > 0) {
             if (num_done_here_ > 0) team_.done.add(phase_, num_done_here_);
@@ -139,7 +140,7 @@ class TeamThread {
         num_queues_ = 0;
     }
 
-    // Every task is done by one of the threads, and no thread goes on before all are done.
+    // Runs each task on one of the threads; returns when all tasks are done.
     template <typename Do>
     QUIRE_INLINE void share(int64_t num_tasks, Do each) {
         Tasks tasks = this->tasks(num_tasks);
@@ -147,7 +148,7 @@ class TeamThread {
         wait();
     }
 
-    // The same for rows of numbers, kElementsPerTask of them at a time.
+    // Like share(), with one task per kElementsPerTask elements of a row.
     template <typename Do>
     QUIRE_INLINE void for_each_chunk(int64_t num_rows, int64_t size, Do each) {
         const int64_t parts = (size + kElementsPerTask - 1) / kElementsPerTask;
@@ -170,7 +171,7 @@ class TeamThread {
     double patience_s_ = kSpinLimit_s;
 };
 
-// Work that all threads of a new team do.
+// Runs `work` on all threads of a new team.
 template <typename Do>
 void run_team(int num_threads, Do work) {
     Team team;

@@ -1,7 +1,6 @@
-// The kernels over random shapes, on every build this processor runs, under the address and undefined-behaviour
-// sanitizers (`make native-sanitize`). Whether numbers are right is the Python tests' business; here buffers have
-// exactly the size they are said to have, unwritten slots hold NaN, and rows must be finite and the same alone as
-// together.
+// Tests the kernels with random shapes, on all builds that this processor supports, under the address and
+// undefined-behaviour sanitizers (`make native-sanitize`). Python tests check results; these tests use buffers of
+// exactly the declared size and NaN in unwritten slots, and check that rows are finite and equal alone and together.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -52,12 +51,12 @@ bool all_finite(const std::vector<float>& many) {
 
 int width_of(KVType type) { return type == KVType::float32 ? 4 : type == KVType::bfloat16 ? 2 : 1; }
 
-// Of codes, scales of all slots lie behind them, and take the place of so many numbers of each slot.
+// The scales of a block follow its codes and take the space of this number of additional elements per slot.
 int scale_rows(KVType type) { return type == KVType::int8 ? 4 : 0; }
 
-// WorkItems, and a store in which only their slots are written. Bytes, so that one shape serves all types.
+// Work items, and a KV store in which only their slots are written; as bytes, for all KV types.
 struct Step {
-    int longest = pick(0, 3) ? 150 : 2300;  // several segments now and then
+    int longest = pick(0, 3) ? 150 : 2300;  // sometimes several segments
     int block_size = 16 << pick(0, 2), num_kv_heads = pick(1, 3), group = pick(1, 9);
     int key_size = 8 * pick(4, longest > kSegment ? 6 : 32), value_size = 8 * pick(4, longest > kSegment ? 6 : 32);
     KVType type = static_cast<KVType>(pick(0, 2));
@@ -129,7 +128,7 @@ struct Free {
     void operator()(char* memory) const { std::free(memory); }
 };
 
-// WorkItems [first, first + count) of a step in one call.
+// Computes the attention of work items [first, first + count) of a step in one call.
 std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const std::vector<float>& queries,
                           size_t first, size_t count, int window, float softcap, const float* sinks) {
     const quire::WorkItems items = {step.first_rows.data() + first, step.num_rows.data() + first,
@@ -253,10 +252,10 @@ void test_rows(const quire::Kernels& kernels) {
     kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
 }
 
-// Of the sum of all sizes: a chain of roundings in float32; weights and rows of eight bits each.
+// Tolerances relative to the sum of magnitudes: for a chain of float32 roundings; for bf16 weights and rows.
 constexpr double kRounded32 = 2e-6, kRounded16 = 0.01;
 
-// Some rows of a product with a weight that was packed into exactly its bytes.
+// Computes some rows of a product with a packed weight.
 std::vector<float> multiply(const quire::Products& products, const std::vector<float>& rows, const void* packed,
                             const float* bias, int first, int count, int num_in, int num_out, int num_threads) {
     std::vector<float> out(static_cast<size_t>(count) * static_cast<size_t>(num_out), 0.0f);
@@ -301,7 +300,7 @@ void test_products(const quire::Products& products, const char* isa, double roun
            "a product in company", isa);
 }
 
-// Rows of numbers with some struck out, by every mixture of limits: whatever is drawn was there to be drawn.
+// Samples from rows with excluded tokens, with all combinations of limits: a sampled token must not be excluded.
 void test_draws() {
     const int rows = pick(1, 6), size = pick(1, 3000);
     std::vector<double> values = numbers<double>(static_cast<size_t>(rows) * static_cast<size_t>(size));
@@ -337,7 +336,7 @@ void test_draws() {
     for (double total : totals) expect(total >= 1.0 && total <= size, "exp_totals", "every build");
 }
 
-// A weight of some format: any codes, scales that are small, packed into exactly its bytes.
+// A weight of some format with random codes and small scales, packed into a buffer of exactly its size.
 struct PackedPanels {
     quire::PanelShape shape;
     std::unique_ptr<char, Free> panels;
@@ -349,7 +348,7 @@ struct PackedPanels {
                 is_open ? pick(1, 100) : 32 * pick(1, 4)};
     }
 
-    // `is_small`: so that a few layers stay finite.
+    // `is_small`: with small scales, so that the output of a few layers is finite.
     explicit PackedPanels(const quire::PanelShape& panel_shape, bool is_small = false) : shape(panel_shape) {
         const quire::FormatTraits& traits = shape.traits();
         const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
@@ -359,7 +358,7 @@ struct PackedPanels {
         std::vector<float> scales = numbers<float>(num_scales);
         for (float& one : scales) one *= is_small ? 0.02f : 1.0f;
         for (size_t at = 1; is_small && shape.format == quire::Format::q8_0 && at < rows.size(); at += 34)
-            rows[at] = 0x14;  // of a scale, the byte with its exponent
+            rows[at] = 0x14;  // the byte of a scale that contains its exponent
         const std::vector<uint8_t> zeros(num_scales, 7);
         if (traits.code_bits == 4 && traits.file_inputs == 1)
             for (uint8_t& one : rows) one &= 15;
@@ -372,13 +371,13 @@ struct PackedPanels {
     uint8_t* bytes() const { return reinterpret_cast<uint8_t*>(panels.get()); }
 };
 
-// A layer that keeps a state, of any kind, with its small tensors and its place in a slot.
+// A recurrent layer of a random kind, with its small tensors and its offsets in a slot.
 struct SomeRecurrent {
     std::vector<float> taps, tap_bias, log_decay, step_bias, skip, norm;
     quire::Recurrent layer = {};
     int64_t slot_size = 0;
 
-    // With outputs in whole multiples of `whole`; those of a convolution are `hidden`.
+    // The output size is a multiple of `whole`; for a convolution it is `hidden`.
     SomeRecurrent(int64_t hidden, int64_t whole) {
         const auto kind = layer.kind = static_cast<quire::RecurrentKind>(pick(1, 3));
         const bool is_short = kind == quire::RecurrentKind::convolution, is_space = kind == quire::RecurrentKind::space;
@@ -413,7 +412,7 @@ struct SomeRecurrent {
     }
 };
 
-// What a step makes of some runs, and what it leaves in their slots. Rows come in chunks of so many.
+// The outputs of a step for some runs, and the contents of their slots afterwards. Rows are processed in chunks.
 struct Recurred {
     std::vector<float> out, slots;
 
@@ -450,7 +449,7 @@ struct Recurred {
     }
 };
 
-// Sequences side by side in one step, in chunks, and each alone in two steps: the same bits, and no other slot touched.
+// Several sequences in one step, in chunks, and each alone in two steps: equal bits, and other slots are unchanged.
 void test_recurrent(const quire::Kernels& kernels) {
     const SomeRecurrent some(pick(1, 70), 1);
     const int64_t num_runs = pick(1, 4), in_size = some.layer.in_size, out_size = some.layer.out_size;
@@ -499,12 +498,12 @@ void test_recurrent(const quire::Kernels& kernels) {
         expect(std::abs(answers[at] - gates[at] / (1.0f + std::exp(-gates[at]))) < 1e-5f, "gated answers", kernels.isa);
 }
 
-// A row's experts by plain sorting: who is chosen, and what each counts.
+// Compares the chosen experts and their weights with an implementation by plain sorting.
 void test_choices() {
     const int64_t count = pick(1, 12), used = pick(1, int(count)), rows = pick(1, 3);
     quire::MoE mixture = {};
     std::vector<float> scores = numbers<float>(static_cast<size_t>(rows * count)), bias = numbers<float>(size_t(count));
-    if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // equals now and then
+    if (pick(0, 2) == 0) std::fill(bias.begin(), bias.end(), 0.0f), scores[0] = scores.back();  // sometimes equal scores
     const std::vector<float> scales = numbers<float>(static_cast<size_t>(count));
     mixture.num_experts = count, mixture.num_used = used, mixture.is_sigmoid = pick(0, 1);
     mixture.selection_bias = pick(0, 2) == 0 ? nullptr : bias.data();
@@ -541,13 +540,13 @@ void test_choices() {
     }
 }
 
-// A packed weight of some layer, and the bytes it lies in: plain numbers, or panels of some format.
+// A packed weight of some layer with its memory: dense, or panels of some format.
 struct Packed {
     std::vector<float> weight;
     std::unique_ptr<char, Free> bytes;
     quire::Linear linear;
 
-    // Of panels, one of two formats and one of two arithmetics.
+    // Panels have one of two formats and one of two arithmetics.
     Packed(quire::Packing packing, int64_t num_out, int64_t num_in, int panels = pick(0, 3)) {
         if (packing == quire::kPanels) {
             pack_panels(num_out, num_in, panels % 2, panels / 2);
@@ -562,7 +561,7 @@ struct Packed {
         linear = {packing, 0, 0, 0, bytes.get(), nullptr, num_in, num_out};
     }
 
-    // Codes by groups of 32, their scales given.
+    // Packs panels with codes in groups of 32.
     void pack_panels(int64_t num_out, int64_t num_in, bool has_few_bits, int64_t arithmetic) {
         const auto format = has_few_bits ? quire::Format::int4 : quire::Format::q8_0;
         PackedPanels made({format, num_out, num_in, 32}, true);
@@ -571,14 +570,14 @@ struct Packed {
     }
 };
 
-// The weights of a layer: what families have, each there or not.
+// The weights of a layer, with a random choice of the features of model families.
 struct SomeLayer {
     std::vector<Packed> packed, experts;
     std::vector<quire::Linear> gate_up, down;
     std::unique_ptr<SomeRecurrent> recurrent;  // instead of attention, or null
     quire::Layer layer = {};
 
-    // Of these sizes; `is_shared`: the second layer's keys and values are those of the first.
+    // `is_shared`: the second layer uses the keys and values of the first.
     SomeLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head, int64_t wide,
               const float* ones, bool is_shared, int64_t number) {
         const bool shares = is_shared && number == 1;
@@ -632,7 +631,7 @@ struct SomeLayer {
     }
 };
 
-// Two layers over one block, with buffers of exactly their size; rows come in chunks of three.
+// Two layers over one block, with buffers of exactly their size; rows are processed in chunks of three.
 void test_decoder() {
     const auto type = static_cast<quire::Packing>(pick(0, 2));
     quire::ForwardCall call = {};
@@ -684,7 +683,7 @@ void test_decoder() {
     std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
     for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
     for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
-    std::vector<int64_t> needed;  // all rows, or those wanted and perhaps others
+    std::vector<int64_t> needed;  // all rows, or wanted rows and possibly others
     const bool is_every_needed = pick(0, 1);
     for (int64_t row = 0; row < rows; ++row)
         if (is_every_needed || pick(0, 3) == 0 || std::count(wanted.begin(), wanted.end(), row)) needed.push_back(row);
@@ -768,7 +767,7 @@ std::vector<float> multiply_panels(const quire::Kernels& kernels, const PackedPa
     return out;
 }
 
-// Every format: rows alone as together, and integers on every build as on the portable one.
+// For each format: rows are equal alone and together, and integer products equal those of the portable build.
 void test_panels(const quire::Kernels& kernels, quire::Format format) {
     const PackedPanels weight(PackedPanels::any_shape(format));
     const int num_rows = pick(1, pick(0, 3) ? 20 : 250);

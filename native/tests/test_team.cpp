@@ -1,6 +1,6 @@
-// Teams under the thread sanitizer: every task is done once, in its phase, however late some threads come.
+// Tests teams under the thread sanitizer: each task runs once, in its phase, even if threads arrive late.
 //
-// Threads here are the system's own, more of them than cores, and some dawdle where a busy machine would hold them up.
+// Uses std::thread, with more threads than cores; some threads sleep to simulate the delays of a busy machine.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -33,7 +33,7 @@ Plan random_plan(std::mt19937& dice, int num_phases) {
     return plan;
 }
 
-// A task's number is how often it was done; plain memory, so that a phase that begins too early is a race.
+// Counts the executions of each task, in non-atomic memory, so that a phase that begins too early is a data race.
 struct Done {
     std::vector<std::vector<int64_t>> phases;
 
@@ -88,7 +88,7 @@ void run(std::mt19937& dice, int num_threads, int num_phases) {
             expect(count == 1, "a task is done once", static_cast<int64_t>(phase));
 }
 
-// A thread that comes when all is over takes no task and waits for no thread.
+// A thread that arrives after all phases have ended takes no task and waits for no thread.
 void run_alone_then_late() {
     quire::Team team;
     int64_t num_tasks = 0;

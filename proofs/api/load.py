@@ -5,7 +5,6 @@ import json
 import os
 import re
 import selectors
-import signal
 import socket
 import struct
 import subprocess
@@ -26,6 +25,8 @@ from benchmarks.record import ROOT
 from benchmarks.servers import HOST, free_port
 from benchmarks.test_model import smollm2_directory
 from tests.support import watched
+from tests.support.machine.spawned import LISTENING, spawned
+from tests.support.servers import live_server
 from tests.support.watched.sitecustomize import FOLDER as WATCH_SOCKETS
 
 MARK = "PROOF_MARK"
@@ -49,45 +50,13 @@ def serve_words(*more: str) -> tuple[str, ...]:
 
 
 @dataclass
-class Server:
-    """A process that serves, and everything it has said."""
+class Server(live_server.Server):
+    """A process that serves, all of whose children carry a mark."""
 
-    process: "subprocess.Popen[str]"
-    admin_path: Path
     mark: str = ""
-    lines: list[str] = field(default_factory=list)
-    port: int = 0
-    ready: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def read(self) -> None:
-        """Everything it says, until it ends."""
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if found := re.search(r"listening on http://.*:(\d+),", line):
-                self.port = int(found[1])
-                self.ready.set()
-        self.ended.set()
-        self.ready.set()
 
     def access_lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.lines if line.startswith("{") and '"quire.access"' in line]
-
-    def stop(self, within_s: float = 60.0) -> int:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(within_s)
-        self.ended.wait(10)
-        return code
 
     def pids(self) -> list[int]:
         """It and its workers."""
@@ -113,17 +82,6 @@ class Server:
             time.sleep(0.02)
         return left
 
-    def admin(self, path: str) -> Any:
-        """Ask on the operator's socket."""
-        with socket.socket(socket.AF_UNIX) as wire:
-            wire.settimeout(10)
-            wire.connect(str(self.admin_path))
-            wire.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
-            data = b""
-            while part := wire.recv(65536):
-                data += part
-        return json.loads(data.partition(b"\r\n\r\n")[2])
-
 
 @contextmanager
 def started(
@@ -143,22 +101,12 @@ def started(
     # Whoever runs this may have keys of their own where the server looks for them: let it look elsewhere.
     own_places = {"XDG_CONFIG_HOME": str(run), "PYTHONPATH": path}
     around = {**os.environ, **(environment or {}), **own_places, MARK: run.name, WATCH_SOCKETS: OUTBOUND.folder}
-    process = subprocess.Popen(command, cwd=ROOT, env=around, stderr=subprocess.PIPE, text=True)
-    server = Server(process, admin, run.name, port=port)
-    reader = threading.Thread(target=server.read, daemon=True)
-    reader.start()
-    try:
+    with spawned(command, folder / f"{run.name}.log", around, stops_s=0) as one:
+        server = Server(one.process, one.log, admin, port, mark=run.name)
         with OUTBOUND.watching(server, has_worker=is_awaited):
             if is_awaited:
-                server.ready.wait(300)
-            if not server.port:
-                raise RuntimeError("\n".join(server.lines[-20:]))
+                server.port = int(server.wait_for(LISTENING, 300.0))
             yield server
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        reader.join(10)
 
 
 def children_of(pid: int) -> list[int]:
@@ -337,6 +285,25 @@ def stream_bytes(port: int, bodies: list[dict[str, Any]], path: str = "/v1/compl
                     selector.unregister(wire)
                     wire.close()
     return [b"".join(parts) for parts in came.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """So many at once, each with so many tokens."""
+
+    count: int
+    num_tokens: int
+
+    def tokens_per_s(self, port: int, model: str, number: int) -> float:
+        """Of all together, with prompts that the number makes new."""
+        rest = {"model": model, "max_tokens": self.num_tokens, "ignore_eos": True}
+        bodies = [{**rest, "prompt": f"{number} {at} begins", "seed": at} for at in range(self.count)]
+        began_s = time.perf_counter()
+        came = stream_bytes(port, bodies)
+        taken_s = time.perf_counter() - began_s
+        if wrong := [one.status for one in map(read_later, came) if one.status != 200]:
+            raise RuntimeError(f"{len(wrong)} of {self.count} streams failed, with {wrong[0]}")
+        return self.count * self.num_tokens / taken_s
 
 
 def read_later(data: bytes) -> Streamed:

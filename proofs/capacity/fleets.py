@@ -20,7 +20,6 @@ from proofs.framework.proof import Proof, section
 from quire.engine.step_profile import StepProfile
 from quire.errors import InvariantError
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import make_policy
 from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
 from quire.workload.workload_request import WorkloadRequest
 from tests.support.fleet.fleet_storms import run_storm
@@ -129,7 +128,7 @@ def _run_members(num_members: int, num_requests: int) -> dict[str, Any]:
             yield asked
 
     began_s, began_elapsed_s = time.process_time(), time.monotonic()
-    config = FleetConfig(MemberSize(500, BLOCK), GPU, make_policy("cost", BLOCK), num_members)
+    config = FleetConfig(MemberSize(500, BLOCK), GPU, "cost", num_members)
     load = conversations(Random("a thousand members"), num_requests, RATE * num_members)
     told = FleetSimulation(config, counted(load)).run()
     return {

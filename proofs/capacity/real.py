@@ -26,8 +26,8 @@ from proofs.framework.proof import Proof, section
 from quire.backends.cpu.measured_roof import read_sum
 from quire.bench.engine import EngineBench, EngineLoad
 from quire.bench.http_client import Client
+from quire.bench.load_run import Pace
 from quire.bench.measures import measured
-from quire.bench.pace import Pace
 from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
@@ -35,10 +35,9 @@ from quire.config import ModelSettings
 from quire.engine.step_fit import fitted_profile
 from quire.engine.step_profile import StepProfile
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import make_policy
 from quire.sim.fleet.report import FleetReport
 from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
-from quire.workload.trace_requests import TraceRules, sampled, trace_requests
+from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
 from quire.workload.traces import Trace, read_trace
 
 LONGEST_TOKENS = 1024
@@ -160,8 +159,8 @@ def scaled_trace(proof: Proof) -> Trace:
     """Some conversations of the trace, its long requests left out, lengths scaled to what the model takes."""
     whole = read_trace(CONVERSATION).spread()
     rows = tuple(row for row in whole.rows if row.prompt_tokens + row.output_tokens <= MOST_TRACE_TOKENS)
-    some = sampled(replace(whole, rows=rows), SHARE).head(proof.sized(quick=24, full=64))
-    return some.fitted(LONGEST_TOKENS)
+    kept = tuple(rows[at] for at, _ in ruled_rows(replace(whole, rows=rows), TraceRules(share=SHARE)))
+    return replace(whole, rows=kept).head(proof.sized(quick=24, full=64)).fitted(LONGEST_TOKENS)
 
 
 def bandwidth(memory: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> float:
@@ -202,7 +201,7 @@ def through_simulator(setting: Setting, trace: Trace, speedup: float, profile: S
 
 def _simulated(setting: Setting, trace: Trace, speedup: float, profile: StepProfile, num_blocks: int) -> FleetReport:
     size = MemberSize(num_blocks, setting.block_size, setting.step_tokens, MAX_RUNNING)
-    config = FleetConfig(size, profile, make_policy("round-robin", setting.block_size))
+    config = FleetConfig(size, profile, "round-robin")
     return FleetSimulation(config, trace_requests(trace, _rules(setting, speedup))).run()
 
 

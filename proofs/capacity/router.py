@@ -18,6 +18,7 @@ from proofs.framework.proof import Proof, section
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.fleet.routing.router import RoutedPrompt, Router
+from tests.support.fleet.router_invariants import is_swept
 
 BLOCK_SIZE = 32
 CHAIN_BLOCKS, PROMPT_BLOCKS = 250, 400
@@ -132,7 +133,7 @@ def _leaving(proof: Proof, router: Router) -> None:
     """Leaving takes no time; the longest sweep is what an event loop would stand still for."""
     left_s = _timed(lambda: router.leave("m0"))
     sweeps = list[float]()
-    while not router.index.is_swept:
+    while not is_swept(router.index):
         sweeps.append(_timed(lambda: router.index.sweep(1e9)))
     proof.report("leave_us", left_s * 1e6)
     proof.report("sweep_max_ms", max(sweeps) * 1e3, f"the longest of {len(sweeps)} until nothing of it was left")

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.record import say
 from proofs.framework.proof import Proof, section
 from quire.engine.step_profile import StepProfile
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import make_policy
 from quire.sim.fleet.report import FleetReport
 from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
 from quire.workload.trace_requests import TraceRules, trace_requests
@@ -37,13 +37,13 @@ def one_member(proof: Proof) -> None:
     trace = conversation(proof)
     size = MemberSize(3_000, BLOCK, max_step_tokens=8_192)
     began_s = time.process_time()
-    told = _run(FleetConfig(size, GPU, make_policy("round-robin", BLOCK)), trace_requests(trace))
+    told = _run(FleetConfig(size, GPU, "round-robin"), trace_requests(trace))
     proof.at_most("trace_s", time.process_time() - began_s, 120.0, f"{told.num_requests:,} requests, processor time")
     alone = MemberSize(3_000, BLOCK, max_step_tokens=8_192, max_running=1)
-    short = TraceRules(max_output_tokens=1)
-    found = _run(FleetConfig(alone, GPU, make_policy("round-robin", BLOCK)), trace_requests(trace, short))
+    short = [replace(one, max_tokens=1) for one in trace_requests(trace)]
+    found = _run(FleetConfig(alone, GPU, "round-robin"), short)
     exact = BlockLru(3_000, BLOCK)
-    for asked in trace_requests(trace, short):
+    for asked in short:
         exact.run(asked.prompt)
     proof.report("hit_rate", told.hit_rate)
     proof.report("hit_rate_replayed", exact.hit_rate)
@@ -73,14 +73,14 @@ def policies(proof: Proof) -> None:
     for num_members, age_s in ((16, 0.25), (64, 0.06)):
         rules = TraceRules(speedup=_equally_busy(trace, num_members))
         whole = MemberSize(1_000 * num_members, BLOCK, 8_192 * num_members, 256 * num_members, speed=num_members)
-        ideal = _run(FleetConfig(whole, GPU, make_policy("round-robin", BLOCK)), trace_requests(trace, rules))
+        ideal = _run(FleetConfig(whole, GPU, "round-robin"), trace_requests(trace, rules))
         size = MemberSize(1_000, BLOCK)
         cost, least = (
-            _run(FleetConfig(size, GPU, make_policy(name, BLOCK), num_members), trace_requests(trace, rules))
+            _run(FleetConfig(size, GPU, name, num_members), trace_requests(trace, rules))
             for name in ("cost", "least-loaded")
         )
         many = _run(
-            FleetConfig(size, GPU, make_policy("cost", BLOCK), num_members, 8, report_age_s=age_s),
+            FleetConfig(size, GPU, "cost", num_members, 8, report_age_s=age_s),
             trace_requests(trace, rules),
         )
         proof.at_least(f"policy_hit_{num_members}", cost.hit_rate / ideal.hit_rate, 0.85, "over one pool's")
@@ -98,7 +98,7 @@ def sizes(proof: Proof) -> None:
     trace = conversation(proof).spread()
     for num_members in (10, 100):
         rules = TraceRules(speedup=_equally_busy(trace, num_members))
-        config = FleetConfig(MemberSize(1_000, BLOCK), GPU, make_policy("cost", BLOCK), num_members)
+        config = FleetConfig(MemberSize(1_000, BLOCK), GPU, "cost", num_members)
         told = _run(config, trace_requests(trace, rules))
         proof.report(f"size_{num_members}_hit", told.hit_rate)
         proof.report(f"size_{num_members}_imbalance", told.imbalance)

@@ -7,16 +7,17 @@
     quality   perplexity of formats, integer arithmetic and 8-bit KV
     memory    the 8B model: nothing written, held once, soon there
     speed     beside the memory, float32, neighbours
+    sets      every instruction set that can be forced here: bits, speed, beside llama.cpp
 
 Models: `make model`, `make model-coder`, `make bench-models`. Beside llama.cpp and OpenVINO GenAI: `make peers`.
 """
 
 import sys
 
-from proofs.cpu import bits, formats, install, kit, memory, quality, speed
+from proofs.cpu import bits, formats, install, kit, memory, quality, sets, speed
 from proofs.framework.proof import run
 
-ROOMS = (install, kit, bits, formats, quality, memory, speed)
+ROOMS = (install, kit, bits, formats, quality, memory, speed, sets)
 PATHS = ("src/quire/backends/cpu", "src/quire/backends/host", "src/quire/backends/kernels", "native")
 
 if __name__ == "__main__":

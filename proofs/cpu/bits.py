@@ -21,9 +21,12 @@ from proofs.cpu import neon as cpu_neon
 from proofs.cpu.formats import every_kind, source_of
 from proofs.cpu.references import compressed, fp8
 from proofs.framework.proof import Proof, section
-from quire.backends.cpu.formats import FORMATS, Arithmetic, PackedWeight, Source, gguf_source
+from quire.backends.cpu.formats.gguf_source import gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.source import Source
+from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
-from tests.support.models.gguf_blocks import random_rows
+from tests.support.models.gguf_blocks import panel_product, random_rows
 
 THREADS = (1, 2, 3, 8, 32)
 LEAST_PAIRS, LEAST_OF_EACH = 2_000, 50
@@ -83,14 +86,12 @@ def _pairs(name: str, kind: Arithmetic, threads: int, count: int, dice: np.rando
     """Whether rows of one weight have the same bits alone and together."""
     # Wide enough that threads have something to share.
     num_out, num_in = 8 * int(dice.integers(3, 60)), 256 * int(dice.integers(1, 6))
-    weight = PackedWeight([random_source(name, num_out, num_in, dice)], Arena(), 2)
+    weight = PackedWeight([random_source(name, num_out, num_in, dice)], Arena())
     rows = dice.standard_normal((int(dice.integers(count, 70)), num_in)).astype(np.float32)
     rows *= np.exp(dice.normal(0, 4, (len(rows), 1))).astype(np.float32)
-    together, alone = np.empty((len(rows), num_out), np.float32), np.empty((1, num_out), np.float32)
-    weight.product(rows, together, kind, threads)
+    together = panel_product(weight, rows, kind, threads)
     for at in dice.choice(len(rows), count, replace=False):
-        weight.product(rows[at : at + 1], alone, kind, 1)
-        is_same = alone.tobytes() == together[at].tobytes()
+        is_same = panel_product(weight, rows[at : at + 1], kind).tobytes() == together[at].tobytes()
         if not is_same:
             say(f"  not the same bits: {name} {kind.name}, row {at} of {len(rows)}, {threads} threads")
         yield is_same
@@ -126,12 +127,12 @@ def _prints(build: str) -> dict[str, str] | None:
     """Digests by this build; None where this processor does not run it."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.models.format_prints"],
-        env={**os.environ, "QUIRE_NATIVE": build},
+        env={**os.environ, "QUIRE_INSTRUCTION_SET": build},
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
-    if done.returncode and "QUIRE_NATIVE must be" in done.stderr:
+    if done.returncode and "expected an instruction set" in done.stderr:
         return None
     done.check_returncode()
     prints: dict[str, str] = json.loads(done.stdout.splitlines()[-1])

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from proofs.cpu.references import REFERENCES, Reference
 from proofs.framework.proof import Proof, section
-from quire.backends.cpu.formats import FORMATS, SCHEMES, Arithmetic, PackedWeight, Source
 from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.safetensors_source import SCHEMES
+from quire.backends.cpu.formats.source import Source
+from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
-from tests.support.models.gguf_blocks import SCALES_AT, numbers_of, random_rows
+from tests.support.models.gguf_blocks import SCALES_AT, numbers_of, panel_product, random_rows
 
 BOUND = 1e-5
 WIDENED = tuple(sorted(set(SCALES_AT) - GGUF_NAMES))
@@ -67,12 +70,11 @@ def source_of(made: Reference) -> Source:
 
 def error_of(source: Source, numbers: Doubles, dice: np.random.Generator) -> float:
     """Of one product with rows of very different sizes; the worst row's."""
-    weight = PackedWeight([source], Arena(), 1)
+    weight = PackedWeight([source], Arena())
     num_rows = int(dice.integers(1, 40))
     sizes = np.exp(dice.normal(0, 3, (num_rows, 1)))
     rows = (dice.standard_normal((num_rows, source.num_in)) * sizes).astype(np.float32)
-    out = np.empty((num_rows, source.num_out), np.float32)
-    weight.product(rows, out, Arithmetic.FLOAT, 2)
+    out = panel_product(weight, rows, Arithmetic.FLOAT, 2)
     exact = rows.astype(np.float64) @ numbers.T
     return float((np.abs(out - exact).max(axis=1) / np.abs(exact).max(axis=1)).max())
 

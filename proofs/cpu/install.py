@@ -4,8 +4,8 @@ The wheel is built from this commit and installed into an empty environment; the
 what is not in the wheel's requirements cannot help.
 """
 
+import json
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,12 @@ from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 
-from benchmarks.record import ROOT, say
-from benchmarks.servers import HOST, free_port, plain_environment, stop
+from benchmarks.record import say
+from benchmarks.servers import HOST, free_port, plain_environment
 from benchmarks.test_model import smollm2_file
+from proofs.framework.environments import environment_with_wheel
 from proofs.framework.proof import Proof, section
+from tests.support.machine.spawned import Spawned, spawned
 
 GIB, MB = 1 << 30, 1_000_000
 READY_S = 120.0
@@ -27,26 +29,25 @@ IMPORTED = re.compile(r"^import time:.*\|\s*(torch(?:\.[\w.]+)?)\s*$", re.MULTIL
 """A line that Python writes for each module when it is asked for the times of imports."""
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+@dataclass
+class Served(Spawned):
     """A server that said it is ready."""
 
-    process: "subprocess.Popen[bytes]"
     port: int
     ready_s: float
-    log: Path
 
-    def ask(self) -> None:
-        """One short answer, so that whatever is loaded late is loaded."""
+    def complete(self, **options: object) -> dict[str, int]:
+        """Usage of one short answer, behind which whatever is loaded late is loaded."""
         connection = HTTPConnection(HOST, self.port, timeout=READY_S)
-        connection.request(
-            "POST", "/v1/completions", b'{"prompt": "One, two,", "max_tokens": 8}', {"Content-Type": "application/json"}
-        )
+        body = json.dumps({"prompt": "One, two,", "max_tokens": 8, **options})
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"a completion was answered with {answer.status}: {answer.read()[:300]!r}")
-        answer.read()
+        read = answer.read()
         connection.close()
+        if answer.status != 200:
+            raise RuntimeError(f"a completion was answered with {answer.status}: {read[:300]!r}")
+        usage: dict[str, int] = json.loads(read)["usage"]
+        return usage
 
 
 @contextmanager
@@ -58,50 +59,12 @@ def served(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Served]:
     """`quire serve` of a file by this interpreter, with these variables set too."""
-    port, log = free_port(), folder / "serve.log"
+    port = free_port()
     words = [str(python), "-m", "quire", "serve", str(model or smollm2_file()), "--port", str(port), *flags]
     environment = {**plain_environment(), "PYTHONPATH": "", **variables}
     began_s = time.perf_counter()
-    with log.open("wb") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=out, cwd=folder, env=environment, start_new_session=True)
-    try:
-        yield Served(process, port, _wait(process, port, log) - began_s, log)
-    finally:
-        stop(process)
-
-
-def _wait(process: "subprocess.Popen[bytes]", port: int, log: Path) -> float:
-    """The moment at which /ready says so."""
-    until_s = time.perf_counter() + READY_S
-    while time.perf_counter() < until_s and process.poll() is None:
-        connection = HTTPConnection(HOST, port, timeout=5.0)
-        try:
-            connection.request("GET", "/ready")
-            if connection.getresponse().status == 200:
-                return time.perf_counter()
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.01)
-    raise RuntimeError(f"the server was not ready within {READY_S:.0f} s: {log.read_text(errors='replace')[-2000:]}")
-
-
-def environment_with_wheel(folder: Path, extra: str = "") -> Path:
-    """An interpreter in an environment of its own, with the wheel of this commit and what it requires; perhaps with
-    one of its extras."""
-    _run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)])
-    (wheel,) = folder.glob("quire-*.whl")
-    _run([sys.executable, "-m", "venv", str(folder / "environment")])
-    python = folder / "environment" / "bin" / "python"
-    _run([str(python), "-m", "pip", "install", "--quiet", f"{wheel}[{extra}]" if extra else str(wheel)])
-    return python
-
-
-def _run(words: list[str]) -> None:
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words[:4])} ended with {done.returncode}: {done.stdout[-2000:]}")
+    with spawned(words, folder / "serve.log", environment, folder=folder, is_leader=True) as one:
+        yield Served(one.process, one.log, port, one.ready_at(port, READY_S) - began_s)
 
 
 def bytes_in(folder: Path) -> int:
@@ -149,7 +112,7 @@ def alone(proof: Proof) -> None:
     proof.at_most("install_mb", bytes_in(python.parents[1]) / MB, 250, "pip included")
     # Where torch is installed, and could be imported.
     with served(Path(sys.executable), proof.folder, variables={"PYTHONPROFILEIMPORTTIME": "1"}) as here:
-        here.ask()
+        here.complete()
         found = IMPORTED.findall(here.log.read_text(errors="replace"))
     for name in found[:5]:
         say(f"  imported: {name}")
@@ -158,7 +121,7 @@ def alone(proof: Proof) -> None:
     for _ in range(1 + proof.sized(quick=3, full=7)):
         with served(python, proof.folder) as server:
             seconds.append(server.ready_s)
-            server.ask()
+            server.complete()
             held = max(held, held_bytes(server.process.pid))
     proof.at_most("start_s", median(seconds[1:]), 2.5, "the median; the first is not counted")
     proof.report("start_s_spread", max(seconds[1:]) - min(seconds[1:]))

@@ -30,7 +30,7 @@ def large(proof: Proof) -> None:
     before, files = bytes_in(cache_folder()), _weight_files()
     began_s = time.perf_counter()
     with served(Path(sys.executable), proof.folder, *KV_FLAGS, model=file) as server:
-        server.ask()
+        server.complete()
         first_s = time.perf_counter() - began_s
         held = held_bytes(server.process.pid)
     grown = bytes_in(cache_folder()) - before

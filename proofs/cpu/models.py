@@ -15,7 +15,7 @@ from benchmarks.gguf_files import Metadata, NewTensor, Value, write_file
 from benchmarks.steps import BLOCK
 from proofs.cpu.loading import load_decoder
 from proofs.numerics.native_bits import Desk, Known, Life, Pairs, known_of, threads, together
-from quire.backends.cpu.formats import FORMATS, Arithmetic
+from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from tests.support.models.gguf_blocks import random_rows
 from tests.support.models.tiny_models import byte_level_metadata
 

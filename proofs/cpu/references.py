@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats.safetensors_source import SchemeOptions, StoredArray
+from quire.backends.cpu.formats.safetensors_source import StoredArray
+from quire.checkpoints.quantisation import Quantisation
 
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -32,7 +33,7 @@ class Reference:
 
     scheme: str
     """As `SCHEMES` spells it; none: plain numbers under `weight`."""
-    options: SchemeOptions
+    options: Quantisation
     tensors: Mapping[str, StoredArray]
     numbers: Doubles
 
@@ -84,7 +85,7 @@ def compressed(num_bits: int, group: int | None, is_symmetric: bool) -> Make:
         if not is_symmetric:
             words = np.ascontiguousarray(words_of((zeros + middle).T, num_bits).T)
             tensors["weight_zero_point"] = StoredArray("I32", words)
-        options = SchemeOptions(num_bits, group, is_symmetric)
+        options = Quantisation("pack-quantized", num_bits, group, is_symmetric)
         return Reference("pack-quantized", options, tensors, _numbers(codes, zeros, scales, size))
 
     return make
@@ -103,7 +104,8 @@ def gptq(num_bits: int, group: int) -> Make:
             "scales": StoredArray("F16", np.ascontiguousarray(scales.T)),
             "g_idx": StoredArray("I32", (np.arange(num_in) // group).astype(np.int32)),
         }
-        return Reference("gptq", SchemeOptions(num_bits, group), tensors, _numbers(codes, zeros, scales, group))
+        options = Quantisation("gptq", num_bits, group, zeros_are_less_one=True)
+        return Reference("gptq", options, tensors, _numbers(codes, zeros, scales, group))
 
     return make
 
@@ -120,7 +122,7 @@ def awq(group: int) -> Make:
             "qzeros": StoredArray("I32", words_of(zeros.T, 4, AWQ_PLACES)),
             "scales": StoredArray("F16", np.ascontiguousarray(scales.T)),
         }
-        return Reference("awq", SchemeOptions(4, group), tensors, _numbers(codes, zeros, scales, group))
+        return Reference("awq", Quantisation("awq", 4, group), tensors, _numbers(codes, zeros, scales, group))
 
     return make
 
@@ -147,7 +149,7 @@ def fp8(is_by_blocks: bool, is_by_outputs: bool = False) -> Make:
         values = np.array([e4m3(code) for code in range(256)])
         name = "weight_scale_inv" if is_by_blocks else "weight_scale"
         tensors = {"weight": StoredArray("F8_E4M3", codes), name: StoredArray("F32", scales)}
-        options = SchemeOptions(8, FP8_BLOCK if is_by_blocks else None)
+        options = Quantisation("fp8", 8, FP8_BLOCK if is_by_blocks else None)
         return Reference("fp8", options, tensors, values[codes] * wide)
 
     return make
@@ -163,7 +165,8 @@ def dense(type_name: str) -> Make:
             stored, exact = halves, (halves.astype(np.uint32) << 16).view(np.float32)
         else:
             stored = exact = numbers.astype(np.float16 if type_name == "F16" else np.float32)
-        return Reference("", SchemeOptions(), {"weight": StoredArray(type_name, stored)}, exact.astype(np.float64))
+        tensors = {"weight": StoredArray(type_name, stored)}
+        return Reference("", Quantisation("", 32, None), tensors, exact.astype(np.float64))
 
     return make
 

@@ -19,7 +19,6 @@ import numpy as np
 
 from benchmarks.bench_models import bench_model
 from benchmarks.record import abilities, say
-from benchmarks.servers import stop
 from benchmarks.step_clock import watching
 from benchmarks.steps import GIB, decoding, in_turn
 from benchmarks.test_model import smollm2_file
@@ -28,6 +27,7 @@ from proofs.framework.proof import Proof, Section, section
 from proofs.framework.ratios import report_ratio, spread
 from proofs.numerics import native
 from quire.backends.cpu.measured_roof import read_sum
+from tests.support.machine.spawned import stop
 
 ROWS = (1, 16, 64)
 CONTEXT = 288

@@ -236,7 +236,7 @@ async def killed_often(
                 say(f"  {cycle + 1} kills, {len(crowd.asks)} requests; the last cost {pauses[-1]:.1f} s")
         crowd.is_over = True
         await asyncio.gather(*clients)
-        num_restarts = model.num_restarts
+        num_restarts = model.supervisor.num_restarts
         again = [Ask(ask.prompt, ask.params, ask.how) for ask in crowd.asks]
         await answers_of(model, again)
     return Kills(tuple(crowd.asks), tuple(again), num_restarts, tuple(detections), tuple(pauses))
@@ -306,7 +306,7 @@ async def poison(proof: Proof) -> None:
             good = sum(isinstance(one, Completion) and one.answers == own for one, own in zip(done, alone, strict=True))
             is_own = end.finish_reason == "error" and (end.error_code == QUARANTINED) != (kind in ON_ONE_ROW)
             survivors, ended = survivors + good, ended + is_own
-            num_retries = max(num_retries, model.supervisor.num_quarantined)
+            num_retries = max(num_retries, model.supervisor.ledger.num_quarantined)
             if good != len(plain) or not is_own:
                 say(f"  {kind}: {good} of {len(plain)} healthy, the poison ended by {end.finish_reason}: {end.error}")
     fatal = {fault.kind for _, fault in kinds} - ON_ONE_ROW
@@ -363,7 +363,7 @@ async def nan_rows(proof: Proof) -> None:
         doomed = [await _is_doomed(model, ask, share) for ask in again]
     async with real([Fault("nan", share=share)]) as model:
         await answers_of(model, asks)
-        num_restarts = model.num_restarts
+        num_restarts = model.supervisor.num_restarts
     wrong_ends = sum(bool(ask.error) != is_doomed for ask, is_doomed in zip(asks, doomed, strict=True))
     changed = sum(
         one.said != other.said for one, other, bad in zip(asks, again, doomed, strict=True) if not bad and not one.error
@@ -546,7 +546,7 @@ async def soak(proof: Proof) -> None:
             await _crowd(one, range(first, min(count, first + count // 20)))
             samples.append((first, Held.now().memory_bytes))
         await until(lambda: model.is_ready and model.num_open == 0)
-        after, num_restarts, num_open = Held.now(), model.num_restarts, model.supervisor.num_open
+        after, num_restarts, num_open = Held.now(), model.supervisor.num_restarts, model.supervisor.num_open
     growth = after.memory_bytes / before.memory_bytes - 1
     proof.report("soak", count)
     proof.report("soak_faulty", num_faulty, "one in a hundred")

@@ -54,7 +54,7 @@ def _serving(proof: Proof, *more: str, environment: dict[str, str] | None = None
 def _await_ready(server: Server) -> None:
     deadline_s = time.monotonic() + 300
     while not all(one["state"] == "ready" for one in server.admin("/stats")["models"]):
-        if server.ended.is_set() or time.monotonic() > deadline_s:
+        if server.has_ended or time.monotonic() > deadline_s:
             raise RuntimeError("\n".join(server.lines[-20:]))
         time.sleep(0.1)
 

@@ -33,27 +33,27 @@ from quire.client.reply.reply import Reply
 from quire.client.reply.stream import MAX_PENDING_BYTES, Stream
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import make_request
+from quire.client.request.text_model import num_text_bytes
 from quire.core.events import Token
 from quire.errors import QuireError
 from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
 from quire.http_client import SseReader
-from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import Spelling, canonical
 from quire.text.chat.changing_text import fold
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.prompt_parts import char_spans
 from quire.text.chat.rendering.marked_text import concat, mark
-from quire.text.chat.rendering.messages import num_text_bytes, prepare_messages
+from quire.text.chat.rendering.messages import prepare_messages
 from quire.text.chat.rendering.sandbox import to_json
 from quire.text.chat.stable_prefix import StablePrefix
 from quire.text.chat.tools import Tool
-from quire.text.detokenizer import Detokenizer
+from quire.text.detokenizer import AnswerText, Detokenizer
 from quire.text.grammars.answer_grammar import AnswerRules, CallableTool, ToolRules, answer_grammar
 from quire.text.grammars.grammar import MAX_TEXT_BYTES, Grammar, bounded_schema
 from quire.text.parsers.parts import TEXT, ToolCallPart
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
 from quire.text.parsers.tool_format import HERMES, ReasoningFormat
-from quire.text.sandboxed.template_messages import Rendered
+from quire.text.sandboxed.messages import Rendered
 from quire.text.tokenizer import Tokenizer
 from tests.support.models.small_tokenizers import byte_level
 from tests.support.servers.talkers import talker
@@ -382,7 +382,7 @@ def _control_names(size: int) -> Work:
     text = piece * (size // len(piece))
     encoder = ChatTokenizer(byte_level_without_bound(), "<|im_end|><|im_start|>")
     rendered = Rendered(text + "<|im_start|>", ((0, len(text)),))
-    return lambda: encoder.encode(rendered)
+    return lambda: encoder.encode_parts(rendered, ())
 
 
 def byte_level_without_bound() -> Tokenizer:

@@ -19,7 +19,7 @@ from benchmarks.record import say
 from proofs.api.sdk_environments import python_command
 from proofs.framework.proof import Proof, section
 from quire.api.access.keys import add_key
-from quire.api.dialects.anthropic.names import COUNT_NAMES, MESSAGES_NAMES
+from quire.api.dialects.anthropic.schemas import COUNT_NAMES, MESSAGES_NAMES
 from quire.api.dialects.field_names import FieldNames
 from quire.api.dialects.foreign_fields import FOREIGN_FIELDS
 from quire.api.dialects.openai.fields import (

@@ -36,6 +36,8 @@ MARGIN_S = 0.5
 """Of the end of a turn that is seen from outside."""
 TURN_MORE_S = 5.0
 HELD_S = 60.0
+HOLDING = (12, 24, 48, 64)
+"""Answers that hold a model at once."""
 TAKEN_S = 2.0
 LEAST_IN_TURN = 5
 """Chats that find the model in its turn, beside each attack; it takes longer where loads are slow."""
@@ -79,11 +81,10 @@ def taken(proof: Proof) -> None:
 @section("answers that hold a model")
 def held(proof: Proof) -> None:
     """A third key's answers hold the model that the attacker's wish sends away; they end as alone, once it is back."""
-    num_streams = proof.sized(quick=12, full=24)
     with serving(proof.folder, proof.sized(quick=2.0, full=30.0)) as world, world.watched():
         alone_text = asyncio.run(world.answer("other", NAMES[0], STREAM_TOKENS))
 
-        async def scene() -> float:
+        async def scene(num_streams: int) -> float:
             streams = [asyncio.ensure_future(world.stream("holder", NAMES[0])) for _ in range(num_streams)]
             await asyncio.sleep(world.turn_s)
             begun_s = time.monotonic()
@@ -92,12 +93,15 @@ def held(proof: Proof) -> None:
             await asyncio.gather(*streams)
             return taken_s
 
-        waited_s = asyncio.run(scene())
+        for num_streams in HOLDING:  # until answers last longer than they may hold a model
+            waited_s = asyncio.run(scene(num_streams))
+            if world.num_set_aside():
+                break
     ended = ["".join(texts) for texts in world.streamed]
     proof.report("model_held_wait_s", waited_s, "for a model whose room answers held")
     proof.at_most("model_held_over_s", waited_s - world.bound_of_others_s(), 0.0, "over its load, a turn and 60 s")
     proof.at_least("model_held_set_aside", world.num_set_aside(), 1, "answers")
-    proof.equals("model_held_unequal", sum(one != alone_text for one in ended), 0, f"of {num_streams}, all of the text")
+    proof.equals("model_held_unequal", sum(one != alone_text for one in ended), 0, f"of {len(ended)}, all of the text")
 
 
 # -- a server, looked at -----------------------------------------------------------------------------------------------

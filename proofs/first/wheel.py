@@ -10,15 +10,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.record import ROOT, say
-from benchmarks.servers import HOST, free_port, plain_environment, stop
+from benchmarks.servers import HOST, free_port, plain_environment
 from benchmarks.test_model import smollm2_file
+from proofs.framework.environments import environment, run
 from proofs.framework.proof import Proof, section
+from tests.support.machine.spawned import spawned
 
 READY_S = 300.0
 OTHER_PYTHONS = ("3.12", "3.13", "3.14")
@@ -71,7 +71,8 @@ def first_answer(proof: Proof, repaired: Path, work: Path) -> None:
     begun_s = time.perf_counter()
     for step in steps[:-1]:
         run(["bash", "-c", step], around, folder)
-    with running(["bash", "-c", f"exec {steps[-1]}"], around, folder):
+    words = ["bash", "-c", f"exec {steps[-1]}"]
+    with spawned(words, None, {**plain_environment(), **around}, folder=folder, is_leader=True):
         first_token(port)
         taken_s = time.perf_counter() - begun_s
     proof.at_most("wheel_steps", len(steps), 2, "that a person types")
@@ -107,7 +108,7 @@ def without_runtime(proof: Proof, repaired: Path, work: Path) -> None:
     run([python, "-m", "pip", "install", "--quiet", "--no-deps", repaired, "numpy>=2,<3"])
     hidden = sorted({str(path.resolve()) for path in Path("/usr/lib").rglob("libgomp.so.1*")})
     hide = " && ".join(f"mount --bind /dev/null {path}" for path in hidden)
-    asked = f"{hide} && {python} {ROOT / 'tests' / 'support' / 'kernels_there.py'}"
+    asked = f"{hide} && {python} {ROOT / 'tests' / 'support' / 'machine' / 'kernels_there.py'}"
     words = ["unshare", "--mount", "bash", "-c", asked]
     done = subprocess.run(words, env={**plain_environment(), "PYTHONPATH": ""}, capture_output=True, text=True)
     say(f"    without libgomp: {done.stdout.strip()} {done.stderr.strip()[-200:]}")
@@ -138,33 +139,6 @@ def pure(proof: Proof, tools: Path, work: Path) -> None:
 
 
 # -- doing it ----------------------------------------------------------------------------------------------------------
-
-
-def environment(folder: Path, interpreter: str) -> Path:
-    """The interpreter of an empty environment."""
-    run([interpreter, "-m", "venv", folder])
-    return folder / "bin" / "python"
-
-
-def run(words: Sequence[object], more: Mapping[str, str] | None = None, folder: Path = ROOT) -> None:
-    """To its end, which must be good."""
-    around = {**plain_environment(), **(more or {})}
-    done = subprocess.run(list(map(str, words)), cwd=folder, env=around, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{words} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
-
-
-@contextmanager
-def running(words: list[str], more: Mapping[str, str], folder: Path) -> Iterator[None]:
-    """As long as it is needed."""
-    with (folder / "log").open("wb") as out:
-        process = subprocess.Popen(
-            words, cwd=folder, env={**plain_environment(), **more}, stdout=out, stderr=out, start_new_session=True
-        )
-    try:
-        yield
-    finally:
-        stop(process)
 
 
 def first_token(port: int) -> None:

@@ -12,17 +12,17 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 from benchmarks.record import say
-from proofs.api.load import read_later, stream_bytes
-from proofs.fleet.processes import LISTENING_ON, member_lives, oracle_command, spawned
+from proofs.api.load import Streams
+from proofs.fleet.processes import member_lives, oracle_command
 from proofs.framework.proof import Proof, section
 from quire.client.request.params import SamplingParams
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.protocol.keys import make_keys
 from tests.support.fleet.small_fleets import SmallMember, small_fleet
+from tests.support.machine.spawned import LISTENING, in_checkout, spawned
 
 STEP_S = 0.01
-NUM_STREAMS = 32
-NUM_TOKENS = 200
+STREAMS = Streams(32, 200)
 HOST = "127.0.0.1"
 LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 
@@ -30,12 +30,8 @@ LONG = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
 @contextmanager
 def listening(*words: str) -> Iterator[int]:
     """A server's port."""
-    process, url = spawned([sys.executable, "-m", *words], LISTENING_ON)
-    try:
-        yield int(url.rpartition(":")[2].strip("/"))
-    finally:
-        process.kill()
-        process.wait()
+    with spawned([sys.executable, "-m", *words], None, in_checkout(), stops_s=0) as one:
+        yield int(one.wait_for(LISTENING))
 
 
 @contextmanager
@@ -77,20 +73,6 @@ def ttft_ms(port: int, model: str, number: int) -> float:
     return 1e3 * taken_s
 
 
-def tokens_per_s(port: int, model: str, number: int) -> float:
-    """Of so many streams at once."""
-    bodies = [
-        {"model": model, "prompt": f"{number} {at} begins", "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": at}
-        for at in range(NUM_STREAMS)
-    ]
-    began_s = time.perf_counter()
-    came = stream_bytes(port, bodies)
-    taken_s = time.perf_counter() - began_s
-    if wrong := [one.status for one in map(read_later, came) if one.status != 200]:
-        raise RuntimeError(f"{len(wrong)} of {NUM_STREAMS} streams failed, with {wrong[0]}")
-    return NUM_STREAMS * NUM_TOKENS / taken_s
-
-
 def turns(ports: dict[str, int], number: int) -> Sequence[tuple[str, int]]:
     """Whoever was first is last in the next round."""
     return list(ports.items()) if number % 2 else list(reversed(ports.items()))
@@ -108,7 +90,7 @@ def cost(proof: Proof) -> None:
         speed: dict[str, list[float]] = {way: [] for way in ports}
         for number in range(proof.sized(quick=4, full=20)):
             for way, port in turns(ports, number):
-                speed[way].append(tokens_per_s(port, names[way], number))
+                speed[way].append(STREAMS.tokens_per_s(port, names[way], number))
     medians = {way: statistics.median(taken) for way, taken in first.items()}
     ratios = [fleet / alone for fleet, alone in zip(speed["fleet"], speed["alone"], strict=True)]
     say(f"  ratios of tokens/s: {', '.join(f'{one:.3f}' for one in ratios)}")
@@ -116,7 +98,7 @@ def cost(proof: Proof) -> None:
         "fleet_overhead_ttft", medians["fleet"] - medians["alone"], 5.0, f"ms more; {medians['alone']:.1f} alone"
     )
     proof.at_least(
-        "fleet_throughput", statistics.median(ratios), 0.93, f"{NUM_STREAMS} streams, 10 ms a step, with keys"
+        "fleet_throughput", statistics.median(ratios), 0.93, f"{STREAMS.count} streams, 10 ms a step, with keys"
     )
 
 

@@ -38,7 +38,6 @@ LOOK_UP = {
     },
 }
 TOPICS = ("a river", "a stone", "the light of winter", "an old engine", "a window", "seven oranges", "a letter")
-SENTENCE = Grammar.regex(r"[A-Z][a-z]{3,9}( [a-z]{2,8}){2,5}")
 REPEATED = "one two three four five six seven eight nine ten. "
 """What is easy to guess: drafts are taken."""
 

@@ -159,4 +159,4 @@ async def _foreign(right: GatewayKeys, keys: MemberKeys) -> int:
             await model.generate(f"{number} begins", SHORT)
             await asyncio.sleep(0.1)
         is_refused = "same model" in model.links[other.address].problem
-        return (not is_refused) + (other.address in model.fleet.members) + (other.supervisor.num_progress > 0)
+        return (not is_refused) + (other.address in model.fleet.members) + (other.supervisor.ledger.num_progress > 0)

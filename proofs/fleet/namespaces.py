@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from proofs.fleet.processes import MEMBER_AT, spawned
+from tests.support.machine.spawned import MEMBER_AT, in_checkout, spawned
 
 PORT, EVENTS_PORT, REPLAY_PORT = 7000, 7001, 7002
 DELAY_S = 0.05
@@ -42,7 +42,7 @@ class FarMember:
     """A member behind a wire of its own."""
 
     number: int
-    process: "subprocess.Popen[str]"
+    process: "subprocess.Popen[bytes]"
     host: str
 
     @property
@@ -93,20 +93,17 @@ def _far_member(number: int, step_s: float, keys: Path, *, is_slow: bool) -> Ite
             str(keys),
             *places[1:],
         ]
-        process, _ = spawned(["ip", "netns", "exec", space, *command], MEMBER_AT)
-        held.callback(process.wait)
-        held.callback(process.kill)
-        yield FarMember(number, process, f"{net}.2")
+        one = held.enter_context(spawned(["ip", "netns", "exec", space, *command], None, in_checkout(), stops_s=0))
+        one.wait_for(MEMBER_AT)
+        yield FarMember(number, one.process, f"{net}.2")
 
 
 @contextmanager
 def _forwarder(space: str, near: str, far: str) -> Iterator[None]:
-    process, _ = spawned([sys.executable, "-m", "proofs.fleet.namespaces", space, near, far], r"(forwarding)")
-    try:
+    command = [sys.executable, "-m", "proofs.fleet.namespaces", space, near, far]
+    with spawned(command, None, in_checkout(), stops_s=0) as one:
+        one.wait_for("(forwarding)")
         yield
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextmanager

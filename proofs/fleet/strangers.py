@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import ROOT, say
-from benchmarks.servers import HOST, Command, Running, free_port, plain_environment, started, stop
+from benchmarks.servers import HOST, Command, Running, free_port, plain_environment, started
 from benchmarks.test_model import smollm2_directory
 from proofs.framework.proof import Proof, section
 from quire.bench.runs import BenchOptions
@@ -30,6 +29,7 @@ from quire.checkpoints import cache_folder
 from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, read_tokenizer_source
+from tests.support.machine.spawned import MEMBER_AT, spawned
 
 NAME = "small"
 ANSWER_TOKENS = 16
@@ -157,23 +157,10 @@ def vllm_command(events: int, replay: int) -> Command:
 def quire_member(folder: Path) -> Iterator[str]:
     """Its address, once it listens."""
     words = (sys.executable, "-m", "quire", "fleet", "member", str(smollm2_directory()), *SMALL)
-    log = folder / "member.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*words, "--listen", f"tcp://{HOST}:{free_port()}"],
-            stderr=out,
-            cwd=ROOT,
-            env={**plain_environment(), "PYTHONPATH": str(ROOT / "src")},
-            start_new_session=True,
-        )
-    try:
-        while (found := re.search(r"^member at ([^,]+),", log.read_text(), re.MULTILINE)) is None:
-            if process.poll() is not None:
-                raise RuntimeError(f"a member ended with {process.returncode} before it listened: {log.read_text()}")
-            time.sleep(0.1)
-        yield found[1]
-    finally:
-        stop(process)
+    listen = ("--listen", f"tcp://{HOST}:{free_port()}")
+    around = {**plain_environment(), "PYTHONPATH": str(ROOT / "src")}
+    with spawned([*words, *listen], folder / "member.log", around, is_leader=True) as one:
+        yield one.wait_for(MEMBER_AT)
 
 
 def gateway_command(folder: Path, *members: str) -> Command:

@@ -10,12 +10,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-
-import typer
-from typer.core import TyperGroup
 
 import quire
 from benchmarks.record import PROOF_RESULTS, ROOT, say
@@ -24,7 +21,6 @@ from proofs.framework.builds import older_sections
 from proofs.framework.proof import Proof, run, section
 from proofs.house import coupling, docstrings, measures, way_in
 from proofs.house.worker_probe import REPORT
-from quire.cli import app
 from quire.config import SETTINGS, ModelSettings
 from quire.core.events import Finished, RequestEvent
 from quire.core.request import Request
@@ -33,6 +29,8 @@ from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.worker.messages import Open
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import WorkerPlan
+from tests.support.commands import leaf_commands
+from tests.support.pages import broken, documents, this_repository
 
 EXCEPTIONS = ROOT / "proofs" / "house_exceptions.toml"
 TEXT_MODULES = ("quire.text", "quire.api", "quire.client", "jinja2", "tokenizers", "starlette", "uvicorn")
@@ -116,6 +114,7 @@ def prove_documents(proof: Proof) -> None:
     names = [*quire.__all__, *(setting.name for setting in SETTINGS), *paths, *commands()]
     missing = [*measures.unmentioned(names, [*reference, *guides]), *docstrings.undocumented(modules)]
     proof.none("public_docs", missing)
+    proof.none("broken_pages", broken(this_repository(), documents()))
 
 
 @section("worker")
@@ -197,18 +196,9 @@ async def modules_of_a_worker() -> list[str]:
         return report.read_text().splitlines()
 
 
-def commands() -> Iterator[str]:
+def commands() -> list[str]:
     """Every command as a person types it."""
-
-    def walk(group: object, words: str) -> Iterator[str]:
-        context = typer.Context(group)  # type: ignore[arg-type]
-        if isinstance(group, TyperGroup):
-            for name in group.list_commands(context):
-                yield from walk(group.get_command(context, name), f"{words} {name}")
-        else:
-            yield words
-
-    yield from walk(typer.main.get_command(app), "quire")
+    return [" ".join(("quire", *words)) for words in leaf_commands()]
 
 
 def git_files(pattern: str) -> list[str]:

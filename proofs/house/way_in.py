@@ -20,13 +20,11 @@ BEFORE_COMMIT, HOPS_BEFORE, CLASSES_BEFORE = "4ff5e8cf", 143.5, 59
 MOST_OF_BEFORE, MAX_FORMS, MAX_RETURNS = 0.7, 13, 3
 PORT = "Supervisor.submit"
 OTHERS = frozenset((
-    "Acceptor", "Activity", "CacheReport", "Chat", "ChatTemplate", "ChatTokenizer", "ChatWriter", "CleanedMessages",
-    "Engine", "FieldNames", "GenerationResponse", "Granted", "Helper", "HelperPool", "KeyRing", "Ledger", "ModelEntry",
-    "Models", "NoTrace", "Origins", "PriorityClass", "PromptPart", "PromptParts", "Render", "Rendered",
-    "RequestOptions", "ResolvedSampling", "RetryReservations", "Scheduler", "ServedModel", "ServerProtocol",
-    "ServerState", "Shares", "StablePrefix",
-    "Supervisor", "TemplateArguments", "TemplateParts", "TextBudget", "TextModel", "TextPool", "TextWork",
-    "Tokenizer", "WaitingQueue", "WorkAccount", "WorkBudget", "WorkKind", "WorkerProcess",
+    "Acceptor", "CacheReport", "Chat", "ChatTemplate", "ChatTokenizer", "ChatWriter", "Engine", "FieldNames",
+    "Granted", "HelperPool", "KeyRing", "Ledger", "ModelEntry", "ModelManager", "Models", "NoTrace", "Origins",
+    "PriorityClass", "PromptParts", "ResolvedSampling", "RetryReservations", "Scheduler", "ServedModel",
+    "ServerProtocol", "Shares", "Supervisor", "TemplateArguments", "TextBudget", "TextModel", "TextPool", "Tokenizer",
+    "WaitingQueue", "WorkAccount", "WorkerProcess",
 ))  # fmt: skip
 """Classes that do something with a request, and parts of its forms: parameters, options, tokens' origins."""
 

@@ -5,26 +5,21 @@ engine: sampled answers with their log-probabilities, as `models/bits` asks for 
 is given the first half of each.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
+from collections.abc import Iterable, Iterator, Sequence
 from random import Random
-
-import numpy as np
 
 from benchmarks.steps import BLOCK, make_runner, make_store
 from proofs.cpu.loading import AUTO, FLOAT32, load_decoder
 from proofs.framework.proof import Proof, section
 from proofs.models.bits import answers_in_other_ways, report_pairs
 from proofs.models.llamacpp_converter import convert
-from proofs.numerics.native_bits import Pairs, threads
+from proofs.numerics.native_bits import Desk, Life, Pairs, threads
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.state_store import StateStore
-from quire.backends.host.batch import make_batch
 from quire.core.events import Token
 from quire.core.memory.state_slots import ZERO_SLOT
 from quire.core.request import Continuation, Request
-from quire.core.step import SlotCopy, WorkItem
+from quire.core.step import SlotCopy
 from tests.support.models import architectures
 from tests.support.models.models import Ask, Machine, random_params
 
@@ -34,58 +29,38 @@ IN_EIGHT_BITS = ("qwen3-next", "qwen3.5", "granite4")
 SIZES = {"max_sequence_tokens": 4096}
 
 
-@dataclass
-class Strand:
-    """One sequence, fed by hand: its blocks and its slot, how far it is, and the digests of its rows."""
+class StateDesk(Desk):
+    """A model with a store of blocks and one of states."""
 
-    tokens: list[int]
-    blocks: list[int]
-    slot: int
-    done: int = 0
-    digests: list[bytes] = field(default_factory=list)
-
-    def item(self, number: int, count: int) -> WorkItem:
-        fed = tuple(self.tokens[self.done : self.done + count])
-        return WorkItem(number, fed, self.done, tuple(self.blocks), state_slot=self.slot)
-
-
-class StateDesk:
-    """A model with a store of blocks and one of states; every row's logits become a digest."""
+    states: StateStore
 
     def __init__(self, random: Random, model: Decoder) -> None:
-        self._model = model
-        self._store = make_store(model, NUM_BLOCKS)
+        super().__init__(random, model, NUM_BLOCKS)
         self.states = StateStore(model.slot_size, NUM_SLOTS)
-        self._blocks = random.sample(range(1, NUM_BLOCKS + 1), NUM_BLOCKS)
         self._slots = random.sample(range(1, NUM_SLOTS + 1), NUM_SLOTS)
 
-    def begin(self, tokens: list[int], after: Strand | None = None, slot: int = ZERO_SLOT, done: int = 0) -> Strand:
+    def begin(self, tokens: list[int], after: Life | None = None, slot: int = ZERO_SLOT, done: int = 0) -> Life:
         """A sequence from its first token on, or from a state in a slot, with another's blocks before that."""
         shared = [] if after is None else after.blocks[: done // BLOCK]
         count = -(-len(tokens) // BLOCK) - len(shared)
-        taken = self._blocks[:count]
-        self._blocks = self._blocks[count:] + taken
+        taken = self.free[:count]
+        self.free = self.free[count:] + taken
         self._slots = self._slots[1:] + self._slots[:1]
-        strand = Strand(tokens, [*shared, *taken], self._slots[-1], done)
-        self.states.copy([SlotCopy(slot, strand.slot)])
-        return strand
+        life = Life(tokens, [*shared, *taken], done, slot=self._slots[-1])
+        self.states.copy([SlotCopy(slot, life.slot)])
+        return life
 
-    def feed(self, strands: Sequence[Strand], counts: Sequence[int]) -> None:
+    def step(self, lives: Sequence[Life], counts: Sequence[int]) -> None:
         """One step with so many tokens of each."""
-        items = [strand.item(at, count) for at, (strand, count) in enumerate(zip(strands, counts, strict=True))]
-        batch = make_batch(items, BLOCK)
-        rows = np.arange(sum(counts))
-        logits = self._model.compute(batch, self._store, rows, states=self.states).logits
-        digests = [blake2b(row, digest_size=16).digest() for row in logits]
-        for strand, count, first in zip(strands, counts, batch.first_rows, strict=True):
-            strand.digests += digests[first : first + count]
-            strand.done += count
+        items = [life.item(at, count) for at, (life, count) in enumerate(zip(lives, counts, strict=True))]
+        for life, digests in zip(lives, self.feed(items), strict=True):
+            life.take(digests)
 
-    def run(self, strand: Strand, ends: Sequence[int]) -> Strand:
+    def run(self, life: Life, ends: Iterable[int]) -> Life:
         """Alone, in runs that end there."""
         for end in ends:
-            self.feed([strand], [end - strand.done])
-        return strand
+            life.run(self, until=end)
+        return life
 
 
 @section("the same bits in any circumstance")
@@ -150,7 +125,7 @@ def _forked(random: Random, desk: StateDesk, pairs: Pairs, text: list[int], expe
     desk.run(other, [at])
     desk.states.copy([SlotCopy(parent.slot, other.slot)])
     while parent.done < len(text):
-        desk.feed([parent, other], [1, 1])
+        desk.step([parent, other], [1, 1])
     pairs.judge("forked", parent.digests, expected)
     alone = desk.run(desk.begin(other.tokens), [len(other.tokens)])
     pairs.judge("forked", other.digests, alone.digests)
@@ -160,12 +135,12 @@ def _together(
     random: Random, desk: StateDesk, pairs: Pairs, texts: Sequence[list[int]], known: Sequence[list[bytes]]
 ) -> None:
     """All in every step until they are done, some with one token and some with many."""
-    strands = [desk.begin(text) for text in texts]
-    while waiting := [one for one in strands if one.done < len(one.tokens)]:
+    lives = [desk.begin(text) for text in texts]
+    while waiting := [one for one in lives if one.num_left]:
         chosen = random.sample(waiting, random.randint(1, len(waiting)))
-        desk.feed(chosen, [min(random.choice([1, 1, 5, 33]), len(one.tokens) - one.done) for one in chosen])
-    for strand, expected in zip(strands, known, strict=True):
-        pairs.judge("together", strand.digests, expected)
+        desk.step(chosen, [min(random.choice([1, 1, 5, 33]), one.num_left) for one in chosen])
+    for life, expected in zip(lives, known, strict=True):
+        pairs.judge("together", life.digests, expected)
 
 
 def _after_a_kill(random: Random, pairs: Pairs, model: Decoder, count: int) -> None:

@@ -1,14 +1,12 @@
-"""The runner's contract on MLX, how exact it is there, and whether anything above the backends knows one by name."""
+"""The runner's contract on MLX, and how exact it is there."""
 
-import ast
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 import numpy as np
 
-from benchmarks.record import ROOT, say
+from benchmarks.record import say
 from proofs.framework.proof import Proof, section
 from quire.backends.conformance.contract import CHECKS
 from quire.backends.conformance.harness import ConformanceError, MakeRunner
@@ -30,9 +28,6 @@ ACROSS_SHAPES = frozenset({
 """Checks of equal bits across batches and chunks, which a library that chooses its kernels by shape cannot keep."""
 MOST_APART = 0.05
 """Roundings of bfloat16 through a few layers stay below it; a wrong block or mask does not."""
-BRANCHLESS = ("core", "engine", "api")
-BACKENDS = frozenset({"cpu", "mlx", "torch"})
-PACKAGES = (*BACKENDS, *(f"quire.backends.{name}" for name in BACKENDS), "mlx_lm", "transformers")
 KINDS: tuple[tuple[str, int | None, str], ...] = (
     *((name, None, "float32") for name in MODELS),
     ("llama", 4, "auto"),
@@ -147,39 +142,3 @@ def _behind_a_prefix(runner: Runner, text: Sequence[int]) -> list[bytes]:
 def _apart(found: Sequence[bytes], expected: Sequence[bytes]) -> float:
     one, other = (np.frombuffer(b"".join(rows), "<f4").reshape(len(rows), -1) for rows in (found, expected))
     return float((np.abs(one - other).max(axis=1) / np.abs(other).max(axis=1)).max())
-
-
-@section("no backend by its name")
-def no_branches(proof: Proof) -> None:
-    """Places above the backends that compare something with the name of one, or import one."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for room in BRANCHLESS
-        for path in sorted((ROOT / "src" / "quire" / room).rglob("*.py"))
-        for line in backend_branches(path)
-    ]
-    proof.none("backend_branches", found, "in core, engine and api, by their syntax trees")
-
-
-def backend_branches(path: Path) -> list[int]:
-    """Lines with a comparison or a pattern that has a backend's name, or with an import of one."""
-    lines = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        named: list[ast.AST] = []
-        if isinstance(node, ast.Compare):
-            named = [node.left, *node.comparators]
-        elif isinstance(node, ast.MatchValue):
-            named = [node.value]
-        elif isinstance(node, ast.Subscript):
-            named = [node.slice]
-        constants = [one for part in named for one in ast.walk(part) if isinstance(one, ast.Constant)]
-        if any(one.value in BACKENDS for one in constants if isinstance(one.value, str)) or _imports_one(node):
-            lines.append(getattr(node, "lineno", 0))
-    return lines
-
-
-def _imports_one(node: ast.AST) -> bool:
-    names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-    if isinstance(node, ast.ImportFrom):
-        names.append(node.module or "")
-    return any(name == one or name.startswith(f"{one}.") for name in names for one in PACKAGES)

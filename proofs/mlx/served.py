@@ -1,13 +1,11 @@
 """MLX behind the real server: in an environment without torch, and with workers that are killed under their streams."""
 
-import json
 import subprocess
-from http.client import HTTPConnection
 from pathlib import Path
 
-from benchmarks.servers import HOST
-from proofs.cpu.install import READY_S, environment_with_wheel, served
+from proofs.cpu.install import served
 from proofs.engine.worker import killed_often
+from proofs.framework.environments import environment_with_wheel
 from proofs.framework.proof import Proof, section
 from quire.client.engines.served import ServedModel, plan_worker
 from quire.config import ModelSettings
@@ -42,19 +40,6 @@ def torch_free(proof: Proof) -> None:
     python = environment_with_wheel(proof.folder, "mlx")
     is_without = subprocess.run([python, "-c", IS_TORCH_THERE], cwd=proof.folder).returncode == 0
     with served(python, proof.folder, *FLAGS, model=_model(proof.folder)) as server:
-        said = _completion(server.port)
+        said = server.complete(ignore_eos=True)
         told = f"ready in {server.ready_s:.1f} s, said {said['completion_tokens']} tokens"
     proof.holds("torch_free", is_without and said["completion_tokens"] > 0, told)
-
-
-def _completion(port: int) -> dict[str, int]:
-    connection = HTTPConnection(HOST, port, timeout=READY_S)
-    body = json.dumps({"prompt": "One, two,", "max_tokens": 8, "ignore_eos": True})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    read = answer.read()
-    connection.close()
-    if answer.status != 200:
-        raise RuntimeError(f"a completion was answered with {answer.status}: {read[:300]!r}")
-    usage: dict[str, int] = json.loads(read)["usage"]
-    return usage

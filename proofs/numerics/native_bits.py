@@ -20,10 +20,12 @@ from benchmarks.record import say
 from benchmarks.steps import BLOCK, MAX_STEP_TOKENS, make_runner, make_store, real_text, smollm2_model
 from proofs.framework.proof import Proof, section
 from quire.backends.cpu.decoder import Decoder
+from quire.backends.cpu.state_store import StateStore
 from quire.backends.host.batch import make_batch
 from quire.backends.kernels.threads import num_threads, use_threads
 from quire.backends.protocol import Runner
 from quire.config import Dtype
+from quire.core.memory.state_slots import ZERO_SLOT
 from quire.core.request import ResolvedSampling
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import WorkItem
@@ -41,20 +43,23 @@ NUM_BLOCKS = 4_000
 class Desk:
     """A model and a store, fed by hand; every row's logits become a digest."""
 
+    states: StateStore | None = None
+    """Of models that have recurrent layers."""
+
     def __init__(
         self, random: Random, model: Decoder | None = None, num_blocks: int = NUM_BLOCKS, dtype: Dtype = "float32"
     ) -> None:
         self.random = random
         self._model = model or smollm2_model()
         self._store = make_store(self._model, num_blocks, dtype)
-        self._free = random.sample(range(1, num_blocks + 1), num_blocks)
+        self.free = random.sample(range(1, num_blocks + 1), num_blocks)
         self._hashers = ThreadPoolExecutor(2)
 
     def feed(self, items: Sequence[WorkItem]) -> list[list[bytes]]:
         """Digests of the logits of every fed row, item by item."""
         batch = make_batch(items, BLOCK)
         num_rows = sum(len(item.token_ids) for item in items)
-        logits = self._model.compute(batch, self._store, np.arange(num_rows)).logits
+        logits = self._model.compute(batch, self._store, np.arange(num_rows), states=self.states).logits
         digests = list(self._hashers.map(lambda row: blake2b(row, digest_size=16).digest(), logits))
         ends = [first + len(item.token_ids) for first, item in zip(batch.first_rows, items, strict=True)]
         return [digests[first:end] for first, end in zip(batch.first_rows, ends, strict=True)]
@@ -63,10 +68,10 @@ class Desk:
     def blocks(self, num_tokens: int) -> Iterator[list[int]]:
         """Blocks for so many tokens, in no order, given back in another."""
         count = -(-num_tokens // BLOCK)
-        taken, self._free = self._free[:count], self._free[count:]
+        taken, self.free = self.free[:count], self.free[count:]
         yield list(taken)
-        self._free += self.random.sample(taken, count)
-        self.random.shuffle(self._free)
+        self.free += self.random.sample(taken, count)
+        self.random.shuffle(self.free)
 
 
 @dataclass
@@ -77,6 +82,7 @@ class Life:
     blocks: list[int]
     done: int = 0
     digests: list[bytes] = field(default_factory=list)
+    slot: int = ZERO_SLOT
 
     @property
     def num_left(self) -> int:
@@ -84,7 +90,8 @@ class Life:
 
     def item(self, number: int, count: int) -> WorkItem:
         end = min(self.done + count, len(self.tokens))
-        return WorkItem(number, tuple(self.tokens[self.done : end]), self.done, tuple(self.blocks))
+        fed = tuple(self.tokens[self.done : end])
+        return WorkItem(number, fed, self.done, tuple(self.blocks), state_slot=self.slot)
 
     def take(self, digests: list[bytes]) -> None:
         self.digests += digests

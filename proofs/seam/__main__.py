@@ -1,4 +1,4 @@
-"""`make proof-seam`: hops between a client and the device, a dialect's own bytes, a wider seam.
+"""`make proof-seam`: hops between a client and the device, results of several tokens.
 
 The sections stand with their topics in this folder.
 """
@@ -7,12 +7,11 @@ import sys
 
 from proofs.framework.machinery import mutants_section
 from proofs.framework.proof import run
-from proofs.seam import dialects, hops, wanted
-from tests.mutants import ages, seam
-from tests.mutants import dialects as dialect_mutants
+from proofs.seam import hops, wanted
+from tests.mutants import ages, dialects, seam
 
 PATHS = ("src/quire/api", "src/quire/client", "src/quire/worker", "src/quire/engine", "src/quire/core")
 
 if __name__ == "__main__":
-    mutants = mutants_section(dialect_mutants, seam, ages, every=5, quick=2, full=15)
-    sys.exit(run("seam", dialects, wanted, hops, mutants, paths=PATHS))
+    mutants = mutants_section(dialects, seam, ages, every=5, quick=2, full=15)
+    sys.exit(run("seam", wanted, hops, mutants, paths=PATHS))

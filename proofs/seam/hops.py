@@ -11,8 +11,6 @@ server does by itself while nobody asks is not on anybody's way, and is left out
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +23,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from benchmarks.record import ROOT, say
-from benchmarks.servers import free_port, plain_environment
+from benchmarks.servers import plain_environment
 from benchmarks.test_model import smollm2_directory
 from proofs.framework.proof import Proof, section
+from tests.support.machine.spawned import LISTENING, spawned
 
 TOKENS = 12
 CHAT = {"messages": [{"role": "user", "content": "Count to twenty."}], "stream": True, "max_tokens": TOKENS}
@@ -148,9 +147,8 @@ def _read(path: Path) -> list[Call]:
 
 @contextmanager
 def _serving(folder: Path) -> Iterator[int]:
-    port = free_port()
     admin = folder / "run" / "admin.sock"
-    words = [sys.executable, "-m", "quire", "serve", str(smollm2_directory()), "--port", str(port)]
+    words = [sys.executable, "-m", "quire", "serve", str(smollm2_directory()), "--port", "0"]
     words += ["--memory", "4GiB", "--max-model-len", "2048", "--admin-socket", str(admin)]
     paths = (ROOT / "proofs" / "tracing", ROOT / "src")
     environment = {
@@ -159,30 +157,10 @@ def _serving(folder: Path) -> Iterator[int]:
         "SEAM_TRACE_FOLDER": str(folder),
         "XDG_CONFIG_HOME": str(folder / "config"),
     }
-    with (folder / "log.txt").open("wb") as log:
-        process = subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=log)
-    try:
-        try:
-            _wait_ready(port, process)
-        except RuntimeError:
-            say((folder / "log.txt").read_text()[-2000:])
-            raise
+    with spawned(words, None, environment, stops_s=60) as one:
+        port = int(one.wait_for(LISTENING, READY_S))
+        one.ready_at(port, READY_S)
         yield port
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
-
-
-def _wait_ready(port: int, process: "subprocess.Popen[bytes]") -> None:
-    until_s = time.monotonic() + READY_S
-    while time.monotonic() < until_s and process.poll() is None:
-        try:
-            if _get(port, "/ready") == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
-    raise RuntimeError(f"the traced server was not ready within {READY_S:g} s")
 
 
 def _get(port: int, path: str) -> int:

@@ -60,7 +60,7 @@ class Load:
         """All of it, and until everybody has an answer or an error."""
         asking = [asyncio.create_task(self._ask(number)) for number in range(self._num_requests)]
         for kill in range(num_kills):
-            while self._model.load.num_steps < 8 * (kill + 1) and not all(task.done() for task in asking):
+            while self._model.supervisor.load.num_steps < 8 * (kill + 1) and not all(task.done() for task in asking):
                 await asyncio.sleep(0.01)
             await self._kill()
         await asyncio.wait_for(asyncio.gather(*asking), LONGEST_S)
@@ -69,8 +69,8 @@ class Load:
         if self._model.supervisor.pid is not None:
             os.kill(self._model.supervisor.pid, signal.SIGKILL)
             self.counts["kills"] += 1
-            before = self._model.num_restarts
-            while self._model.num_restarts == before:
+            before = self._model.supervisor.num_restarts
+            while self._model.supervisor.num_restarts == before:
                 await asyncio.sleep(0.01)
 
     async def _ask(self, number: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from benchmarks.servers import HOST
-from proofs.api.load import Server, read_later, started, stream_bytes
+from proofs.api.load import Server, Streams, started
 from proofs.framework.proof import Proof, section
 from proofs.framework.ratios import spread
 from quire.core.digests import BlockHasher, Namespace
@@ -32,7 +32,7 @@ from quire.lasting_objects import freeze_startup_objects
 
 STEP_S = 0.02
 BLOCKS = 20_000
-NUM_STREAMS, NUM_TOKENS = 64, 150
+STREAMS = Streams(64, 150)
 NUM_READERS = 3
 PERIOD_S = 0.4
 BLOCK_SIZE, CHAIN_BLOCKS, SHARED_BLOCKS = 16, 24, 8
@@ -75,20 +75,6 @@ def readers(port: int, count: int) -> Iterator[list[Reader]]:
             one.leave()
 
 
-def tokens_per_s(port: int, number: int) -> float:
-    """Of so many streams at once."""
-    bodies = [
-        {"model": "oracle", "prompt": f"{number} {at} begins", "max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": at}
-        for at in range(NUM_STREAMS)
-    ]
-    began_s = time.perf_counter()
-    came = stream_bytes(port, bodies)
-    taken_s = time.perf_counter() - began_s
-    if wrong := [one.status for one in map(read_later, came) if one.status != 200]:
-        raise RuntimeError(f"{len(wrong)} of {NUM_STREAMS} streams failed, with {wrong[0]}")
-    return NUM_STREAMS * NUM_TOKENS / taken_s
-
-
 def processor_s(server: Server) -> float:
     """That the server and its worker have used."""
     used = 0
@@ -105,9 +91,9 @@ def num_snapshots(server: Server) -> int:
 
 @contextmanager
 def serving(proof: Proof) -> Iterator[Server]:
-    words = ("--step-s", str(STEP_S), "--blocks", str(BLOCKS), "--running", str(NUM_STREAMS))
+    words = ("--step-s", str(STEP_S), "--blocks", str(BLOCKS), "--running", str(STREAMS.count))
     with started(proof.folder, *words, "--insecure", "1") as server:
-        tokens_per_s(server.port, -1)
+        STREAMS.tokens_per_s(server.port, "oracle", -1)
         yield server
 
 
@@ -124,7 +110,7 @@ def watch_cost(proof: Proof) -> None:
             with readers(server.port, NUM_READERS if is_watched else 0) as looking:
                 began_s = time.perf_counter()
                 before, used_s = [one.num_events for one in looking], processor_s(server)
-                speed[is_watched].append(tokens_per_s(server.port, number))
+                speed[is_watched].append(STREAMS.tokens_per_s(server.port, "oracle", number))
                 taken_s = time.perf_counter() - began_s
                 used[is_watched].append(processor_s(server) - used_s)
                 rates += [(one.num_events - had) / taken_s for one, had in zip(looking, before, strict=True)]
@@ -148,14 +134,15 @@ def unwatched_snapshots(proof: Proof) -> None:
         for number in range(num_loads):
             before = num_snapshots(server)
             with readers(server.port, 1 + number % NUM_READERS):
-                tokens_per_s(server.port, 2 * number)
-            tokens_per_s(server.port, -2)  # what was under way when the last one left is said with these events
+                STREAMS.tokens_per_s(server.port, "oracle", 2 * number)
+            # What was under way when the last one left is said with these events.
+            STREAMS.tokens_per_s(server.port, "oracle", -2)
             after = num_snapshots(server)
             watched += after - before
-            tokens_per_s(server.port, 2 * number + 1)
+            STREAMS.tokens_per_s(server.port, "oracle", 2 * number + 1)
             unwatched += num_snapshots(server) - after
     proof.at_least("watched_snapshots", watched, num_loads, "or the counter counts nothing")
-    proof.equals("unwatched_snapshots", unwatched, 0, f"{2 * num_loads + 1} loads of {NUM_STREAMS} streams")
+    proof.equals("unwatched_snapshots", unwatched, 0, f"{2 * num_loads + 1} loads of {STREAMS.count} streams")
 
 
 def filled(num_blocks: int) -> KVMemory:

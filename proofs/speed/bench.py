@@ -11,10 +11,9 @@ from benchmarks.servers import Command, Running, null_command, quire_command, st
 from benchmarks.test_model import smollm2_directory
 from proofs.framework.proof import Proof, run, section
 from quire.bench.compare import Comparison, compare_records
-from quire.bench.event_loop import finished
 from quire.bench.http_client import Client
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, BenchOptions, RunListener, interleaved_servers, seeded
+from quire.bench.runs import Bench, BenchOptions, RunListener, finished, interleaved_servers, seeded
 from quire.bench.setup import LoadSetup
 from quire.verdicts import SpeedVerdict
 

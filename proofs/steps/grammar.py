@@ -153,7 +153,7 @@ async def killed_guided(
             await until(lambda: not model.is_ready)
             await until(lambda: model.is_ready)
         await asyncio.gather(*clients)
-        num_restarts = model.num_restarts
+        num_restarts = model.supervisor.num_restarts
     for ask in crowd.asked:
         if ask.error:
             say(f"    lost: {ask.error}")

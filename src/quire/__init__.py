@@ -1,7 +1,7 @@
-"""quire: serve language models to many people and agents from one paged KV memory. A prefix is computed once for all
-who share a cache group.
+"""quire: an inference server for language models with one paged KV memory. Requests of one cache group (by default, of
+one API key) share the KV of equal prompt prefixes.
 
-The public names live here, few and frozen by a test; everything else may change between versions.
+This module exports the public API, which a test keeps fixed; everything else may change between versions.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: `import quire` stays instant."""
+    """Import a public name on first use, so that `import quire` stays fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
     from importlib import import_module  # noqa: PLC0415

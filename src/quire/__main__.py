@@ -1,8 +1,8 @@
-"""The `quire` command, also as `python -m quire`.
+"""The `quire` command, also run as `python -m quire`.
 
-SIGTERM is answered from the first moment on. As the first process of a container we would not even be told of it: the
-kernel drops what such a process has no handler for, and reading the code of the command line takes most of a second. So
-the handler comes before those imports; a server puts its own in its place when it has something to close.
+SIGTERM works from the very start. The kernel drops signals for which PID 1 of a container has no handler, and importing
+the command line takes most of a second. Therefore a handler is installed before those imports; a server later replaces
+it with a handler that shuts down cleanly.
 """
 
 import os
@@ -12,14 +12,14 @@ import signal
 def _end_at_once(number: int, _frame: object) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # the first process of a container is still there
+    os._exit(128 + number)  # PID 1 of a container survives the default action
 
 
 def main() -> None:
-    """Answer SIGTERM, then do what was asked."""
+    """Install the SIGTERM handler, then run the command line."""
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_at_once)
-    from quire.cli import main as run  # noqa: PLC0415 - after the handler
+    from quire.cli import main as run  # noqa: PLC0415 - slow, so the handler comes first
 
     run()
 

@@ -1,44 +1,44 @@
-"""Every exception quire raises on purpose. Importable by all rooms; imports nothing.
+"""All exceptions that quire raises deliberately. Every package may import this module; it imports nothing.
 
     QuireError                     internal_error
-    ├── InvariantError             invariant_broken       a bug in quire: a promise of the design does not hold
-    ├── ConfigError                invalid_config         a setting breaks a rule; raised before anything starts
-    ├── CheckpointError            invalid_checkpoint     a model cannot be read: missing, damaged, or not supported
-    ├── RequestError               invalid_request        a request that cannot be served, however empty the server
-    │   ├── DuplicateRequestError  duplicate_request_id   its id is that of a live request
-    │   ├── InvalidParameterError  invalid_parameter      a sampling parameter breaks its rule
-    │   ├── InvalidTextError       invalid_text           a text, message or stop string that no model could read
-    │   ├── RequestTooLargeError   request_too_large      it could not finish even alone, or asks for nothing
-    │   ├── TemplateError          template_failed        the model's chat template refused the messages, or is missing
-    │   └── WorkBudgetError        work_budget_exceeded   it costs more processor time than it or its tenant may
-    ├── EngineDeadError            engine_dead            the engine ended while requests were running
-    ├── MessageError               malformed_message      what the other process sent is no message, or invalid
-    ├── ReplayError                invalid_trace          a file is no trace, damaged, or of a later version
-    └── CapacityError              at_capacity            something bounded is full
-        ├── DisplacedError         displaced              it gave its place to a tenant that had less: come back later
-        ├── DrainingError          draining               the server is shutting down: use another, or try later
-        ├── OutOfBlocksError       out_of_blocks          the pool has fewer free blocks than the step needs
-        ├── PinBudgetError         pin_budget_exceeded    the pin would hold more of the pool than pins may
-        ├── QueueFullError         queue_full             the server's queue is full: come back later
-        ├── StreamStuckError       stream_stuck           no client reads a stream: its request was ended
-        └── TenantShareError       tenant_share_exceeded  the tenant's share of the queue is full: come back later
+    ├── InvariantError             invariant_broken       a bug in quire: internal state is inconsistent
+    ├── ConfigError                invalid_config         a setting is invalid; raised before anything starts
+    ├── CheckpointError            invalid_checkpoint     a model is missing, damaged or not supported
+    ├── RequestError               invalid_request        the request cannot be served, not even by an idle server
+    │   ├── DuplicateRequestError  duplicate_request_id   another live request has the same id
+    │   ├── InvalidParameterError  invalid_parameter      a request parameter is invalid
+    │   ├── InvalidTextError       invalid_text           a text, message or stop string is invalid
+    │   ├── RequestTooLargeError   request_too_large      the request is empty, or exceeds the server's limits
+    │   ├── TemplateError          template_failed        the model's chat template is missing or rejected the messages
+    │   └── WorkBudgetError        work_budget_exceeded   the request or its tenant used too much processor time
+    ├── EngineDeadError            engine_dead            the engine has stopped; running requests are lost
+    ├── MessageError               malformed_message      another process or server sent a malformed message
+    ├── ReplayError                invalid_trace          the file is not a trace, is damaged or of a newer version
+    └── CapacityError              at_capacity            a bounded resource is full
+        ├── DisplacedError         displaced              the request lost its place in the queue; try later
+        ├── DrainingError          draining               the server is shutting down; use another, or try later
+        ├── OutOfBlocksError       out_of_blocks          the KV pool has fewer free blocks than the step needs
+        ├── PinBudgetError         pin_budget_exceeded    the pin would exceed the limit on pinned blocks or on pins
+        ├── QueueFullError         queue_full             the server's queue is full; try later
+        ├── StreamStuckError       stream_stuck           the client stopped reading its stream; the request was ended
+        └── TenantShareError       tenant_share_exceeded  the tenant's share of the queue is full; try later
 
-A bug raises `InvariantError`, never `assert`, because `python -O` strips assertions and a memory that lies
-must stop in production too. Everything else is the world being the world, and is handled where it is caught.
+A bug raises `InvariantError`. It never uses `assert`, because `python -O` strips assertions and a corrupt KV memory
+must stop in production too. All other exceptions are expected in operation, and their callers handle them.
 
-Callers decide by types and codes, never by sentences. The codes above are those of the types; a raise gives a finer one
-where a caller must tell two rules of a type apart: `InvariantError("...", code="block_not_held")`.
+Callers decide by type and code, never by the message. The table shows the code of each type; a `raise` can set a more
+specific code where a caller must distinguish two cases of one type: `InvariantError("...", code="block_not_held")`.
 """
 
 RETRY_AFTER_S = 2
-"""After how many seconds a rejected client should try again where nothing better is known."""
+"""Default delay after which a rejected client should retry, if there is no better estimate."""
 
 
 class QuireError(Exception):
-    """The root: `except QuireError` catches all that quire raises on purpose."""
+    """The base class: `except QuireError` catches every exception that quire raises deliberately."""
 
     code = "internal_error"
-    """Which rule was broken, for programs: it stays when the message changes."""
+    """A stable identifier of the error for programs: it does not change when the message does."""
 
     def __init__(self, message: str = "", *, code: str | None = None) -> None:
         super().__init__(message)
@@ -47,36 +47,36 @@ class QuireError(Exception):
 
 
 class InvariantError(QuireError):
-    """A promise of the design does not hold. Not handled: the worker is replaced."""
+    """Internal state is inconsistent: a bug. It is not handled; the worker process is replaced."""
 
     code = "invariant_broken"
 
 
 class ConfigError(QuireError, ValueError):
-    """A setting breaks a rule. The message says the rule, the value given, and what to do."""
+    """A setting is invalid. The message states the expected value, the actual one, and what to do."""
 
     code = "invalid_config"
 
     def __init__(self, message: str, settings: tuple[str, ...] = (), *, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.settings = settings
-        """The settings that the rule is about, by their names where it was checked; none where it is about others."""
+        """Names of the invalid settings, as the module that checked them knows them; empty if none has such a name."""
 
 
 class CheckpointError(QuireError):
-    """A model cannot be read: missing, damaged, or of a kind quire does not run. The message says what to do."""
+    """A model cannot be loaded: it is missing, damaged or not supported. The message states what to do."""
 
     code = "invalid_checkpoint"
 
 
 class RequestError(QuireError):
-    """A request that cannot be served, however empty the server. Nothing has been queued."""
+    """The request cannot be served, not even by an idle server. It was not queued."""
 
     code = "invalid_request"
 
 
 class DuplicateRequestError(RequestError):
-    """The id belongs to a request that is still alive."""
+    """The request id belongs to a request that has not finished."""
 
     code = "duplicate_request_id"
 
@@ -86,7 +86,7 @@ class DuplicateRequestError(RequestError):
 
 
 class InvalidParameterError(RequestError):
-    """A sampling parameter breaks its rule. The message says the rule, the limits and the value."""
+    """A request parameter is invalid. The message states the limits and the value."""
 
     code = "invalid_parameter"
 
@@ -94,29 +94,29 @@ class InvalidParameterError(RequestError):
         super().__init__(message, code=code)
         self.message = message
         self.parameter = parameter
-        """Its name; None where what is wrong has no name of its own, as a prompt that may be a conversation."""
+        """The parameter's name; None if the error is not about a single field, such as a prompt or a conversation."""
 
 
 class InvalidTextError(RequestError):
-    """A text, message or stop string that no model could read: half a character, an empty stop, a picture."""
+    """A text, message or stop string is invalid: half a surrogate pair, an empty stop string, an image."""
 
     code = "invalid_text"
 
 
 class RequestTooLargeError(RequestError):
-    """The request could not finish even alone on this server."""
+    """The request could not finish even if it ran alone on this server."""
 
     code = "request_too_large"
 
 
 class TemplateError(RequestError):
-    """The model's chat template refused the messages, did too much work on them, or is missing."""
+    """The model's chat template is missing, rejected the messages, or took too many steps to render them."""
 
     code = "template_failed"
 
 
 class WorkBudgetError(RequestError):
-    """What a request's words cost (a grammar, a template, tokens) passed the bound of the request or of its tenant."""
+    """Work on a request's text (grammar, template, tokenization) exceeded the time limit of the request or tenant."""
 
     code = "work_budget_exceeded"
 
@@ -131,35 +131,35 @@ class WorkBudgetError(RequestError):
         self.spent_s = spent_s
         self.limit_s = limit_s
         self.retry_after_s = retry_after_s
-        """Above 0 only where the tenant's bound was passed: then the same request may be served later."""
+        """Above 0 only if the tenant's limit was exceeded: then the same request may succeed later."""
 
 
 class EngineDeadError(QuireError):
-    """The engine ended while requests were running. What was running is lost with it."""
+    """The engine has stopped. Its running requests are lost."""
 
     code = "engine_dead"
 
 
 class MessageError(QuireError):
-    """What came from the other process is no message, or says what cannot be. That process is replaced."""
+    """Another process or server sent a malformed or impossible message. A worker that does so is replaced."""
 
     code = "malformed_message"
 
 
 class ReplayError(QuireError):
-    """A file is no trace that could be replayed. The message says where, and what was expected."""
+    """A file is not a trace that can be replayed. The message states the line and what was expected there."""
 
     code = "invalid_trace"
 
 
 class CapacityError(QuireError):
-    """Something bounded is full."""
+    """A bounded resource is full."""
 
     code = "at_capacity"
 
 
 class DisplacedError(CapacityError):
-    """A request that waited gave its place to a tenant that was below its share. It never ran."""
+    """The request was still waiting when its place went to a tenant below its fair share. It never ran."""
 
     code = "displaced"
 
@@ -173,13 +173,13 @@ class DisplacedError(CapacityError):
 
 
 class DrainingError(CapacityError):
-    """The server takes nothing new, because it is about to end; what still runs at its bound is ended."""
+    """The server is shutting down and accepts no new requests; those still running at its time limit are ended."""
 
     code = "draining"
 
 
 class OutOfBlocksError(CapacityError):
-    """The pool has fewer free blocks than were requested. Nothing has been changed."""
+    """The KV pool has fewer free blocks than requested. Nothing was changed."""
 
     code = "out_of_blocks"
 
@@ -190,13 +190,13 @@ class OutOfBlocksError(CapacityError):
 
 
 class PinBudgetError(CapacityError):
-    """A pin would hold more than pins may: too many blocks, or one pin too many. Nothing has been pinned."""
+    """The pin would exceed the limit on pinned blocks or on the number of pins. Nothing was pinned."""
 
     code = "pin_budget_exceeded"
 
 
 class QueueFullError(CapacityError):
-    """The server's queue is full for requests of this class."""
+    """The server's queue is full for requests of this priority class."""
 
     code = "queue_full"
 
@@ -208,7 +208,7 @@ class QueueFullError(CapacityError):
 
 
 class StreamStuckError(CapacityError):
-    """A consumer left too much unread; its request was ended."""
+    """A client left too many bytes of its stream unread, so its request was ended."""
 
     code = "stream_stuck"
 
@@ -221,7 +221,7 @@ class StreamStuckError(CapacityError):
 
 
 class TenantShareError(CapacityError):
-    """The tenant has as many requests waiting, or open, as its share allows."""
+    """The tenant already has as many waiting (or open) requests as its share allows."""
 
     code = "tenant_share_exceeded"
 

@@ -1,10 +1,10 @@
-"""The HTTP client of the command line, of a gateway, and of `quire bench`: one request, its response as it comes.
+"""The HTTP client of the command line, the gateway and `quire bench`: send one request and stream its response.
 
-    HttpClient ── a new connection, or one that was kept ──► server
-    HttpResponse ◄── status, headers, pieces of the body ── SseReader: server-sent events
+    HttpClient ── a new connection, or an idle one ──► server
+    HttpResponse ◄── status, headers, body chunks ── SseReader: server-sent events
 
-Small on purpose: its callers name the servers that they use. It follows no redirects, so that a key goes to no other
-address, and has no proxies, cookies or compression. `httptools`, which the API reads requests with, reads responses.
+It is small on purpose, because its callers know their servers. It follows no redirects, so that a key never reaches
+another address, and supports no proxies, cookies or compression. `httptools` parses responses, as it does in the API.
 """
 
 import asyncio
@@ -25,11 +25,11 @@ OK = 200
 CONNECT_S = 5.0
 READ_BYTES = 1 << 18
 MAX_HEAD_BYTES = 1 << 16
-"""Of what is no body: a head, trailers, the headers of chunks."""
+"""Limit on bytes outside the body: the response head, trailers and chunk headers."""
 MAX_BODY_BYTES = 256 << 10
-"""Of a response that is read as a whole, if its reader sets no other limit."""
+"""Default limit on the body of a response that is read as a whole."""
 LOOK_S = 0.05
-"""How often it is checked whether a caller without an event loop stops."""
+"""Interval in seconds at which `iterate` calls `is_stopped`."""
 PORTS = {"http": 80, "https": 443}
 T = TypeVar("T")
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -37,25 +37,25 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """The address of a server, and what every request to it carries."""
+    """The address of a server, and the key and headers sent with every request to it."""
 
     host: str
     port: int
     has_tls: bool = False
     path: str = ""
-    """Comes before the paths of requests."""
+    """Prefix of all request paths."""
     key: str | None = field(default=None, repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     socket_path: Path | None = None
-    """The Unix socket that it listens on; None: it is reached by host and port."""
+    """The server's Unix socket; None: connect to host and port."""
 
     @classmethod
     def at(cls, url: str, key: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> "HttpServer":
-        """The server at this URL, less a final `/v1`. Raises ConfigError for an invalid one."""
+        """Parse a server's URL, without a final `/v1`. Raises ConfigError if it is invalid."""
         try:
             parts = urlsplit(url)
             port = PORTS[parts.scheme] if parts.port is None else parts.port
-        except (ValueError, KeyError):  # a port that is none, half an IPv6 address, another scheme
+        except (ValueError, KeyError):  # an invalid port, a broken IPv6 address, another scheme
             parts, port = urlsplit(""), 0
         if not parts.hostname or not port or parts.scheme not in PORTS:
             rule = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
@@ -65,7 +65,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where its paths begin."""
+        """The base URL of all request paths."""
         return f"{'https' if self.has_tls else 'http'}://{self._authority}{self.path}"
 
     @property
@@ -74,7 +74,7 @@ class HttpServer:
         return host if self.port == PORTS["https" if self.has_tls else "http"] else f"{host}:{self.port}"
 
     def encode(self, method: str, path: str, body: bytes | None, *, is_kept: bool) -> bytes:
-        """A request. Raises ConfigError for a key or a header that no request can carry."""
+        """Encode a request as bytes. Raises ConfigError if the key, a header or the path is not printable ASCII."""
         fields = {
             "host": self._authority if self.socket_path is None else "localhost",
             "user-agent": "quire",
@@ -93,28 +93,28 @@ class HttpServer:
 
 
 class UnansweredError(ConnectionResetError):
-    """The connection ended before one byte of a response."""
+    """The connection ended before the first byte of a response."""
 
 
 class HttpResponse:
-    """A response as it comes. Reading raises OSError for a broken connection, MessageError for invalid HTTP."""
+    """A streamed response. Reading raises OSError if the connection breaks, MessageError if the HTTP is invalid."""
 
     def __init__(self, reader: asyncio.StreamReader, silence_s: float | None) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
-        """By their names in lower case."""
+        """Lower-case name -> value."""
         self.has_begun = False
         self._reader = reader
         self._silence_s = silence_s
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
         self._num_others = 0
-        """Bytes since the last of the body."""
+        """Bytes received since the last body byte."""
         self._has_head = self._is_whole = self._keeps_connection = False
 
     @property
     def is_reusable(self) -> bool:
-        """Whether another request may go over its connection: it is whole, and was read."""
+        """Whether the connection can carry another request: the response is complete and was read to its end."""
         return self._is_whole and self._keeps_connection and not self._body
 
     async def head(self) -> None:
@@ -123,7 +123,7 @@ class HttpResponse:
             await self._more()
 
     async def read(self) -> bytes:
-        """The next bytes of the body; none at its end."""
+        """Return the next bytes of the body; empty at its end."""
         while not self._body and not self._is_whole:
             await self._more()
         data = b"".join(self._body)
@@ -131,7 +131,7 @@ class HttpResponse:
         return data
 
     async def whole(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
-        """All of the body that is left."""
+        """Return the rest of the body. Raises MessageError if it is longer than `max_bytes`."""
         pieces, num_bytes = list[bytes](), 0
         while piece := await self.read():
             pieces.append(piece)
@@ -142,7 +142,7 @@ class HttpResponse:
         return b"".join(pieces)
 
     async def events(self, max_bytes: int) -> AsyncIterator["SseEvent"]:
-        """The body as server-sent events of up to so many bytes each."""
+        """Yield the body's server-sent events, each of at most `max_bytes` bytes."""
         reader = SseReader(max_bytes)
         while data := await self.read():
             for event in reader.feed(data):
@@ -167,52 +167,52 @@ class HttpResponse:
             rule = f"expected {what}, got {self._num_others} bytes of headers or trailers"
             raise MessageError(rule, code="body_missing" if self._has_head else "head_too_long")
 
-    # -- for the parser ------------------------------------------------------------------------------------------------
+    # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """A second response to one request is invalid."""
+        """Reject a second response to one request."""
         if self._is_whole:
             raise MessageError("expected one response, got another")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Store a header."""
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """A status below 200 announces another response."""
+        """Store the status. After a status below 200 (informational), another response head follows."""
         self.status = int(self._parser.get_status_code())
         self._has_head = self.status >= OK
         self._keeps_connection = self._parser.should_keep_alive()
 
     def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
+        """Store a chunk of the body."""
         self._body.append(data)
         self._num_others = 0
 
     def on_message_complete(self) -> None:
-        """The end of the body."""
+        """Note the end of the body."""
         self._is_whole = self._has_head
 
 
 class HttpClient:
-    """Requests to one server."""
+    """Sends requests to one server."""
 
     def __init__(
         self, server: HttpServer, *, connect_s: float = CONNECT_S, silence_s: float | None = None, idle_s: float = 0.0
     ) -> None:
-        """`silence_s`: how long the server may send nothing during a response; None: as long as it likes. `idle_s`: how
-        long a connection is kept for another request; 0: it is closed after its response."""
+        """`silence_s`: longest time between two reads of a response; None: no limit. `idle_s`: how long an idle
+        connection is kept for the next request; 0: connections are closed after each response."""
         self.server = server
         self._connect_s = connect_s
         self._silence_s = silence_s
         self._idle_s = idle_s
         self._kept: list[tuple[float, Streams]] = []
-        """Each with the time after which it is not used again."""
+        """Idle connections, each with the time until which it may be reused."""
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[HttpResponse]:
-        """Send a request and wait for its status; its end closes the connection, or keeps it. Raises OSError, of which
-        TimeoutError is one, and MessageError."""
+        """Send a request and wait for its status; on exit, the connection is closed, or kept for reuse. Raises OSError
+        (TimeoutError included) and MessageError."""
         streams, response = await self._answered(self.server.encode(method, path, body, is_kept=self._idle_s > 0))
         try:
             yield response
@@ -220,17 +220,17 @@ class HttpClient:
             if self._idle_s and response.is_reusable:
                 self._kept.append((asyncio.get_running_loop().time() + self._idle_s, streams))
             else:
-                streams[1].transport.abort()  # at once: unread data is not needed
+                streams[1].transport.abort()  # immediately: unread data is discarded
 
     def close(self) -> None:
-        """Close the connections that were kept."""
+        """Close all idle connections."""
         for _, (_, writer) in self._kept:
             writer.transport.abort()
         self._kept.clear()
 
     async def _answered(self, data: bytes) -> tuple[Streams, HttpResponse]:
-        """A server may close a kept connection while the next request is on its way. One that ends before a byte of a
-        response does not mean that the server has refused the request, which goes once more over a new one."""
+        """Send a request and wait for the head of its response. A server may close an idle connection just as the next
+        request is sent. So if a reused connection ends before any response byte, retry once on a new connection."""
         kept = self._take_kept()
         if kept is not None:
             with suppress(UnansweredError):
@@ -256,10 +256,10 @@ class HttpClient:
         return await _within(self._connect_s, opening, "connection")
 
     async def _begun(self, streams: Streams, data: bytes) -> HttpResponse:
-        """The response to a request, once its head is there."""
+        """Send a request over this connection and return its response once the head has arrived."""
         response = HttpResponse(streams[0], self._silence_s)
         try:
-            streams[1].write(data)  # without waiting: a server may refuse a body before it has all of it
+            streams[1].write(data)  # no drain: a server may reject a body before it has received all of it
             await response.head()
         except BaseException as error:
             streams[1].transport.abort()
@@ -278,7 +278,7 @@ async def fetch(
     timeout_s: float = CONNECT_S,
     max_bytes: int = MAX_BODY_BYTES,
 ) -> tuple[int, bytes]:
-    """A small request: the status and the body of its response. Raises OSError, TimeoutError and MessageError."""
+    """Send one request; return the status and body of the response. Raises OSError, TimeoutError and MessageError."""
 
     async def fetched() -> tuple[int, bytes]:
         async with HttpClient(server).request(method, path, body) as response:
@@ -288,7 +288,7 @@ async def fetch(
 
 
 async def _within(timeout_s: float | None, work: Awaitable[T], what: str) -> T:
-    """Raises TimeoutError, with a message."""
+    """Await `work`. On timeout, raises TimeoutError with a message that says what did not arrive."""
     try:
         async with asyncio.timeout(timeout_s):
             return await work
@@ -298,7 +298,7 @@ async def _within(timeout_s: float | None, work: Awaitable[T], what: str) -> T:
 
 @lru_cache(maxsize=1)
 def _tls() -> ssl.SSLContext:
-    """The machine's certificates, or those of SSL_CERT_FILE; read once."""
+    """Return a TLS context with the system's CA certificates, or those of SSL_CERT_FILE; they are loaded once."""
     return ssl.create_default_context()
 
 
@@ -306,29 +306,30 @@ class SseEvent(NamedTuple):
     """A server-sent event."""
 
     name: bytes
-    """Empty if it has none."""
+    """The `event` field; empty if the event has none."""
     data: bytes
 
 
 class SseReader:
-    """Takes bytes as they arrive, returns the events that ended in them. Lines end in LF or CRLF. Comments, events
-    without data and an event that is cut at the end of the stream are dropped.
+    """Parses server-sent events from chunks of bytes. Lines end in LF or CRLF. Comments, events without data and an
+    incomplete event at the end of the stream are dropped.
 
-    By hand, because a load client must not be what it measures: no text is decoded, and a byte is searched once.
+    Written by hand for speed, because a load generator must not be the bottleneck: it decodes no text and scans each
+    byte once.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        """Of one event, with lines that are ignored."""
+        """Limit on one event, ignored lines included."""
         self._rest = bytearray()
-        """A line whose end has not come."""
+        """An incomplete line."""
         self._name = b""
         self._data: list[bytes] = []
         self._num_bytes = 0
-        """Of the event whose end has not come."""
+        """Bytes of the incomplete event."""
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
-        """The events that ended in this chunk. Raises MessageError for one that is too long."""
+        """Return the events that this chunk completes. Raises MessageError if an event is too long."""
         first, *others = chunk.split(b"\n")
         self._rest += first
         self._count(first)
@@ -360,8 +361,8 @@ class SseReader:
 
 
 def iterate(items: AsyncGenerator[T, None], is_stopped: Callable[[], bool] | None = None) -> Generator[T, None, None]:
-    """The items of an asynchronous generator for a caller without an event loop, until the generator ends or the caller
-    stops."""
+    """Yield the items of an asynchronous generator to a caller without an event loop, until the generator ends or
+    `is_stopped` returns True."""
 
     async def following() -> list[T]:
         pending = asyncio.ensure_future(anext(items))
@@ -379,5 +380,9 @@ def iterate(items: AsyncGenerator[T, None], is_stopped: Callable[[], bool] | Non
         return []
 
     with asyncio.Runner() as runner:
-        while found := runner.run(following()):
-            yield found[0]
+        try:
+            while found := runner.run(following()):
+                yield found[0]
+        finally:
+            # Close the outermost generator first: the runner would close it and its nested generators concurrently.
+            runner.run(items.aclose())

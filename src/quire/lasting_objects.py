@@ -1,13 +1,13 @@
-"""What lives as long as its process (libraries, models, an empty pool) is not looked through for garbage again."""
+"""Exclude objects that live as long as the process (libraries, models, the empty pool) from garbage collection."""
 
 import gc
 
 
 def freeze_startup_objects() -> None:
-    """For servers and workers, once, when everything is loaded.
+    """Collect garbage once and freeze the rest; servers and workers call this when everything is loaded.
 
-    A collection of everything takes tens of milliseconds, and comes in the middle of somebody's answer. Whoever starts
-    a process like that has not looked for garbage until now: next to nothing of what is imported is any.
+    A full collection takes tens of milliseconds and would happen during a response. These processes start with the
+    collector disabled, because imports create almost no garbage; this call enables it.
     """
     gc.enable()
     gc.collect()

@@ -1,8 +1,8 @@
-"""JSON from outside: bounded, finite, without doubled keys. Pure.
+"""Strict parsing of JSON from clients: bounded, only finite numbers, no duplicate keys. Pure functions.
 
-Python's parser accepts NaN, Infinity and doubled keys silently. It makes all lists and objects of a text in one go and
-holds the interpreter's lock meanwhile, and a list costs as much as a hundred characters of a text: two bytes each, a
-body has a million, and every other thread waits for half a second. So they are counted before one is made.
+Python's parser silently accepts NaN, Infinity and duplicate keys. It builds all lists and objects in one call and
+holds the GIL meanwhile. An empty list takes two bytes of input and costs as much as a hundred characters of a string,
+so a body with a million lists blocks all other threads for half a second. Therefore lists are counted before parsing.
 """
 
 import json
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_JSON_LISTS = 50_000
-"""Lists and objects in one JSON text."""
+"""Limit on the lists and objects of one JSON text, together."""
 _TEXTS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _AS_LISTS, _ALL_ELSE = bytes.maketrans(b"{}", b"[]"), bytes(set(range(256)) - set(b"[]{}"))
 
 
 def loads_strictly(data: bytes, parse_int: Callable[[str], int] = int) -> Any:
-    """What these bytes spell. Raises ValueError or RecursionError."""
+    """Parse JSON. Raises ValueError if it is invalid, or RecursionError if it is nested too deeply."""
     return json.loads(
         data.decode(),
         object_pairs_hook=_without_doubles,
@@ -29,12 +29,12 @@ def loads_strictly(data: bytes, parse_int: Callable[[str], int] = int) -> Any:
 
 
 def brackets_of(data: bytes) -> bytes:
-    """Where lists and objects begin and end, all written as lists; what stands in texts is none."""
+    """Return only the brackets of lists and objects, objects written as lists; brackets inside strings are left out."""
     return _TEXTS.sub(b"", data).translate(_AS_LISTS, _ALL_ELSE)
 
 
 def has_too_many_lists(text: str) -> bool:
-    """Whether it is not to be read."""
+    """Return whether this JSON text has more lists and objects than `MAX_JSON_LISTS`."""
     if text.count("[") + text.count("{") <= MAX_JSON_LISTS:
         return False
     return brackets_of(text.encode("utf-8", "replace")).count(b"[") > MAX_JSON_LISTS

@@ -1,12 +1,12 @@
-"""Is B different from A? Pure statistics for figures that come in pairs: rounds of two servers taken interleaved in one
-run, or parts of one load that two simulated fleets were given.
+"""Decide whether B differs from A. Pure statistics for paired measurements: interleaved rounds of two servers in one
+run, or parts of one load on two simulated fleets.
 
-    change   the Hodges-Lehmann estimate: the median of all means of two log ratios
-    between  its exact confidence interval (Wilcoxon's signed ranks): no bell curve is assumed
-    noise    how much single pairs scatter about it (scaled median deviation)
+    change   the Hodges-Lehmann estimate: the median of the pairwise means (Walsh averages) of log ratios
+    between  its exact confidence interval (Wilcoxon signed-rank test): no normal distribution is assumed
+    noise    scatter of single pairs: the scaled median absolute deviation
 
-A figure is faster or slower if the whole interval lies on one side of "no change" and the change is at least the
-threshold; small differences that are surely there are not worth a red light. Anything else is no difference.
+The verdict on a metric is faster or slower if the whole interval lies on one side of "no change" and the change is at
+least the threshold: significant but tiny differences do not count. Otherwise the verdict is no difference.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from statistics import median
 from typing import TypeGuard
 
 MIN_PAIRS = 7
-"""With fewer the interval cannot be exact at the level below."""
+"""With fewer pairs, no exact interval exists at the significance level below."""
 LEVEL = 0.02
-"""How often a figure of equal servers may fall outside its interval."""
+"""Significance level (1 - confidence)."""
 THRESHOLD = 0.05
-"""Less is not told from no difference: two starts of one build differ by up to 3%."""
+"""Smallest change that counts: two starts of one build differ by up to 3%."""
 
 
 class SpeedVerdict(StrEnum):
-    """What a comparison comes to. Of several figures the one named first here decides."""
+    """The outcome of a comparison. For several metrics together, the outcome listed first here wins."""
 
     NOT_COMPARABLE = "not comparable"
     SLOWER = "slower"
@@ -36,12 +36,12 @@ class SpeedVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How one figure of B stands to that of A. Changes are shares: 0.1 is a tenth more."""
+    """The change of one metric from A to B. Changes are fractions: 0.1 means 10% more."""
 
     figure: str
     a: float
     b: float
-    """Medians over the pairs."""
+    """`a` and `b` are medians over the pairs."""
     change: float
     low: float
     high: float
@@ -52,8 +52,8 @@ class Change:
 def change_of(
     figure: str, direction: int, pairs: Sequence[tuple[object, object]], threshold: float = THRESHOLD
 ) -> Change | None:
-    """How one figure stands, of pairs (A, B); `direction` is 1 where more is better and -1 where less is. None if it
-    was not measured in every pair."""
+    """Judge one metric from pairs (A, B); `direction` is 1 if more is better and -1 if less is better. Returns None if
+    the metric was not measured in every pair."""
     known = [(float(one), float(other)) for one, other in pairs if _is_positive(one) and _is_positive(other)]
     if len(known) < len(pairs) or not known:
         return None
@@ -68,7 +68,7 @@ def change_of(
 
 
 def change_rows(changes: Sequence[Change]) -> list[tuple[str, ...]]:
-    """For a table: one row for each figure that was judged."""
+    """Return one table row per judged metric."""
     return [
         (
             one.figure,
@@ -84,15 +84,15 @@ def change_rows(changes: Sequence[Change]) -> list[tuple[str, ...]]:
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
-    """The Hodges-Lehmann estimate of their centre, and the ends of its exact interval."""
+    """Return the Hodges-Lehmann estimate of the values' centre and both ends of its exact confidence interval."""
     means = sorted((one + other) / 2.0 for one, other in combinations_with_replacement(values, 2))
     outside = _ranks_outside(len(values), level)
     return median(means), means[outside], means[-1 - outside]
 
 
 def _ranks_outside(num_values: int, level: float) -> int:
-    """How many of the sorted means may be left out at each end: the tail of Wilcoxon's signed rank sum."""
-    # Of all 2^n ways to sign the ranks 1..n: how many give each sum.
+    """Return how many sorted means to cut off at each end, from the tail of the Wilcoxon signed-rank distribution."""
+    # ways[s]: how many of the 2^n sign patterns of the ranks 1..n have the sum s.
     ways = [1]
     for rank in range(1, num_values + 1):
         longer = [0] * (len(ways) + rank)

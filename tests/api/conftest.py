@@ -12,7 +12,7 @@ from tests.support.servers.talkers import talker
 @pytest.fixture(autouse=True)
 def _last_words_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that ends gives its last answers two seconds; a busy machine may need more to write them."""
-    monkeypatch.setattr("quire.api.server.CLOSE_GRACE_S", PATIENCE_S)
+    monkeypatch.setattr("quire.api.access.admission.CLOSE_GRACE_S", PATIENCE_S)
 
 
 @pytest.fixture(scope="package")

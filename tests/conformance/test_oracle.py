@@ -112,9 +112,8 @@ def without_logprobs(result: StepResult) -> StepResult:
 
 
 def with_failed_rows(result: StepResult) -> StepResult:
-    return result._replace(
-        rows={key: row._replace(error=RowError(ROW_FAILED, "no")) for key, row in result.rows.items()}
-    )
+    failed = RowError(ROW_FAILED, "no")
+    return changed(result, rows={key: changed(row, error=failed) for key, row in result.rows.items()})
 
 
 def depending_on_company(result: StepResult) -> StepResult:
@@ -298,10 +297,10 @@ def test_a_block_written_and_read_in_one_step_is_noticed() -> None:
     server = Server()
     server.ask(range(9), 1)
     item = server.plan().items[0]
-    twice = item._replace(sequence_id=2)
+    twice = changed(item, sequence_id=2)
     with raises_code(InvariantError, "block_written_twice"):
         runner.start(StepPlan(1, (), (item, twice))).wait()
-    reader = item._replace(sequence_id=3, first_position=8, token_ids=(1,), block_ids=(*item.block_ids[:2], 9))
+    reader = changed(item, sequence_id=3, first_position=8, token_ids=(1,), block_ids=(*item.block_ids[:2], 9))
     with raises_code(InvariantError, "invariant_broken"):
         runner.start(StepPlan(1, (), (item, reader))).wait()
 

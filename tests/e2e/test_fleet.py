@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,28 +16,18 @@ import pytest
 from benchmarks.test_model import smollm2_directory
 from quire.fleet.protocol.keys import make_keys
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine.spawned import spawned
 
 SMALL = ("--memory", "1500MiB", "--max-model-len", "256", "--max-running", "4", "--threads", "1")
 PROMPTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "My favourite colour is"]
 
 
 @contextmanager
-def quire(folder: Path, until: str, *words: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A command that has said a line that begins so; and what followed in it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "HOME": str(folder)},
-    )
-    assert process.stderr is not None
-    try:
-        found = next((found for line in process.stderr if (found := re.match(f"{until} ([^,;]+)", line))), None)
-        assert found, f"{words} said nothing of {until}"
-        yield process, found[1]
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE_S)
+def quire(folder: Path, until: str, *words: str) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    """A command that has written a line that begins so; and what followed in it."""
+    command = [sys.executable, "-m", "quire", *words]
+    with spawned(command, None, {**os.environ, "HOME": str(folder)}, stops_s=PATIENCE_S) as one:
+        yield one.process, one.wait_for(rf"^{until} ([^,;\n]+)")
 
 
 def ask(url: str, number: int) -> str:

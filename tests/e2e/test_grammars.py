@@ -69,6 +69,6 @@ def test_a_grammar_that_nobody_can_follow_reaches_no_worker() -> None:
             bad = quire.SamplingParams(grammar=quire.Grammar.json_schema({"type": "objekt"}))
             with raises_code(InvalidParameterError, "unusable_grammar"):
                 await model.chat(ASKED, bad)
-            assert model.num_restarts == 0
+            assert model.supervisor.num_restarts == 0
 
     asyncio.run(ask())

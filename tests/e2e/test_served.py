@@ -33,12 +33,12 @@ def test_a_killed_worker_goes_on_with_the_next_byte_of_every_answer() -> None:
             async for piece in model.stream("Count to ten:", params(7)):
                 # One the worker has not taken yet is not replayed but asked for the first time.
                 is_all_taken = all(one.is_queued for one in model.supervisor.ledger.entries.values())
-                if piece.token_ids and is_all_taken and not model.num_restarts:
+                if piece.token_ids and is_all_taken and not model.supervisor.num_restarts:
                     os.kill(model.supervisor.pid or 0, signal.SIGKILL)
                     break
             disturbed, undisturbed = await asking, await ask(model)
             assert [one.answers for one in disturbed] == [one.answers for one in undisturbed]
-            assert (model.num_restarts, disturbed[0].num_replays, undisturbed[0].num_replays) == (1, 1, 0)
+            assert (model.supervisor.num_restarts, disturbed[0].num_replays, undisturbed[0].num_replays) == (1, 1, 0)
 
     asyncio.run(main())
 

@@ -20,7 +20,6 @@ COMMANDS = "engine/commands.py"
 ENGINE = "engine/engine.py"
 REPLY = "client/reply/reply.py"
 LEDGER = "worker/parent/ledger.py"
-ENTRY = "worker/parent/ledger_entry.py"
 ROWS = "core/scheduling/rows.py"
 TREE = "core/memory/prefix_tree.py"
 STATUS = "worker/child/shared_status.py"
@@ -139,21 +138,21 @@ MUTANTS = [
     Mutant("what was told elsewhere is told again", LEDGER, "Ledger.add", "if request.has_begun:", "if False:"),
     Mutant(
         "who was let in elsewhere must ask again",
-        ENTRY,
+        LEDGER,
         "LedgerEntry.assigned",
         "self.is_queued or request.has_begun else",
         "self.is_queued else",
     ),
     Mutant(
         "tokens from elsewhere were told here",
-        ENTRY,
+        LEDGER,
         "LedgerEntry.has_sent_output",
         "> len(one.produced) for",
         "> 0 for",
     ),
     Mutant(
         "who has begun has no place",
-        ENTRY,
+        LEDGER,
         "LedgerEntry.assigned",
         "or bool(self.ends) or any(self.tokens.values())",
         "or bool(self.ends)",

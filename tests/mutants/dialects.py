@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant(
         "a keep-alive opens a stream",
         ANSWERING,
-        "StreamResponse.send_pieces",
+        "StreamResponse._send_batch",
         "elif self._has_begun: await self._write(writer.keep_alive)",
         "elif True: await self._write_part(writer.keep_alive)",
     ),
@@ -81,7 +81,7 @@ MUTANTS = [
         "usage is never the last chunk",
         f"{OPENAI}/writer.py",
         "OpenAIWriter.end",
-        "+ DONE if self.with_usage else DONE",
+        "+ DONE if self._with_usage else DONE",
         "+ DONE if False else DONE",
     ),
     # -- errors --

@@ -51,10 +51,10 @@ MUTANTS = [
         "every placing is a move",
         PORT,
         "FleetPort._count_move",
-        "self._num_moved += flight.is_moving",
-        "self._num_moved += 1",
+        "self.counts.num_moved += flight.is_moving",
+        "self.counts.num_moved += 1",
     ),
-    Mutant("other bits are not told", PORT, "FleetPort._count_move", "self._num_moved_inexact += 1", ""),
+    Mutant("other bits are not told", PORT, "FleetPort._count_move", "self.counts.num_moved_inexact += 1", ""),
     Mutant(
         "late words count", PORT, "FleetPort._take", "flight is None or flight.member != link.address", "flight is None"
     ),

@@ -12,7 +12,6 @@ PINS = "core/memory/pins.py"
 MEMORY = "core/memory/kv_memory.py"
 NAMES = "core/memory/block_names.py"
 ANNOUNCER = "core/memory/kv_publisher.py"
-TOLD = "core/memory/kv_dump.py"
 
 MUTANTS = [
     # -- the pool --
@@ -297,8 +296,8 @@ MUTANTS = [
         "events name the wrong parent",
         ANNOUNCER,
         "KVPublisher._stored",
-        "parent_digest=table.digests[first - 1] if",
-        "parent_digest=table.digests[0] if",
+        "parent = table.digests[first - 1] if",
+        "parent = table.digests[0] if",
     ),
     Mutant(
         "a resumed sequence counts its own blocks as hits", MEMORY, "KVMemory.reopen", "table.is_counted = False", ""
@@ -352,26 +351,26 @@ MUTANTS = [
         "a query is counted twice", MEMORY, "KVMemory.match", "0 if table.has_queried else len(tokens)", "len(tokens)"
     ),
     # -- what who comes late is told --
-    Mutant("a late router hears of one child alone", TOLD, "_Walk.all_of", "if self._older[block]:", "if False:"),
+    Mutant("a late router hears of one child alone", ANNOUNCER, "_Walk.all_of", "if self.older[block]:", "if False:"),
     Mutant(
         "a late router hears of no branch",
-        TOLD,
+        ANNOUNCER,
         "_Walk.all_of",
         "if child := self.first_children[run[-1]]:",
         "if child := 0:",
     ),
     Mutant(
         "a late router gets a run over a branch",
-        TOLD,
+        ANNOUNCER,
         "_Walk._run_from",
-        "not child or self._older[child] or",
+        "not child or self.older[child] or",
         "not child or",
     ),
     Mutant(
         "a late router hears what cannot be hit",
-        TOLD,
+        ANNOUNCER,
         "_Walk._run_from",
-        "self._published is None or self._published[block]",
+        "self.published is None or self.published[block]",
         "True",
     ),
     Mutant(

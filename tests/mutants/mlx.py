@@ -13,12 +13,12 @@ TESTS = (
 
 TILES = "backends/mlx/tiles.py"
 STORE = "backends/mlx/kv_store.py"
+BLOCKS = "backends/host/block_store.py"
 LAYERS = "backends/mlx/layers.py"
 DECODER = "backends/mlx/decoder.py"
 RUNNER = "backends/mlx/runner.py"
 BASE = "backends/host/runner_base.py"
 LOAD = "backends/mlx/load.py"
-OLDER = "backends/mlx/older_config.py"
 REGISTRY = "backends/load.py"
 
 MUTANTS = [
@@ -88,11 +88,11 @@ MUTANTS = [
         "for src, dst in copies:",
         "for src, dst in reversed(copies):",
     ),
-    Mutant("every layer gets the bytes of the first", STORE, "KVStore.write_blocks", "first += num_bytes", ""),
+    Mutant("every layer gets the bytes of the first", BLOCKS, "BlockStore.write_blocks", "first += num_bytes", ""),
     Mutant(
         "bytes of any length are a block",
-        STORE,
-        "KVStore.write_blocks",
+        BLOCKS,
+        "BlockStore.write_blocks",
         "if len(content) != self.num_block_bytes:",
         "if False:",
     ),
@@ -169,17 +169,15 @@ MUTANTS = [
         "return (EXPERIMENTAL, windows) if num_windows else (EXPERIMENTAL,)",
         "return (windows,) if num_windows else ()",
     ),
-    Mutant("the default rotation is a scaling", OLDER, "_rotation", 'if kind != "default":', "if True:"),
+    Mutant("the default rotation is a scaling", LOAD, "_rotation", 'if kind != "default":', "if True:"),
     Mutant(
         "what is given is changed",
-        OLDER,
+        LOAD,
         "older_fields",
         'if config.get(name) is None or name == "text_config"',
         "if True",
     ),
-    Mutant(
-        "the base of sliding layers is lost", OLDER, "_rotation", 'found["rope_local_base_freq"]', 'found["nobody"]'
-    ),
+    Mutant("the base of sliding layers is lost", LOAD, "_rotation", 'found["rope_local_base_freq"]', 'found["nobody"]'),
     # -- which backend --
     Mutant("MLX is taken everywhere", REGISTRY, "load_backend", "and _is_on_apple_silicon() and", "and"),
     Mutant(

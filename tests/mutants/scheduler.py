@@ -154,7 +154,7 @@ MUTANTS = [
         "promised places have no bound",
         SHARES,
         "Shares.judge",
-        "if has_reservation and self._num_promised < self._max_promised:",
+        "if has_reservation and self.num_promised < self._max_promised:",
         "if has_reservation:",
     ),
     Mutant(
@@ -215,7 +215,7 @@ MUTANTS = [
         "return now_s <= promise.until_s",
         "return True",
     ),
-    Mutant("starts are not counted", SCHEDULER, "Scheduler._start", "self.queue.started(self._now_s)", ""),
+    Mutant("starts are not counted", SCHEDULER, "Scheduler._start", "self.queue.shares.left(self._now_s)", ""),
     Mutant(
         "a preempted sequence frees a place twice",
         QUEUE,
@@ -293,8 +293,8 @@ MUTANTS = [
     Mutant(
         "limits count from the resumed prompt",
         SEQUENCE,
-        "Sequence.__init__",
-        "self.num_prompt_tokens = len(request.prompt)",
+        "Sequence.__post_init__",
+        "self.num_prompt_tokens = len(self.request.prompt)",
         "self.num_prompt_tokens = len(self.tokens)",
     ),
     # -- the scheduler --
@@ -585,7 +585,7 @@ MUTANTS = [
         "another head is taken for the one that did not fit",
         PLACEMENT,
         "Placement.is_still_blocked",
-        "and self._blocked.sequence_id == head.sequence_id",
+        "sequence_id == head.sequence_id and",
         "",
     ),
     Mutant(

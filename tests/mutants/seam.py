@@ -112,8 +112,8 @@ MUTANTS = [
         "guesses take blocks that others need",
         DRAFTS,
         "DraftBudget.__init__",
-        "memory.num_free_blocks - placement.needs().num_blocks",
-        "memory.num_free_blocks",
+        "memory.pool.num_free - placement.needs().num_blocks",
+        "memory.pool.num_free",
     ),
     Mutant(
         "guesses do not count the blocks they take", DRAFTS, "DraftBudget.take", "self._num_blocks -= num_blocks", ""

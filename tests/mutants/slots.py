@@ -86,8 +86,8 @@ MUTANTS = [
         "pins take the slots of those who run",
         SLOTS,
         "StateSlots.promise",
-        "if self._num_promised + len(self.pinned_slots) >= self._max_fixed:",
-        "if self._num_promised >= self._max_fixed:",
+        "if self.num_promised + len(self.pinned_slots) >= self._max_fixed:",
+        "if self.num_promised >= self._max_fixed:",
     ),
     Mutant(
         "a state that somebody used is given up",
@@ -133,15 +133,15 @@ MUTANTS = [
         "broken promises stay counted",
         SLOTS,
         "StateSlots.break_promise",
-        "self._num_promised -= 1\nself.blank_slots.append(slot)",
+        "self.num_promised -= 1\nself.blank_slots.append(slot)",
         "self.blank_slots.append(slot)",
     ),
     Mutant(
         "a broken promise loses its slot",
         SLOTS,
         "StateSlots.break_promise",
-        "self._num_promised -= 1\nself.blank_slots.append(slot)",
-        "self._num_promised -= 1",
+        "self.num_promised -= 1\nself.blank_slots.append(slot)",
+        "self.num_promised -= 1",
     ),
     Mutant(
         "a state of a failed row is kept",
@@ -249,7 +249,7 @@ MUTANTS = [
         "what was promised is pinned away",
         SLOTS,
         "StateSlots.may_pin",
-        "and len(self.pinned_slots) + self._num_promised < self._max_fixed",
+        "and len(self.pinned_slots) + self.num_promised < self._max_fixed",
         "",
     ),
     Mutant(

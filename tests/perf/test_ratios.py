@@ -12,12 +12,13 @@ import pytest
 
 from benchmarks.null_server import Manner, null_server
 from quire.bench.engine import EngineBench, EngineLoad
-from quire.bench.http_client import Client, ServerAddress
+from quire.bench.http_client import Client
 from quire.bench.outcome import Run
 from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
+from quire.http_client import HttpServer
 from tests.support.machine.process_memory import budget_bytes
 from tests.support.models.tiny_models import Tiny, write_gguf
 
@@ -52,7 +53,7 @@ def test_the_client_is_early_beside_the_gaps_it_measures(monkeypatch: pytest.Mon
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=8, output_tokens=20, prompts="tokens", seed="1")
 
     async def main() -> Run:
-        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(ServerAddress(url)) as client:
+        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(HttpServer.at(url)) as client:
             return (await (await Bench.opened(client, BenchOptions(), RunListener())).run(setup, "1", ""))[1]
 
     run = asyncio.run(main())

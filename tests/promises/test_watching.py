@@ -27,14 +27,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def num_drawn(server: Server) -> int:
     """Pictures that its worker has made, as the operator's socket counts them."""
-    told: Any = admin_request(server.folder / "run" / "admin.sock", "GET", "/stats")
+    told: Any = admin_request(server.admin_path, "GET", "/stats")
     return int(told["models"][0]["engine"]["num_snapshots"])
 
 
 def test_nothing_is_drawn_while_no_reader_watches(server: Server) -> None:
     server.complete("one two three")
     assert num_drawn(server) == 0
-    source = WatchSource(server.url, server.folder / "run" / "admin.sock")
+    source = WatchSource(server.url, server.admin_path)
     with closing(source.snapshots()) as pictures:
         until(lambda: b'"pool":{' in next(pictures).replace(b" ", b""))
     server.complete("one two three")  # the count comes with a step

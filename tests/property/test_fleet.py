@@ -11,6 +11,7 @@ from quire.errors import InvariantError
 from quire.fleet.routing.block_index import UNCONFIRMED_S, BlockIndex
 from quire.fleet.routing.member_load import MemberLoads
 from quire.fleet.routing.membership import Assignment, Membership, MemberState, Transition
+from tests.support.fleet.router_invariants import holders_of, is_swept, num_unconfirmed
 
 MEMBERS = ("a", "b", "c")
 MAX_DEPTH = 4
@@ -98,12 +99,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep_a_little(self) -> None:
-        before = self.index.num_unconfirmed
+        before = num_unconfirmed(self.index)
         self.index.sweep(self.now_s)
-        assert before - self.index.num_unconfirmed <= 2, "it is bounded"
+        assert before - num_unconfirmed(self.index) <= 2, "it is bounded"
         for member, believed in self.believed.items():
             for path, until_s in list(believed.items()):
-                if member not in self.index.holders_of(NAMES[path]):
+                if member not in holders_of(self.index, NAMES[path]):
                     assert until_s <= self.now_s, "it was taken back too early"
                     del believed[path]
                 elif until_s <= self.now_s and NAMES[path] not in self.index.holders[member].unconfirmed:
@@ -113,18 +114,18 @@ class IndexMachine(RuleBasedStateMachine):
     def sweep_all(self) -> None:
         for _ in range(200):
             self.index.sweep(self.now_s)
-        assert self.index.is_swept
+        assert is_swept(self.index)
         for believed in self.believed.values():
             for path in [path for path, until_s in believed.items() if until_s <= self.now_s]:
                 del believed[path]
         assert len(self.index) == len(set().union(*self.confirmed.values()))
-        assert self.index.num_unconfirmed == sum(map(len, self.believed.values()))
+        assert num_unconfirmed(self.index) == sum(map(len, self.believed.values()))
 
     @invariant()
     def who_holds_what_is_as_in_the_sets(self) -> None:
         for path, name in NAMES.items():
             held_by = {one for one in self.confirmed if path in self.confirmed[one] or path in self.believed[one]}
-            assert set(self.index.holders_of(name)) == held_by
+            assert set(holders_of(self.index, name)) == held_by
 
     @invariant()
     def depths_are_as_in_the_sets(self) -> None:

@@ -9,27 +9,26 @@ from quire.errors import InvariantError
 from quire.fleet.routing.member_load import MemberLoads
 from quire.fleet.routing.membership import MemberState
 from quire.fleet.routing.router import Router
-from quire.sim.fleet.faults import FleetFaults
-from quire.sim.fleet.latencies import Latencies
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import POLICIES, CostPolicy, make_policy
-from quire.sim.fleet.report import FleetReport
-from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
+from quire.sim.fleet.policies import POLICIES
+from quire.sim.fleet.report import FleetReport, Latencies
+from quire.sim.fleet.simulation import FleetConfig, FleetFaults
 from quire.workload.trace_requests import trace_requests
 from tests.sim.test_fleet_sim import BLOCK, QUICK, STORM, trace_of
 from tests.support.errors import raises_code
+from tests.support.fleet.checked_fleet import CheckedFleet
 from tests.support.fleet.fleet_storms import run_storm
 
 SIZE = MemberSize(40, BLOCK, max_step_tokens=16, max_running=4)
 
 
-def simulation(policy: str, seed: int, faults: FleetFaults = STORM, **how: object) -> FleetSimulation:
-    config = FleetConfig(SIZE, QUICK, make_policy(policy, BLOCK), 4, 3, faults=faults, seed=seed, **how)  # type: ignore[arg-type]
-    return FleetSimulation(config, trace_requests(trace_of(Random(seed), 60)))
+def simulation(policy: str, seed: int, faults: FleetFaults = STORM, **how: object) -> CheckedFleet:
+    config = FleetConfig(SIZE, QUICK, policy, 4, 3, faults=faults, seed=seed, **how)  # type: ignore[arg-type]
+    return CheckedFleet(config, trace_requests(trace_of(Random(seed), 60)))
 
 
 def storm(policy: str, seed: int, detect_delay_s: float, faults: FleetFaults = STORM) -> FleetReport:
-    return simulation(policy, seed, faults, detect_delay_s=detect_delay_s, report_age_s=0.02, is_checked=True).run()
+    return simulation(policy, seed, faults, detect_delay_s=detect_delay_s, report_age_s=0.02).run()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -59,8 +58,8 @@ def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
         fleet.moments.sort()
         happen(*told)
         for gateway in fleet.gateways:
-            if isinstance(gateway.policy, CostPolicy) and 2 not in gateway.known:
-                state = gateway.policy.router.membership.state_of("00002")
+            if 2 not in gateway.known:
+                state = gateway.router.membership.state_of("00002")
                 assert state is MemberState.SUSPECT
                 heard.setdefault(gateway.number, fleet.now_s)
         fleet.moments.sort()
@@ -75,7 +74,7 @@ def test_what_a_dead_member_said_is_not_heard_of_the_next_one() -> None:
     fleet.leave(seat, is_detected=False)
     fleet.join(seat)
     fleet.load_reported(seat, epoch, 999, 0.0)
-    loads = [one.policy.router.loads for one in fleet.gateways if isinstance(one.policy, CostPolicy)]
+    loads = [one.router.loads for one in fleet.gateways]
     assert [one.in_flight_tokens["00000"] for one in loads] == [0, 0, 0]
     fleet.load_reported(seat, seat.epoch, 999, 0.0)
     assert [one.in_flight_tokens["00000"] for one in loads] == [999, 999, 999]
@@ -95,14 +94,14 @@ def test_a_router_that_is_broken_is_found_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str, broken: Callable[..., object]
 ) -> None:
     monkeypatch.setattr(owner, method, broken)
-    with pytest.raises(InvariantError, match="router:"):
-        simulation("cost", 1, FleetFaults(), is_checked=True).run()
+    with raises_code(InvariantError, "router_inconsistent"):
+        simulation("cost", 1, FleetFaults()).run()
 
 
 def test_a_request_that_is_nowhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Latencies, "ended", lambda *_: None)
     with raises_code(InvariantError, "requests_miscounted"):
-        simulation("random", 1, FleetFaults(), is_checked=True).run()
+        simulation("random", 1, FleetFaults()).run()
 
 
 def test_small_fleets_under_storms_lose_nothing_and_keep_their_invariants() -> None:

@@ -1,6 +1,7 @@
 """Traces through simulated members and fleets: exact hits, one log for one seed, and nobody lost whatever happens."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,15 +13,15 @@ from typer.testing import CliRunner
 from quire.cli import app
 from quire.engine.step_profile import StepProfile
 from quire.errors import ConfigError
-from quire.sim.fleet.faults import FleetFaults
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import POLICIES, make_policy
+from quire.sim.fleet.policies import POLICIES
 from quire.sim.fleet.report import FleetReport
-from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
+from quire.sim.fleet.simulation import FleetConfig, FleetFaults
 from quire.workload.trace_requests import TraceRules, trace_requests
 from quire.workload.traces import Row, Trace
 from tests.support.core.block_lru import BlockLru
 from tests.support.errors import raises_code
+from tests.support.fleet.checked_fleet import CheckedFleet
 
 BLOCK = 4
 QUICK = StepProfile.by_hand(prompt_tokens_per_s=1_000.0, step_s=0.01)
@@ -39,17 +40,18 @@ def trace_of(random: Random, num_rows: int, longest: int = 6) -> Trace:
 
 
 def run(trace: Trace, size: MemberSize, policy: str, rules: TraceRules = TraceRules(), **how: object) -> FleetReport:  # noqa: B008
-    config = FleetConfig(size, QUICK, make_policy(policy, size.block_size), **how)  # type: ignore[arg-type]
-    return FleetSimulation(config, trace_requests(trace, rules)).run()
+    config = FleetConfig(size, QUICK, policy, **how)  # type: ignore[arg-type]
+    return CheckedFleet(config, trace_requests(trace, rules)).run()
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from((8, 12, 30)))
 def test_one_sequence_at_a_time_hits_what_a_replay_of_the_cache_hits(seed: int, num_blocks: int) -> None:
-    trace, short = trace_of(Random(seed), 40), TraceRules(max_output_tokens=1)
-    told = run(trace, MemberSize(num_blocks, BLOCK, max_step_tokens=64, max_running=1), "round-robin", short)
+    rows = tuple(replace(row, output_tokens=1) for row in trace_of(Random(seed), 40).rows)
+    trace = Trace("small", rows, factor=BLOCK / 512)
+    told = run(trace, MemberSize(num_blocks, BLOCK, max_step_tokens=64, max_running=1), "round-robin")
     exact = BlockLru(num_blocks, BLOCK)
-    for asked in trace_requests(trace, short):
+    for asked in trace_requests(trace):
         exact.run(asked.prompt)
     assert told.num_lost == told.num_refused == 0
     assert told.num_cached_tokens == exact.num_hit_tokens
@@ -70,7 +72,6 @@ def test_nobody_is_lost_whatever_goes_wrong_and_one_seed_gives_one_log(policy: s
                 report_age_s=0.02,
                 faults=STORM,
                 seed=seed,
-                is_checked=True,
             )
             for _ in range(2 if seed == 0 else 1)
         ]

@@ -183,7 +183,7 @@ class TestEffects:
         assert any("rejected by a server: expected max_step_tokens" in one.reason for one in found)
 
     def test_half_and_twice_the_block_size_keep_the_bytes_of_the_pool(self) -> None:
-        sizes = [one.size for one in other_settings(SIZE, 1, ("normal",)) if one.setting == "block size"]
+        sizes = [size for one, size in other_settings(SIZE, 1, ("normal",)) if one.setting == "block size"]
         assert [one.num_blocks * one.block_size for one in sizes if one is not None] == [256, 256]
 
     def test_batches_follow_each_other_and_leave_nobody_out(self) -> None:

@@ -7,7 +7,7 @@ import os
 import secrets
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,9 +87,6 @@ class ClientRun:
     def shown(self) -> str:
         """The end of what it said."""
         return (self.output + self.errors)[-SHOWN_CHARS:]
-
-
-OnStarted = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)

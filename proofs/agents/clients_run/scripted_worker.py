@@ -20,7 +20,7 @@ from quire.backends.protocol import Capacity, PendingStep
 from quire.checkpoints import Checkpoint, Progress, resolve
 from quire.checkpoints.grammar_vocabulary import grammar_tokens, grammar_vocabulary
 from quire.client.request.text_model import read_tokenizer
-from quire.core.events import Finished, RequestEvent
+from quire.core.events import Finished, RequestEvent, SequenceFinished
 from quire.core.scheduling import sequence as scheduled
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
@@ -176,12 +176,13 @@ class DiaryEngine(Engine):
     def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
         """As it is, and then the diary."""
         events = super().step(clock, began)
+        reasons = {event.request_id: event.reason.value for event in events if isinstance(event, SequenceFinished)}
         for event in events:
             if isinstance(event, Finished) and event.request_id in self.runner.asked:
-                self._write(event, self.runner.asked.pop(event.request_id))
+                self._write(event, self.runner.asked.pop(event.request_id), reasons[event.request_id])
         return events
 
-    def _write(self, event: Finished, asked: Asked) -> None:
+    def _write(self, event: Finished, asked: Asked, reason: str) -> None:
         tokens, num_prompt = asked.sequence.tokens, asked.sequence.num_prompt_tokens
         line: dict[str, Any] = {
             "prompt": tokens[:num_prompt],
@@ -190,7 +191,7 @@ class DiaryEngine(Engine):
             "num_opening": asked.num_opening,
             "num_cached_tokens": event.num_cached_tokens,
             "text": asked.text.decode(),
-            "reason": str(asked.sequence.finish_reason and asked.sequence.finish_reason.value),
+            "reason": reason,
         }
         with self.diary.open("a") as diary:
             diary.write(json.dumps(line) + "\n")

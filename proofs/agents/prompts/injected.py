@@ -18,17 +18,18 @@ import tokenizers
 from benchmarks.record import say
 from proofs.framework.proof import Proof, section
 from proofs.models.public_tokenizers import Published, published
-from quire.api.access.admission import AdmissionSettings
+from quire.api.access.admission import Admission
+from quire.api.dialects.answering import Dialect
 from quire.api.dialects.anthropic.messages import AnthropicMessages
-from quire.api.dialects.dialect import Dialect, ResolvedRequest
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.responses import Responses
+from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import ApiError
-from quire.api.models.registry import ModelEntry
+from quire.api.models.registry import ModelEntry, Models
 from quire.checkpoints import load_tokenizer
-from quire.client.request.requests import DEFAULT_OPTIONS
 from quire.client.request.text_model import TextModel
 from quire.errors import QuireError
+from quire.observe.metrics import Metrics
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -109,19 +110,19 @@ class Tried:
         library = load_tokenizer(Path(model.tokenizer_file))
         self._tokenizer = Tokenizer(library, 8 * LONGEST)
         info = SimpleNamespace(
-            vocabulary_size=self._tokenizer.vocabulary_size, max_sequence_tokens=LONGEST, notes=(), namespace=None
+            vocabulary_size=self._tokenizer.vocabulary_size, max_sequence_tokens=LONGEST, notes=(), namespace=str
         )
         template = ChatTemplate(model.template, model.special_tokens)
         self._text = TextModel(
             model.name, cast("Any", info), self._tokenizer, template, frozenset({0}), {}, writes_tools=True
         )
-        self._request = ResolvedRequest(ModelEntry("m"), DEFAULT_OPTIONS)
+        self._request = ResolvedRequest(model=ModelEntry("m"))
 
     def ids(self, dialect: str, body: Body) -> list[int] | str:
         """Of the prompt that a body comes to, or why it comes to none."""
         made = SPOKEN[dialect]
         try:
-            rendered, _ = made.render(made.parse(body), self._request, self._text)
+            rendered = made.render(made.parse(body), self._request, self._text)
             return list(rendered.prompts[0])
         except (ApiError, QuireError) as error:
             return str(error)
@@ -142,10 +143,11 @@ class Tried:
         self._text.close()
 
 
+ADMISSION = Admission(Models(()), Metrics())
 SPOKEN: dict[str, Dialect] = {
-    "chat": Chat(AdmissionSettings()),
-    "responses": Responses(AdmissionSettings()),
-    "messages": AnthropicMessages(AdmissionSettings()),
+    "chat": Chat(ADMISSION),
+    "responses": Responses(ADMISSION),
+    "messages": AnthropicMessages(ADMISSION),
 }
 
 

@@ -23,13 +23,14 @@ from benchmarks.record import say
 from benchmarks.servers import HOST, free_port
 from proofs.api.load import percentile
 from proofs.findings.members.lying_member import ALL_LIES, NUM_BLOCKS
-from proofs.fleet.processes import LISTENING_ON, MEMBER_AT, member_lives, oracle_command, spawned
+from proofs.fleet.processes import member_lives, oracle_command
 from proofs.framework.proof import Proof, section
 from quire.fleet.kv_events.batches import MAX_BATCH_BYTES
 from quire.fleet.kv_events.reader import MAX_HELD_BYTES
 from quire.fleet.kv_events.subscriber import MAX_UNREAD
 from quire.fleet.openai.stream import MAX_LINE_BYTES
 from quire.http_client import MAX_BODY_BYTES
+from tests.support.machine.spawned import LISTENING, MEMBER_AT, in_checkout, spawned
 
 STEP_S = 0.02
 NUM_GOOD, NUM_ANY = 6, 4
@@ -191,12 +192,8 @@ async def _answer(session: aiohttp.ClientSession, url: str, prompt: str, *, for_
 @contextmanager
 def liar() -> Iterator[tuple[str, int]]:
     """Its line in a list of members, and its process."""
-    process, line = spawned([sys.executable, "-m", "proofs.findings.members.lying_member"], MEMBER_AT)
-    try:
-        yield line, process.pid
-    finally:
-        process.kill()
-        process.wait()
+    with spawned([sys.executable, "-m", "proofs.findings.members.lying_member"], None, in_checkout(), stops_s=0) as one:
+        yield one.wait_for(MEMBER_AT), one.pid
 
 
 @contextmanager
@@ -214,13 +211,6 @@ def gateway(listed: Path, turns: Path) -> Iterator[tuple[str, int]]:
         str(listed),
     ]
     own = ["--name", "oracle", "--port", str(port), "--admin-socket", str(turns.parent / "admin.sock")]
-    process, _ = spawned([*words, *own], f".*(?:{LISTENING_ON})")
-    try:
-        yield f"http://{HOST}:{port}", process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-            process.wait()
+    with spawned([*words, *own], None, in_checkout()) as one:
+        one.wait_for(LISTENING)
+        yield f"http://{HOST}:{port}", one.pid

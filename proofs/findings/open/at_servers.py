@@ -318,7 +318,7 @@ def renderer_is_killed(servers: Servers) -> str:
 
 def junk_of_tools(servers: Servers) -> str:
     """B 2 MB of junk in tools were written again with every message of a thread."""
-    tools = [{"type": "web_search_20250305", "name": "web_search", "junk": os.urandom(MIB).hex()}]
+    tools = [{"type": "web_search_20250305", "name": "web_search", "junk": os.urandom(950_000).hex()}]
     body = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]}
     status, data, _ = sent(servers.open, {**body, "tools": tools, "thread": {"type": "create"}}, path=MESSAGES)
     if status != 200:

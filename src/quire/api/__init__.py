@@ -1,10 +1,10 @@
-"""The HTTP API: requests in, valid requests on, events out. Locked by default, bounded everywhere, honest under load.
+"""The HTTP API: validates requests, submits them to engine clients, and streams the output.
 
     http.protocol ─► asgi ─► access.auth ─► http.body ─► dialects ─► EngineClient.submit ─► pieces ─► dialects ─► bytes
     bytes            ids, log   keys           JSON         schemas                                    writers
 
-`http/` is bytes and HTTP, `access/` keys, quotas and admission, `dialects/` the bodies and responses of each API;
-`asgi` names every request and logs it, `app` has the routes, `admin` the operator's socket, `listening` opens sockets,
-`server` and `serving` are the whole. May import client, observe, core.request, core.shares, errors, config; never the
-scheduler or what lies below it, nor a backend.
+`http/` has the protocol, limits and errors, `access/` keys, quotas and admission, `dialects/` the bodies and responses
+of each API. `asgi` assigns request ids and logs, `app` has the routes, `admin` the operator's routes, `listening` opens
+sockets, `server` and `serving` run the whole server. May import client, observe, core.request, core.shares, errors and
+config, but never the scheduler, the layers below it, or a backend.
 """

@@ -1,7 +1,7 @@
-"""Routes for the operator, on a Unix socket of their own: list open requests, end one, load and unload models, clear
-the cache, drain.
+"""The operator's routes, on a separate Unix socket: list and end open requests, load and unload models, clear the
+cache, drain.
 
-The permissions of the socket's file control access: a process that can open it may use all routes.
+The file permissions of the socket control access: a process that can connect may use all routes.
 """
 
 import asyncio
@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,6 +17,7 @@ from starlette.routing import Route
 
 from quire.api.asgi import RequestMiddleware, allowed_methods, error_response
 from quire.api.http.errors import ApiError
+from quire.api.http.sse import json_response
 from quire.api.models.model_park import ModelManager
 from quire.api.prefix.warnings import warnings_response
 from quire.api.server import Shutdown
@@ -28,18 +28,18 @@ from quire.errors import DrainingError
 
 @dataclass(frozen=True, slots=True)
 class PublicAddress:
-    """Where the server listens for clients."""
+    """The address on which the server listens for clients."""
 
     url: str
     is_locked: bool
-    """Whether clients need a key there."""
+    """Whether clients need an API key."""
 
 
 def make_admin(
-    admission: ServerState, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None = None
+    admission: ServerState, shutdown: Shutdown, address: PublicAddress, models: ModelManager
 ) -> RequestMiddleware:
-    """The operator's application."""
-    endpoints = _AdminEndpoints(admission, shutdown, address, park)
+    """Create the ASGI application of the admin socket."""
+    endpoints = _AdminEndpoints(admission, shutdown, address, models)
     routes = [
         Route("/stats", endpoints.stats, methods=["GET"]),
         Route("/requests", endpoints.requests, methods=["GET"]),
@@ -61,14 +61,12 @@ def make_admin(
     return RequestMiddleware(app)
 
 
+@dataclass(frozen=True, slots=True)
 class _AdminEndpoints:
-    def __init__(
-        self, admission: ServerState, shutdown: Shutdown, address: PublicAddress, park: ModelManager | None
-    ) -> None:
-        self._admission = admission
-        self._shutdown = shutdown
-        self._address = address
-        self._park = park
+    _admission: ServerState
+    _shutdown: Shutdown
+    _address: PublicAddress
+    _models: ModelManager
 
     async def stats(self, request: Request) -> Response:
         models = [
@@ -81,7 +79,7 @@ class _AdminEndpoints:
                 "engine": _as_dict(model.stats()),
                 "fleet": _as_dict(model.fleet_stats()),
             }
-            for model in self._admission.models
+            for model in self._models
         ]
         figures = {
             "is_draining": self._admission.is_draining,
@@ -93,63 +91,56 @@ class _AdminEndpoints:
             "work": asdict(self._admission.work_spent()),
             "models": models,
         }
-        return _json({**figures, "num_tasks": len(asyncio.all_tasks())})
+        return json_response({**figures, "num_tasks": len(asyncio.all_tasks())})
 
     async def requests(self, request: Request) -> Response:
         lines = [record.line() | {"state": record.state} for record, _ in self._admission.open_requests.values()]
-        return _json({"requests": lines})
+        return json_response({"requests": lines})
 
     async def end_request(self, request: Request) -> Response:
         found = self._admission.open_requests.get(request.path_params["request_id"])
         if found is None:
             raise ApiError(404, "not_found", "no such request; GET /requests lists the open ones")
         found[0].end(DrainingError("the operator ended this request"))
-        return _json({"ended": True})
+        return json_response({"ended": True})
 
     async def watch(self, request: Request) -> Response:
-        return watching(self._admission, request, reads_lines=True)
+        return watching(self._admission.watchers, request, reads_lines=True)
 
     async def block(self, request: Request) -> Response:
-        return await block_answer(self._admission, request)
+        return await block_answer(self._admission.watchers, request)
 
     async def load(self, request: Request) -> Response:
-        model = self._admission.models.named(request.path_params["name"])
-        if self._park is not None:
-            await self._park.load(model)
-        return _json({"name": model.name, "state": model.state})
+        model = self._models.named(request.path_params["name"])
+        await self._models.load(model)
+        return json_response({"name": model.name, "state": model.state})
 
     async def unload(self, request: Request) -> Response:
-        model = self._admission.models.named(request.path_params["name"])
-        if self._park is None:
-            raise ApiError(400, "invalid_request", "the models of this server cannot be unloaded")
-        self._park.unload(model)
-        return _json({"name": model.name, "state": model.state})
+        model = self._models.named(request.path_params["name"])
+        self._models.unload(model)
+        return json_response({"name": model.name, "state": model.state})
 
     async def cache_warnings(self, request: Request) -> Response:
         return warnings_response(self._admission.prefix_guard.warnings(monotonic(), reads_lines=True))
 
     async def clear_cache(self, request: Request) -> Response:
-        for model in self._admission.models:
+        for model in self._models:
             if model.engine_client is not None:
                 model.engine_client.clear_cache()
-        return _json({"cleared": True})
+        return json_response({"cleared": True})
 
     async def dashboard(self, request: Request) -> Response:
         if not self._admission.settings.has_page:
             raise ApiError(400, "invalid_request", "this server has no pages; start it without --no-page")
-        return _json({"token": self._admission.page_sessions.make_token(monotonic())})
+        return json_response({"token": self._admission.page_sessions.make_token(monotonic())})
 
     async def drain(self, request: Request) -> Response:
         self._shutdown.request()
-        return _json({"is_draining": True, "num_open_requests": len(self._admission.open_requests)})
+        return json_response({"is_draining": True, "num_open_requests": len(self._admission.open_requests)})
 
 
 def _as_dict(stats: Any) -> dict[str, Any] | None:
     return asdict(stats) if stats is not None else None
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -1,9 +1,9 @@
-"""The outermost layer, pure ASGI: names every request, records its status, and writes its access line at its end.
+"""The outermost ASGI middleware: assigns request ids, records the status, and writes the access log.
 
 Requests of foreign web pages are rejected here, before routing, so that no route can omit the check.
 
-The framework's middleware would hide from a route that its client disconnected; this does not. A client that reads
-nothing for STUCK_S is disconnected here, whatever the response.
+Pure ASGI, because the framework's middleware classes hide disconnects from routes. A client that reads nothing of a
+response for STUCK_S is disconnected here, on all routes.
 """
 
 import asyncio
@@ -21,10 +21,8 @@ from quire.api.dialects.error_formats import SERVER_ERRORS, ErrorFormats
 from quire.api.dialects.field_names import ignored_headers
 from quire.api.http.body import ClientGoneError
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of
-from quire.api.http.headers import Headers, first_headers
-from quire.api.http.ids import HARMLESS, new_id
 from quire.api.http.limits import MAX_HEADERS, STUCK_S
-from quire.api.http.request_record import RequestRecord
+from quire.api.http.request_record import Headers, RequestRecord
 from quire.api.http.sse import Send
 from quire.errors import DrainingError
 from quire.observe.access_log import write_access, write_routine
@@ -33,28 +31,28 @@ LOG = logging.getLogger("quire.api")
 Note = Callable[[RequestRecord, ApiError], None]
 """Called with a refusal before it is sent."""
 OnEnded = Callable[[RequestRecord], None]
-"""Called with a request that is over, however it ended."""
+"""Called with every finished request, including failed and aborted ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The rules for web pages: without keys, foreign ones are refused."""
+    """The rules for web pages: a server without keys refuses foreign pages."""
 
     origins: Origins
     ring: KeyRing
 
     def check(self, headers: Headers) -> None:
-        """Refuse what a foreign page could have sent, unless keys are required."""
+        """Raise ApiError for a request that a foreign page could have sent, unless keys are required."""
         if not self.ring.is_locked:
             self.origins.check(headers)
 
     def cors(self, headers: Headers) -> Sequence[tuple[bytes, bytes]]:
-        """CORS headers of a response, where any pages are allowed."""
+        """Return the CORS headers of a response; empty if no foreign origins are allowed."""
         return [*self.origins.cors(headers)] if self.origins.allowed else ()
 
 
 class RequestMiddleware:
-    """Wraps an application."""
+    """Wraps an ASGI application."""
 
     def __init__(
         self,
@@ -74,14 +72,11 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await _no_other(scope, receive, send)
             return
-        headers = first_headers(scope["headers"])
-        record = RequestRecord(new_id("req"), scope["method"], scope["path"][:200], headers)
-        record.client_id = _client_id(headers)
-        scope["quire.record"] = record
+        record = scope["quire.record"] = RequestRecord.of(scope)
         scope["quire.errors"] = self._errors
         scope["quire.note"] = self._note
         pages = self._pages
-        sender = RecordingSend(scope, send, () if pages is None else pages.cors(headers))
+        sender = RecordingSend(scope, send, () if pages is None else pages.cors(record.headers))
         try:
             await self._respond(scope, receive, sender)
         except ReaderStuckError:
@@ -105,13 +100,13 @@ class RequestMiddleware:
         except (ReaderStuckError, ClientGoneError):
             raise
         except asyncio.CancelledError:
-            # Only a shutdown cancels a request from outside; the library would send an error of its own.
+            # Only a shutdown cancels a request; the library would send an error in another format.
             await sender.refuse(DrainingError("the server is shutting down and ended this request; use another one"))
         except Exception as error:
             await sender.refuse(error)
 
     async def _is_page_served(self, scope: Any, sender: "RecordingSend", pages: Pages) -> bool:
-        """Refuse foreign pages; respond to the preflight of an allowed one, and return whether it was one."""
+        """Refuse foreign pages. Respond to a CORS preflight of an allowed page; return whether the request was one."""
         method, headers = scope["method"], scope["quire.record"].headers
         pages.check(headers)
         if method != "OPTIONS" or not pages.origins.is_preflight(headers):
@@ -124,7 +119,7 @@ class RequestMiddleware:
 
 
 class RecordingSend:
-    """Records the status that is sent, and adds the request's id to the headers."""
+    """Sends a response, records its status, and adds the request id and CORS headers."""
 
     def __init__(self, scope: Any, send: Send, always: Sequence[tuple[bytes, bytes]]) -> None:
         self._always = always
@@ -132,12 +127,12 @@ class RecordingSend:
         self._send = send
         self._scope = scope
         self.abort: Callable[[], None] = scope.get("quire.abort", _noop)
-        """Cut the connection at once."""
+        """Aborts the connection immediately."""
         self.is_complete = False
         self._is_stuck = False
 
     async def send(self, *messages: dict[str, Any]) -> None:
-        """Send messages; the client must read all of them within STUCK_S."""
+        """Send messages. Raises ReaderStuckError if the client does not read all of them within STUCK_S."""
         try:
             if not self._is_stuck:
                 async with asyncio.timeout(STUCK_S):
@@ -158,7 +153,7 @@ class RecordingSend:
         return message
 
     async def refuse(self, error: Exception) -> None:
-        """Send the error, if no response has begun; else cut the connection."""
+        """Send an error if no response has begun; abort the connection if one is incomplete."""
         refusal = api_error_of(error, self._record.request_id)
         self._record.error = refusal.code
         if refusal.status == 500:
@@ -176,7 +171,7 @@ class RecordingSend:
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """An exception of a route as a response. Unexpected ones are logged as well."""
+    """Convert an exception of a route to a response. The framework re-raises unexpected ones, which are then logged."""
     record: RequestRecord = request.scope["quire.record"]
     refusal = api_error_of(error, record.request_id)
     record.error = refusal.code
@@ -187,7 +182,7 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 
 def _encoded_error(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Headers and body of a refusal in the format of the path's API, after its note was called."""
+    """Call the `Note` for a refusal, and encode it in the error format of the path's API."""
     note: Note = scope["quire.note"]
     note(scope["quire.record"], refusal)
     errors: ErrorFormats = scope["quire.errors"]
@@ -195,22 +190,17 @@ def _encoded_error(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, byt
 
 
 def allowed_methods(request: Request) -> str:
-    """Methods of the routes at this path."""
+    """Return the methods of all routes that match the request's path."""
     routes = (route for route in request.app.routes if route.path_regex.match(request.scope["path"]))
     return ", ".join(sorted({method for route in routes for method in route.methods}))
 
 
 def _ignore_refusal(record: RequestRecord, refusal: ApiError) -> None:
-    """The note of a server without one."""
+    """The `Note` of a server that does not record refusals."""
 
 
 def _noop() -> None:
-    """Without a socket there is no connection to cut."""
-
-
-def _client_id(headers: Headers) -> str:
-    value = headers.get("x-request-id", "")
-    return value if HARMLESS.fullmatch(value) else ""
+    """The `abort` of a server protocol that does not provide one."""
 
 
 async def _no_other(scope: Any, receive: Any, send: Any) -> None:

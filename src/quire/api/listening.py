@@ -1,6 +1,6 @@
-"""Sockets to listen on: the public one, and the operator's in the file system.
+"""Open the listening sockets: the public TCP socket, and the operator's Unix socket.
 
-They are opened before anything else is begun: an address that is taken costs nothing. So this imports next to nothing.
+They are opened first at startup, so that an address in use fails immediately. So this module has few imports.
 """
 
 import contextlib
@@ -16,21 +16,21 @@ BACKLOG = 2048
 
 
 def public_socket(settings: ServerSettings, *, allow_no_keys: bool) -> socket.socket:
-    """The socket for clients. Raises ConfigError where the settings do not allow it, or the address is taken."""
+    """Open the socket for clients. Raises ConfigError if the settings do not allow it or the address is in use."""
     if not (settings.is_loopback or allow_no_keys):
-        from quire.api.access.keys import KeyRing  # noqa: PLC0415 - most servers need not read keys before a worker
+        from quire.api.access.keys import KeyRing  # noqa: PLC0415 - rarely needed, slow to import
 
         settings.check_lock(has_keys=KeyRing(settings.keys_path()).is_locked, allow_no_keys=False)
     return listen(settings.host, settings.port)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError if the address is taken."""
+    """Open a listening TCP socket. Raises ConfigError if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it: heads and bodies are written apart, and a client must not wait 40 ms between.
+        # Connections inherit it. Head and body are written separately; Nagle's algorithm could delay the body by 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: Path) -> socket.socket:
-    """A socket in the file system that only its owner can reach: 0600 in a folder of 0700."""
+    """Open a Unix socket that only its owner can access: mode 0600 in a folder of mode 0700. Raises ConfigError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mode = path.parent.stat().st_mode & 0o777
     if mode & 0o077:
@@ -67,7 +67,7 @@ def listen_unix(path: Path) -> socket.socket:
 
 @contextlib.contextmanager
 def listening_unix(path: Path) -> Iterator[socket.socket]:
-    """The same for as long as it is needed. In the end the file is removed, unless it is another server's by now."""
+    """Open a Unix socket as a context; its file is removed at the end, unless another server has replaced it."""
     with listen_unix(path) as listener:
         own = path.stat()
         try:
@@ -79,9 +79,9 @@ def listening_unix(path: Path) -> Iterator[socket.socket]:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket without a listener. Raises ConfigError for a socket of another server."""
+    """Remove a socket file without a listener. Raises ConfigError if another server listens on it."""
     if not path.is_socket():
-        if path.is_symlink() and not path.exists():  # quire launch was killed behind it
+        if path.is_symlink() and not path.exists():  # left by a `quire launch` that was killed
             path.unlink()
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -92,6 +92,6 @@ def _clear(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError:
-            pass  # a server is there, and busy
+            pass  # a busy server listens
     rule = f"another server listens on the admin socket {path}; choose another with --admin-socket"
     raise ConfigError(rule, code="socket_in_use")

@@ -1,15 +1,16 @@
-"""The description at `/openapi.json`, in OpenAPI 3.1: routes with the docstrings of their endpoints, and bodies from
-the schemas that parse them. Independent of the framework: the operations are passed in.
+"""Generate `/openapi.json` (OpenAPI 3.1) from the routes, the docstrings of their endpoints, and the schemas of their
+bodies.
 """
 
+import inspect
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from quire import __version__
+from quire.api.access.auth import Guard, GuardedRoute, public, require_admin
 from quire.api.dialects.openai.error_body import ERROR_SCHEMA
 
 REF = "#/components/schemas/{model}"
@@ -24,36 +25,18 @@ STATUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One method of one path."""
-
-    method: str
-    path: str
-    """Its parameters stand in braces."""
-    endpoint_name: str
-    docstring: str
-    is_public: bool
-    is_admin: bool
-    """For admin keys alone."""
-    body: type[BaseModel] | None
-
-    @property
-    def operation_id(self) -> str:
-        """Generated clients call it by this: it must not change."""
-        return re.sub(r"\W", "_", self.endpoint_name + self.path) + f"_{self.method.lower()}"
-
-
-def description(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The whole document."""
+def description(routes: Iterable[GuardedRoute], bodies: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """Return the OpenAPI document of these routes, without HEAD, which is GET without a body."""
     paths: dict[str, Any] = {}
     parts: dict[str, Any] = {"Error": ERROR_SCHEMA}
-    for one in operations:
-        paths.setdefault(one.path, {})[one.method.lower()] = _described(one)
-        if one.body is not None:
-            shape = one.body.model_json_schema(ref_template=REF)
+    for route in routes:
+        body = bodies.get(route.path)
+        for method in route.methods or () if route.include_in_schema else ():
+            paths.setdefault(route.path_format, {})[method.lower()] = _described(route, method.lower(), body)
+        if body is not None:
+            shape = body.model_json_schema(ref_template=REF)
             parts |= shape.pop("$defs", {})
-            parts[one.body.__name__] = shape
+            parts[body.__name__] = shape
     return {
         "openapi": "3.1.0",
         "info": {"title": "quire", "version": __version__},
@@ -62,26 +45,28 @@ def description(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
-def _described(one: Operation) -> dict[str, Any]:
+def _described(route: GuardedRoute, method: str, body: type[BaseModel] | None) -> dict[str, Any]:
+    docstring = inspect.getdoc(route.endpoint) or ""
     fields: dict[str, Any] = {
-        "summary": one.docstring.partition(". ")[0].rstrip("."),
-        "description": one.docstring,
-        "operationId": one.operation_id,
-        "responses": {"200": {"description": "Successful Response"}, **_refusals(one)},
+        "summary": docstring.partition(". ")[0].rstrip("."),
+        "description": docstring,
+        # Generated clients use it as a function name, so it must not change.
+        "operationId": re.sub(r"\W", "_", route.endpoint.__name__ + route.path_format) + f"_{method}",
+        "responses": {"200": {"description": "Successful Response"}, **_refusals(route.guard)},
     }
-    if names := PARAMETER.findall(one.path):
+    if names := PARAMETER.findall(route.path_format):
         fields["parameters"] = [_path_parameter(name) for name in names]
-    if one.body is not None:
-        fields["requestBody"] = {"required": True, "content": _json_of(one.body.__name__)}
-    if not one.is_public:
+    if body is not None:
+        fields["requestBody"] = {"required": True, "content": _json_of(body.__name__)}
+    if route.guard is not public:
         fields["security"] = [{"key": []}]
     return fields
 
 
-def _refusals(one: Operation) -> dict[str, Any]:
-    if one.is_public:
+def _refusals(guard: Guard) -> dict[str, Any]:
+    if guard is public:
         return {"503": {"description": "Not available now."}}
-    statuses = STATUSES | ({"403": "An admin key is required."} if one.is_admin else {})
+    statuses = STATUSES | ({"403": "An admin key is required."} if guard is require_admin else {})
     return {status: {"description": text, "content": _json_of("Error")} for status, text in statuses.items()}
 
 

@@ -1,8 +1,8 @@
-"""Running the app: sockets, signals, draining. Depends on the server library; the app does not.
+"""Run the application with uvicorn: sockets, signals, draining. The application does not depend on uvicorn.
 
-SIGTERM, SIGINT   not ready, no new requests; open ones may finish for drain_s; the rest get an error and end
-once more         no more waiting
-a third time      the signal's default action
+SIGTERM, SIGINT   /ready returns 503, new requests are refused, open ones may finish for drain_s; then they get an error
+second signal     stop waiting for open requests
+third signal      the signal's default action
 """
 
 import asyncio
@@ -21,20 +21,17 @@ from quire.api.http.limits import KEEP_ALIVE_S
 from quire.api.http.protocol import Protocol
 from quire.api.listening import BACKLOG
 
-CLOSE_GRACE_S = 2.0
-"""How long ended streams may take to send their error."""
-
 
 class UvicornServer(uvicorn.Server):
-    """The library's server without its signal handlers, and with quire's acceptor."""
+    """uvicorn's server without its signal handlers, and with quire's `Acceptor`."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled by `Shutdown`."""
+        """Do nothing, because `Shutdown` handles the signals."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections as there are places for them."""
+        """Start an acceptor, which limits connections, for each socket."""
         await super().startup(sockets=[])
         self.servers = [self._acceptor(one) for one in sockets or ()]  # type: ignore[misc]
 
@@ -49,13 +46,13 @@ class UvicornServer(uvicorn.Server):
 
 
 class ServerProtocol(Protocol):
-    """Connections of this server."""
+    """The protocol of the server's connections, with the error format of the API."""
 
     error_format = SERVER_ERRORS.default
 
 
 def make_server(app: Any) -> UvicornServer:
-    """A server for one application; sockets are handed to `serve_app`."""
+    """Create a server for one application; its socket is passed to `serve_app`."""
     config = uvicorn.Config(
         app,
         http=ServerProtocol,
@@ -73,13 +70,13 @@ def make_server(app: Any) -> UvicornServer:
 
 
 class Shutdown:
-    """From the first signal to the end."""
+    """The shutdown of a server, from the first signal to the end of draining."""
 
     def __init__(self, admission: Admission, drain_s: float) -> None:
         self._admission = admission
         self._drain_s = drain_s
         self.requested = asyncio.Event()
-        """Set once the shutdown has begun."""
+        """Set when the shutdown begins."""
         self._hurry = asyncio.Event()
 
     def on_signals(self) -> None:
@@ -89,7 +86,7 @@ class Shutdown:
             loop.add_signal_handler(number, self.request, number)
 
     def request(self, number: int | None = None) -> None:
-        """Begin the shutdown; a second call ends it at once."""
+        """Begin the shutdown. A second call stops waiting; a third by signal triggers the signal's default action."""
         if self._hurry.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)
@@ -99,14 +96,12 @@ class Shutdown:
         self.requested.set()
 
     async def drain(self) -> int:
-        """Wait for open requests, within bounds; how many had to be ended."""
-        num_ended = await self._admission.drain(self._drain_s, self._hurry)
-        await self._admission.emptied(CLOSE_GRACE_S)
-        return num_ended
+        """Wait for open requests, at most `drain_s`; return how many had to be ended."""
+        return await self._admission.drain(self._drain_s, self._hurry)
 
 
 async def serve_app(servers: list[tuple[UvicornServer, socket.socket]], shutdown: Shutdown) -> int:
-    """Serve until a shutdown is requested; how many requests had to be ended."""
+    """Serve until a shutdown is requested; return how many requests had to be ended."""
     running = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
     requested = asyncio.ensure_future(shutdown.requested.wait())
     try:

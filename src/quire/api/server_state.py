@@ -1,4 +1,4 @@
-"""What all routes share: admission, and what operators see of the requests that it admits."""
+"""The state that all routes share: admission, and the operator's view of admitted requests."""
 
 from quire.api.access.admission import Admission, AdmissionSettings
 from quire.api.models.registry import Models
@@ -8,10 +8,10 @@ from quire.observe.metrics import Metrics
 
 
 class ServerState(Admission):
-    """Of one server. On one event loop."""
+    """The shared state of one server's routes. Used from one event loop."""
 
     def __init__(self, models: Models, metrics: Metrics, settings: AdmissionSettings | None = None) -> None:
         super().__init__(models, metrics, settings)
         self.activity = Activity(self.open_requests)
-        self.watchers = Watchers(self)
-        self.observers.append(self.activity)
+        self.watchers = Watchers(self, self.activity)
+        self.observers.append(self.activity.take)

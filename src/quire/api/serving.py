@@ -1,20 +1,20 @@
-"""A server from settings to its end: sockets first, then models, then a few lines on how to use it.
+"""Run a server: open sockets, load models, print how to use it, and serve until shutdown.
 
-The server listens before the models are loaded: a client that lists them meanwhile gets a response, and a request for
-one waits for it. The caller decides where a model runs: it passes an opener.
+The server listens before the models are loaded: listing models works at once, and a request for a model waits until it
+is loaded. The caller determines where models run by the `opening` function it passes.
 """
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire import __version__
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.auth import Gate
-from quire.api.access.conversation_store import opened_store
+from quire.api.access.conversation_store import ConversationStore
 from quire.api.access.keys import KeyRing
 from quire.api.access.origins import Origins
 from quire.api.admin import PublicAddress, make_admin
@@ -22,7 +22,7 @@ from quire.api.app import make_asgi
 from quire.api.http.request_span import RequestSpans
 from quire.api.listening import listen, listening_unix
 from quire.api.models.model_park import ModelManager, OpenClient, ParkLimits, Weigh, weightless
-from quire.api.models.registry import ModelEntry, Models
+from quire.api.models.registry import ModelEntry
 from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
 from quire.api.server_state import ServerState
 from quire.client.request.conversation import StablePrefix
@@ -37,69 +37,69 @@ PrintLine = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to serve."""
+    """The models and settings of a server."""
 
     models: Sequence[OnDemandModel]
     settings: Settings
     allow_no_keys: bool = False
     on_ready: Callable[[str], None] | None = None
-    """Called with the address once all kept models are loaded."""
+    """Called with the server's URL when all models that stay loaded have been loaded."""
     weigh: Weigh = weightless
-    """Returns the memory that each model takes."""
+    """Computes the memory of each model."""
     listener: socket.socket | None = None
-    """The socket for clients; None: it is opened by the settings."""
+    """The socket for clients; None: opened by the settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that serves requests, before a socket is open and any model is loaded."""
+    """The parts of a server before sockets are opened and models are loaded."""
 
     ring: KeyRing
-    models: Models
-    park: ModelManager
-    limits: AdmissionSettings
+    models: ModelManager
     admission: ServerState
     cache_group: str
 
     @property
     def gate(self) -> Gate:
-        """Admits callers; the quotas of a key are divided among the gateways there are."""
+        """Identifies callers; the quotas of a key are divided among the current gateways."""
         return Gate(self.ring, lambda: self.models.num_gateways, self.cache_group)
 
 
 def prepare(plan: Plan, opening: OpenClient) -> Prepared:
-    """Raises ConfigError for what an operator must not start. Its store, if it has one, is open."""
+    """Build the parts of a server and open its conversation store, if any. Raises ConfigError for invalid settings."""
     server_settings = plan.settings.server
     ring = KeyRing(server_settings.keys_path())
     server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
     if ring.problem:
         raise ConfigError(ring.problem)
     entries = [ModelEntry(one.name, one.model, is_required=one.is_kept) for one in plan.models]
-    models = Models(entries, _aliases(plan))
     park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.turn_s)
-    park = models.park = ModelManager(zip(plan.models, entries, strict=True), opening, plan.weigh, park_limits)
+    pairs = [*zip(plan.models, entries, strict=True)]
+    models = ModelManager(pairs, opening, plan.weigh, park_limits, _aliases(plan))
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
-    stable_prefix = StablePrefix(server_settings.unstable_lines)
-    store = opened_store(server_settings.store_path(), server_settings.store_size_bytes)
+    lines = server_settings.unstable_lines
+    store_path = server_settings.store_path()
+    store = None if store_path is None else ConversationStore(store_path, server_settings.store_size_bytes)
     limits = AdmissionSettings(
         server_settings.max_open_requests,
         origins,
         server_settings.drop_images,
         not server_settings.no_page,
-        stable_prefix,
+        StablePrefix(lines) if lines else None,
         store,
     )
     admission = ServerState(models, Metrics(server_settings.metrics_prefix), limits)
-    return Prepared(ring, models, park, limits, admission, server_settings.cache_group or "")
+    return Prepared(ring, models, admission, server_settings.cache_group or "")
 
 
 async def run(plan: Plan, print_line: PrintLine, opening: OpenClient) -> int:
-    """Serve until a shutdown is requested; how many requests had to be ended."""
+    """Run the server until a shutdown is requested; return how many requests had to be ended."""
     server_settings = plan.settings.server
     prepared = prepare(plan, opening)
-    admission, store = prepared.admission, prepared.limits.store
+    admission, store = prepared.admission, prepared.admission.settings.store
     shutdown = Shutdown(admission, server_settings.drain_s)
     shutdown.on_signals()
+    admission.activity.start()
     spans = open_spans(server_settings.otel, __version__)
     ended = None if spans is None else RequestSpans(spans).ended
     listener = plan.listener or listen(server_settings.host, server_settings.port)
@@ -113,14 +113,17 @@ async def run(plan: Plan, print_line: PrintLine, opening: OpenClient) -> int:
         address = PublicAddress(_url_of(listener), prepared.ring.is_locked)
         servers = [
             (make_server(make_asgi(admission, prepared.gate, ended)), listener),
-            (make_server(make_admin(admission, shutdown, address, prepared.park)), operator),
+            (make_server(make_admin(admission, shutdown, address, prepared.models)), operator),
         ]
-        return await _serve_while_loading(
-            servers,
-            shutdown,
-            _loaded(prepared.park, prepared.models),
-            _Lines(address, admin_path, prepared.limits.has_page, print_line, plan.on_ready),
-        )
+        try:
+            return await _serve_while_loading(
+                servers,
+                shutdown,
+                prepared.models,
+                lambda: _print_ready(plan, prepared.models, address, admin_path, print_line),
+            )
+        finally:
+            await prepared.models.close()
 
 
 def _url_of(listener: socket.socket) -> str:
@@ -128,74 +131,57 @@ def _url_of(listener: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    """The lines printed once all kept models are loaded."""
-
-    address: PublicAddress
-    admin_path: Path
-    has_page: bool
-    print_line: PrintLine
-    on_ready: Callable[[str], None] | None
-
-    def ready(self, models: Models) -> None:
-        url, is_locked = self.address.url, self.address.is_locked
-        for model in models:
-            if model.engine_client is not None:
-                self.print_line(f"{model.name}: {model.engine_client.text.info.line}")
-                for note in model.engine_client.text.notes:
-                    self.print_line(note)
-        name = next(iter(models)).name
-        key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
-        lock = "a key is required" if is_locked else "no keys: every client that reaches this address has access"
-        self.print_line(f"listening on {url}, {lock}; admin socket {self.admin_path}")
-        body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-        self.print_line(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
-        if self.has_page:
-            self.print_line(f"chat in a browser: {url}/")
-        if self.on_ready is not None:
-            self.on_ready(url)
+def _print_ready(
+    plan: Plan, models: ModelManager, address: PublicAddress, admin_path: Path, print_line: PrintLine
+) -> None:
+    """Print the address and an example request after the models that stay loaded have been loaded."""
+    url, is_locked = address.url, address.is_locked
+    for model in models:
+        if model.engine_client is not None:
+            print_line(f"{model.name}: {model.engine_client.text.info.line}")
+            for note in model.engine_client.text.notes:
+                print_line(note)
+    name = next(iter(models)).name
+    key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
+    lock = "a key is required" if is_locked else "no keys: every client that reaches this address has access"
+    print_line(f"listening on {url}, {lock}; admin socket {admin_path}")
+    body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    print_line(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
+    if not plan.settings.server.no_page:
+        print_line(f"chat in a browser: {url}/")
+    if plan.on_ready is not None:
+        plan.on_ready(url)
 
 
 def _aliases(plan: Plan) -> dict[str, str]:
-    """Those of the models themselves come before the operator's pairs."""
+    """Return model names by alias; aliases in a model's settings override those of the server's settings."""
     own = {alias: one.name for one in plan.models for alias in one.aliases}
     return {**own, **{alias: name for alias, name in plan.settings.server.aliases.items() if alias not in own}}
-
-
-@asynccontextmanager
-async def _loaded(park: ModelManager, models: Models) -> AsyncIterator[Models]:
-    """All models that are kept are there; all that are there are closed in the end."""
-    try:
-        await park.start()
-        yield models
-    finally:
-        await park.close()
 
 
 async def _serve_while_loading(
     servers: list[tuple[UvicornServer, socket.socket]],
     shutdown: Shutdown,
-    loading: AbstractAsyncContextManager[Models],
-    lines: _Lines,
+    models: ModelManager,
+    on_loaded: Callable[[], None],
 ) -> int:
-    """The server listens from the start; a model that cannot be loaded ends it."""
+    """Serve while models load. If a model cannot be loaded, stop the server and raise the error."""
     serving = asyncio.ensure_future(serve_app(servers, shutdown))
-    loaded = asyncio.ensure_future(loading.__aenter__())
+    loading = asyncio.ensure_future(models.start())
     try:
-        # A shutdown while a model loads does not wait for it.
-        await asyncio.wait({loaded, serving}, return_when=asyncio.FIRST_COMPLETED)
-        is_ending = shutdown.requested.is_set()
-        if not loaded.done() or (is_ending and loaded.exception() is not None):
-            loaded.cancel()
-            await asyncio.gather(loaded, return_exceptions=True)
+        # A shutdown does not wait for models to load.
+        await asyncio.wait({loading, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and loading.exception() is None:
+            freeze_startup_objects()
+            on_loaded()
             return await serving
-        freeze_startup_objects()
-        lines.ready(loaded.result())
-        try:
-            return await serving
-        finally:
-            await loading.__aexit__(None, None, None)
+        is_refused = loading.done() and not shutdown.requested.is_set()
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        await models.close()
+        if is_refused:
+            loading.result()
+        return await serving
     finally:
         shutdown.request()
         await serving

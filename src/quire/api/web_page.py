@@ -1,12 +1,12 @@
-"""The pages: `/`, a chat with the models, and `/dashboard`, where an operator monitors the server.
+"""The web pages: `/`, a chat with the models, and `/dashboard`, where an operator monitors the server.
 
-Each is a few files, the same for all clients and without data. They are read once and served without a key; a page
-requests what it shows from the API, with its user's key. Headers forbid a browser to load anything from elsewhere, to
-run inline scripts, and to frame the page.
+Each page has a few static files without data, read once and served without a key. The page requests its data from the
+API with its user's key. Response headers forbid loading anything from other origins, inline scripts, and framing.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from types import MappingProxyType
 
@@ -43,51 +43,38 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PageFiles:
-    """What a page is made of. A file that is not named here is not served."""
+@dataclass(frozen=True)
+class WebPage:
+    """A web page: the files of known types in its folder."""
 
     folder: str
-    """Beside this module; the page's other files are served below a path of the same name."""
+    """The folder in this package; files other than `index.html` are served below a path of the same name."""
     path: str
-    """Where `index.html` is served."""
-    names: tuple[str, ...]
+    """The path of `index.html`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        found = (one.name for one in (files("quire.api") / self.folder).iterdir())
+        return tuple(sorted(name for name in found if name.rpartition(".")[2] in KINDS))
 
     def path_of(self, name: str) -> str:
-        """Where a file is served."""
+        """Return the URL path of a file."""
         return self.path if name == "index.html" else f"/{self.folder}/{name}"
 
     def read(self, name: str) -> bytes:
-        """A file as it is sent."""
+        """Return the bytes of a file."""
         return (files("quire.api") / self.folder / name).read_bytes()
 
-
-CHAT = PageFiles(
-    "page", "/", ("index.html", "style.css", "icon.svg", "main.js", "server.js", "conversations.js", "markdown.js")
-)
-DASHBOARD = PageFiles(
-    "dashboard",
-    "/dashboard",
-    (
-        *("index.html", "style.css", "icon.svg", "main.js", "watch.js", "store.js", "words.js", "palette.js"),
-        *("canvas.js", "cells.js", "pool.js", "block.js", "branches.js", "tree.js", "charts.js", "timeline.js"),
-        *("lanes.js", "tables.js"),
-    ),
-)
-PAGES = (CHAT, DASHBOARD)
-
-
-class WebPage:
-    """The files of a page by the path they are served at."""
-
-    def __init__(self, page: PageFiles) -> None:
-        self._answers = {page.path_of(name): (page.read(name), KINDS[name.rpartition(".")[2]]) for name in page.names}
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return tuple(self._answers)
+    @cached_property
+    def answers(self) -> Mapping[str, tuple[bytes, str]]:
+        """Content and media type of each file by URL path. Read once."""
+        return {self.path_of(name): (self.read(name), KINDS[name.rpartition(".")[2]]) for name in self.names}
 
     async def answer(self, request: Request) -> Response:
-        """A file of a page for a browser."""
-        body, kind = self._answers[request.scope["path"]]
+        """Return the file at the request's path."""
+        body, kind = self.answers[request.scope["path"]]
         return Response(body, media_type=kind, headers=dict(HEADERS))
+
+
+DASHBOARD = WebPage("dashboard", "/dashboard")
+PAGES = (WebPage("page", "/"), DASHBOARD)

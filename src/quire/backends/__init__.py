@@ -1,5 +1,5 @@
-"""The seam. A backend computes what a plan says and never decides.
+"""The backends: each computes what a plan (the work of one step) specifies and makes no decisions.
 
-`protocol` is the whole contract, `oracle` a runner without tensors that notices every wrong block, `conformance` the
-kit that each runner must pass.
+`protocol` is the complete contract, `oracle` a runner without tensors that detects every wrong block, `conformance` the
+test suite that each runner must pass.
 """

@@ -1,4 +1,4 @@
-"""Which of the tokens chosen after drafts count, and among which tokens they were chosen: alike on every backend."""
+"""Acceptance of draft tokens, and the masks at each sampled position; identical on every backend."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,10 +7,10 @@ from quire.errors import InvariantError
 
 
 def accepted(drafts: Sequence[int], chosen: Iterable[int | None]) -> tuple[int, ...]:
-    """The tokens chosen one after the other, up to the first that is not the draft in its place.
+    """Return the chosen tokens up to and including the first that differs from the draft at its position.
 
-    What was chosen after a wrong draft followed a token that is not there. None: none could be chosen; the tokens
-    before it stand, and the next step will say what is wrong.
+    Tokens chosen after a rejected draft are invalid, because their context contains that draft. None in `chosen` means
+    that no token could be chosen: the tokens before it are accepted, and the next step reports the error.
     """
     tokens: list[int] = []
     for at, token_id in enumerate(chosen):
@@ -23,7 +23,7 @@ def accepted(drafts: Sequence[int], chosen: Iterable[int | None]) -> tuple[int, 
 
 
 def masks_of(masks: Masks, item: WorkItem, vocabulary_size: int) -> Sequence[bytes | None]:
-    """What may be chosen at each position at which the item samples; None: any token."""
+    """Return the mask for each sampled position (None: any token). Raises InvariantError if its size is wrong."""
     num_positions = item.num_drafts + 1
     item_masks = masks.get(item.sequence_id)
     if item_masks is None:

@@ -1,4 +1,4 @@
-"""A backend by name, imported only when it is asked for."""
+"""Loads a backend by name and imports only that backend."""
 
 import os
 import platform
@@ -6,8 +6,8 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
+from quire.backends.kernels.extension import use_instruction_set
 from quire.backends.loaded import LoadedRunner, OnRead
-from quire.backends.roof import Roof
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families import is_decoder, read_shape
 from quire.config import ModelSettings
@@ -15,12 +15,9 @@ from quire.errors import CheckpointError, ConfigError
 
 
 def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead | None = None) -> LoadedRunner:
-    """A runner for this checkpoint: by the backend that is asked for; else on Apple silicon by MLX, then by the CPU
-    backend, each if it can, then by torch if that is installed."""
-    # A thread that waits for another spins first. By default it spins so long that one busy neighbour makes a step ten
-    # times slower; a short spin costs a few percent of a quiet machine. Read when the OpenMP runtime is loaded.
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own pool: nothing here multiplies with it
+    """Load this checkpoint with the backend from the settings. For `auto`, try MLX on Apple silicon, then the CPU
+    backend, then torch if it is installed."""
+    prepare_kernels(settings)
     report = on_read or (lambda _done, _total: None)
     if settings.backend == "mlx" or (settings.backend == "auto" and checkpoint.is_for_mlx):
         return _load_mlx(checkpoint, settings, report)
@@ -33,7 +30,7 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     settings = settings.with_kv_of(checkpoint.matrix_types)
     if settings.backend == "torch":
         return _load_torch(checkpoint, settings, report, "backend is torch")
-    from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - numpy, paid when used
+    from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - imports numpy only when used
 
     reason = cpu_load.why_not_cpu(checkpoint, settings)
     if reason is None:
@@ -45,14 +42,23 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     return replace(loaded, notes=(*passed, f"using torch instead of the CPU backend: {reason}", *loaded.notes))
 
 
+def prepare_kernels(settings: ModelSettings) -> None:
+    """Set the environment variables that kernels and OpenMP read when loaded. Call before any kernel is used."""
+    # A waiting thread spins first. With the default spin time, one other busy process makes a step ten times slower; a
+    # short spin costs a few percent on an idle machine.
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's own thread pool, which quire does not use
+    use_instruction_set(settings.instruction_set)
+
+
 def _is_on_apple_silicon() -> bool:
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) -> LoadedRunner:
     try:
-        from quire.backends.mlx import load as mlx_load  # noqa: PLC0415, I001 - seconds of import, paid when used
-        import mlx_lm  # noqa: F401, PLC0415 - and behind it: quire's module imports it with care
+        from quire.backends.mlx import load as mlx_load  # noqa: PLC0415, I001 - takes seconds, imported only when used
+        import mlx_lm  # noqa: F401, PLC0415 - after quire's own module, which imports it without side effects
     except ImportError as error:
         raise ConfigError(
             f"the MLX backend needs mlx-lm, {error.name!r} is missing; install quire again with its extra mlx, such "
@@ -88,7 +94,7 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
     if settings.arithmetic == "int8":
         raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
     try:
-        from quire.backends.torch import load as torch_load  # noqa: PLC0415 - seconds of import, paid when used
+        from quire.backends.torch import load as torch_load  # noqa: PLC0415 - takes seconds, imported only when used
     except ImportError as error:
         raise ConfigError(
             f"{reason}; the torch backend needs torch and transformers, {error.name!r} is missing; install quire again "
@@ -96,11 +102,3 @@ def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead
         ) from error
     held = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
     return torch_load.load(checkpoint, held, on_read)
-
-
-def roof_of(checkpoint: Checkpoint, settings: ModelSettings) -> Roof:
-    """The roof of a model that these settings run, by the backend that runs it."""
-    from quire.backends.cpu.measured_roof import CpuRoof  # noqa: PLC0415 - numpy, paid when used
-
-    types = frozenset(tensor.type for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2)
-    return CpuRoof.of(checkpoint.config, settings, types)

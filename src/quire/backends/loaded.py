@@ -1,4 +1,4 @@
-"""What loading a model gives, whichever backend does it."""
+"""The result of loading a model, the same for every backend."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,29 +11,30 @@ from quire.core.scheduling.step_cost import StepCost
 from quire.errors import CheckpointError
 
 OnRead = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes in all."""
+"""Progress callback: bytes read so far, total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRunner:
-    """A runner, and what a person should know about it."""
+    """A loaded runner, its memory plan, and facts about it for logs and for cache compatibility."""
 
     runner: Runner
     plan: MemoryPlan
     load_peak_bytes: int
-    """The most the process had held when the model was loaded and before a step was measured."""
+    """Peak resident bytes of the process while it loaded the model, before the first measured step."""
     kv_layout: str
-    """How keys and values lie in a block: blocks of two layouts are never the same block."""
+    """Name of the KV layout within a block. Blocks of different layouts are never interchangeable."""
     notes: tuple[str, ...]
     exactness: str = ""
-    """What decides the bits of its results beside the model and the settings: instruction set, versions. Empty:
-    unknown, and it equals no other."""
+    """Everything that affects result bits apart from model and settings, such as instruction set and versions. Empty
+    means unknown: results are then not assumed bit-identical to those of any other runner."""
     step_cost: StepCost | None = None
-    """What steps take by their tokens, where it was measured: by it a scheduler knows which guesses pay."""
+    """Measured step duration by number of tokens, if measured. The scheduler uses it to decide which draft tokens are
+    worth checking."""
 
 
 def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int, num_kv_bytes: int) -> Capacity:
-    """What a runner can hold by this plan; its blocks have so many bytes each."""
+    """Return the capacity of a runner with this memory plan and this number of bytes per block."""
     return Capacity(
         num_blocks=plan.num_blocks,
         block_size=settings.block_size,
@@ -47,7 +48,7 @@ def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int,
 
 @contextmanager
 def as_checkpoint_error(name: str) -> Iterator[None]:
-    """Whatever error a damaged model causes in a library becomes one sentence for the operator."""
+    """Convert errors that a damaged model causes in libraries into a CheckpointError with a one-sentence message."""
     try:
         yield
     except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:

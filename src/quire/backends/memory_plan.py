@@ -1,44 +1,39 @@
-"""How much fits in how many bytes, decided before the first request and never again.
+"""The memory plan: what fits into the budget, decided before the first request and never changed.
 
-    budget  =  what the process holds once the model is loaded  +  the most a step takes  +  the KV pool  +  state slots
+    budget  =  resident bytes after loading  +  peak of a step  +  the KV pool  +  state slots
 
-The first is read from the system, the second measured by running the worst step the settings allow, the others are what
-is left. All of it is resident memory of the whole process, libraries included. State slots are for models with
-recurrent layers: one for each sequence that runs, and as many as make sense to keep states in.
+The first term is read from the operating system, the second is measured by running the worst step that the settings
+allow, and the pool and the state slots get the rest. All terms are resident memory of the whole process, libraries
+included. Only models with recurrent layers need state slots: one for each running sequence, and more to cache states.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from quire.config import MEMORY_SHARE, ModelSettings
 from quire.config.machine import share_of_memory_bytes
 from quire.errors import ConfigError
 
 MARGIN_SHARE = 0.02
-"""Left alone for what an allocator keeps and a measurement misses."""
+"""Share of the budget left unused, for allocator overhead and measurement error."""
 MARGIN_BYTES = 32 << 20
 LIBRARY_BYTES = 64 << 20
-"""What threads and prepared code of the libraries take at least once products run."""
+"""Minimum memory of library threads and generated code once matrix products run."""
 GIB = 1 << 30
 LEAST_SLOTS = 3
-"""One that runs, one for the next, one to keep."""
+"""Minimum number of state slots: one running, one for the next sequence, one cached."""
 KEPT_PER_RUNNING = 4
-"""States worth keeping for each sequence that may run: of its conversation, its prompt, and what others share."""
+"""Cached states per running sequence: of its conversation, of its prompt, and of prefixes shared with other sequences.
+"""
 STATE_SHARE = 0.5
-"""Of what is left, states may have as much, and more only if blocks have no use for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeldBytes:
-    """What is taken before the pools are."""
-
-    loaded: int
-    step: int
+"""Share of the remaining memory that state slots may use; they get more only if blocks have no use for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolBytes:
-    """What one block takes, and one state slot; 0: the model has none."""
+    """Bytes per block and bytes per state slot; 0 if the model has no recurrent layers."""
 
     block: int
     slot: int = 0
@@ -46,7 +41,7 @@ class PoolBytes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Where the bytes go."""
+    """The division of the memory budget, and the limits that follow from it."""
 
     budget_bytes: int
     loaded_bytes: int
@@ -56,13 +51,13 @@ class MemoryPlan:
     block_size: int
     max_sequence_tokens: int
     max_running: int
-    """As was asked for, or as many as there are state slots for."""
+    """The setting, or less if there are too few state slots."""
     num_slots: int = 0
     slot_bytes: int = 0
 
     @property
     def states(self) -> str:
-        """How many state slots there are and what for, behind a comma; nothing where there are none."""
+        """Text on the number and use of state slots, starting with a comma; empty if there are none."""
         if not self.num_slots:
             return ""
         num_kept = self.num_slots - self.max_running - 1
@@ -85,15 +80,15 @@ class MemoryPlan:
 
 
 def budget(settings: ModelSettings) -> int:
-    """The bytes this process may hold."""
+    """Return the memory budget of this process in bytes."""
     if settings.memory_bytes is not None:
         return settings.memory_bytes
     return share_of_memory_bytes(MEMORY_SHARE)
 
 
 def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, logit_bytes: int) -> None:
-    """Refuse before reading gigabytes: what is held now, the weights, one of them twice while it is packed, the logits
-    of the largest step."""
+    """Raise ConfigError before reading gigabytes if the model cannot fit: current memory, the weights, the largest
+    weight a second time while it is packed, and the logits of the largest step."""
     least = resident_bytes() + weight_bytes + largest_bytes + logit_bytes + LIBRARY_BYTES
     if least > budget_bytes:
         raise ConfigError(
@@ -103,23 +98,34 @@ def check_weights_fit(budget_bytes: int, weight_bytes: int, largest_bytes: int, 
         )
 
 
+def model_tokens(config: Mapping[str, Any]) -> int:
+    """Return the context length of the model according to its config; 2048 if the config has none."""
+    for fields in (config, config.get("text_config")):
+        tokens = (
+            fields.get("max_position_embeddings", fields.get("n_positions")) if isinstance(fields, Mapping) else None
+        )
+        if isinstance(tokens, int) and tokens >= 1:
+            return tokens
+    return 2048
+
+
 def decide(
-    settings: ModelSettings, budget_bytes: int, held: HeldBytes, each: PoolBytes, model_tokens: int
+    settings: ModelSettings, budget_bytes: int, loaded_bytes: int, step_bytes: int, each: PoolBytes, most_tokens: int
 ) -> MemoryPlan:
-    """As many blocks as the rest of the budget holds, and no more than all running sequences could ever use; before
-    that, state slots."""
-    rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - held.loaded - held.step
-    wanted_tokens = min(settings.max_sequence_tokens or model_tokens, model_tokens)
+    """Divide the rest of the budget: first state slots, then as many blocks as fit, at most as many as all running
+    sequences can use. Raises ConfigError if too few fit."""
+    rest = int(budget_bytes * (1 - MARGIN_SHARE)) - MARGIN_BYTES - loaded_bytes - step_bytes
+    wanted_tokens = min(settings.max_sequence_tokens or most_tokens, most_tokens)
     useful = settings.max_running * -(-wanted_tokens // settings.block_size)
-    required_tokens = 1 if settings.max_sequence_tokens is None else wanted_tokens  # none for those beyond the model
+    required_tokens = 1 if settings.max_sequence_tokens is None else wanted_tokens  # none beyond the model's context
     least = max(2, -(-required_tokens // settings.block_size))
     num_slots = slots_within(rest, each, settings.max_running, useful, least)
     max_running = _running_with(num_slots, settings.max_running) if each.slot else settings.max_running
     rest -= (num_slots + 1) * each.slot
-    # The null block takes a place too.
+    # The null block needs memory too.
     num_blocks = min(rest // each.block - 1, useful)
     if num_blocks < least or (each.slot and num_slots < LEAST_SLOTS):
-        needed = held.loaded + held.step + (least + 1) * each.block + (LEAST_SLOTS + 1) * each.slot
+        needed = loaded_bytes + step_bytes + (least + 1) * each.block + (LEAST_SLOTS + 1) * each.slot
         raise ConfigError(
             f"expected a memory budget that holds model, steps and {least} blocks{_and_slots(each)}, {_gib(needed)} in "
             f"all, got {_gib(budget_bytes)}; raise it to {_gib(int(needed * 1.1) + MARGIN_BYTES)}, or lower "
@@ -127,14 +133,13 @@ def decide(
         )
     longest = min(wanted_tokens, num_blocks * settings.block_size)
     return MemoryPlan(
-        budget_bytes, held.loaded, held.step, num_blocks, each.block, settings.block_size, longest, max_running,
+        budget_bytes, loaded_bytes, step_bytes, num_blocks, each.block, settings.block_size, longest, max_running,
         num_slots, each.slot,
     )  # fmt: skip
 
 
 def slots_within(rest: int, each: PoolBytes, max_running: int, useful: int, least: int) -> int:
-    """How many state slots, slot 0 not counted, where blocks have a use for `useful` and cannot do with fewer than
-    `least`."""
+    """Return the number of state slots, without slot 0, if at most `useful` and at least `least` blocks are needed."""
     if not each.slot:
         return 0
 
@@ -146,8 +151,7 @@ def slots_within(rest: int, each: PoolBytes, max_running: int, useful: int, leas
 
 
 def _running_with(num_slots: int, max_running: int) -> int:
-    """Half of the slots are for keeping, if they are few: a sequence whose state was never kept computes everything
-    again."""
+    """If slots are few, reserve half for cached states: a sequence without a cached state recomputes everything."""
     return max(1, min(max_running, (num_slots - 1) // 2))
 
 
@@ -156,17 +160,17 @@ def _and_slots(each: PoolBytes) -> str:
 
 
 def resident_bytes() -> int:
-    """What the process holds now."""
+    """Return the current resident memory of the process."""
     return _status_bytes("VmRSS")
 
 
 def peak_bytes() -> int:
-    """The most it has held since `forget_peak`."""
+    """Return the peak resident memory of the process since `forget_peak`."""
     return _status_bytes("VmHWM")
 
 
 def forget_peak() -> None:
-    """Begin a new measurement, where the system lets us."""
+    """Reset the peak of the resident memory, if the operating system allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -180,7 +184,7 @@ def _status_bytes(name: str) -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    import resource  # noqa: PLC0415 - where there is no /proc
+    import resource  # noqa: PLC0415 - needed only without /proc
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

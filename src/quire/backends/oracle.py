@@ -1,14 +1,15 @@
-"""A runner without tensors that notices every wrong block.
+"""A runner without tensors that detects every wrong block.
 
-Each KV slot holds a 64-bit value made from its token, its position and the slot before it, which is read *through the
-block table*. The next token is a hash of every slot before it, read the same way, and of the sampling parameters. So a
-block that is stale, aliased, unwritten or foreign, a position off by one, a wrong seed or a lost penalty changes the
-text at once, and what a real model would show by luck is shown by equality.
+Each KV slot stores a 64-bit hash of its token, its position and the preceding slot, which is read *through the block
+table*. The next token is a hash of all preceding slots, read the same way, and of the sampling parameters. A stale,
+aliased, unwritten or foreign block, a position off by one, a wrong seed or a lost penalty therefore changes the
+generated tokens at once. A real model would expose such a bug only by chance; with this runner a comparison for
+equality finds it.
 
-With recurrent layers it has a state as well, a value folded over all tokens fed, which lives in a slot and is hashed
-into the next token: a wrong slot is a wrong token.
+With recurrent layers the runner also keeps a state: a hash over all tokens fed, stored in a state slot and mixed into
+the next token. A wrong slot gives a wrong token.
 
-`answer_alone` is the same model without blocks, batches or caches: what every request must get.
+`answer_alone` is the same model without blocks, batches or caches: the expected output of every request.
 """
 
 from array import array
@@ -40,28 +41,27 @@ MASK = (1 << 64) - 1
 
 
 def slot_value(before: int, token_id: int, position: int) -> int:
-    """What the slot at `position` holds after the slot before it."""
+    """Return the value of the slot at `position`, computed from the value of the preceding slot."""
     mixed = (before ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & MASK
     mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & MASK
     return mixed ^ mixed >> 32
 
 
 def state_value(before: int, token_id: int, position: int) -> int:
-    """The recurrent state after one more token: of the same kind, and never equal to what a slot of KV holds."""
+    """Return the recurrent state after one more token: the same kind of hash, salted to differ from KV slots."""
     return slot_value(before ^ 0x5DEECE66D1CE4E5B, token_id, position)
 
 
 @lru_cache(maxsize=4096)
 def _encoded(params: ResolvedSampling) -> bytes:
-    # Greedy by temperature and greedy by top-k are one thing.
+    # Greedy by temperature and greedy by top-k are equivalent.
     is_greedy = params.temperature == 0.0 or params.top_k == 1
     return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
 
 
 def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int, mask: bytes | None = None) -> int | None:
-    """The token that follows these slots: a pure function of them and of everything sampling may depend on. None if
-    every token is forbidden.
-    """
+    """Return the token that follows these slots: a pure function of the slots and of everything that sampling may
+    depend on. None if every token is forbidden."""
     params = sampling.params
     is_greedy = params.temperature == 0.0 or params.top_k == 1
     state = blake2b(slots, digest_size=8)
@@ -89,7 +89,7 @@ def answer_alone(
     *,
     has_state: bool = False,
 ) -> list[int]:
-    """What the oracle returns with no other request around: no blocks, no chunks, no cache."""
+    """Return the oracle's output for a request that runs alone: no blocks, no chunks, no cache."""
     slots, tokens, value, state = array("Q"), list(prompt), 0, 0
     for position, known_id in enumerate(tokens):
         value = slot_value(value, known_id, position)
@@ -112,7 +112,7 @@ def answer_alone(
 
 
 class OracleRunner:
-    """Pretends to be a model. Slots of a new pool hold garbage, so that reading one before writing it shows."""
+    """A runner that imitates a model. New slots contain garbage, so that reading an unwritten slot is detected."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -122,9 +122,9 @@ class OracleRunner:
             for block in range(capacity.num_blocks + 1)
         ]
         self.states = [0, *(slot_value(0xBAD, slot, 0) for slot in range(1, capacity.num_slots + 1))]
-        """What each state slot holds; tests that break things on purpose write here."""
+        """Value of each state slot. Tests write to it to inject faults."""
         self._states_after: dict[int, list[int]] = {}
-        """Sequence id -> the state after each token it fed in this step."""
+        """Sequence id -> the state after each token that the sequence fed in this step."""
         self._is_closed = False
 
     @property
@@ -132,11 +132,11 @@ class OracleRunner:
         return self._capacity
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """The oracle computes when it is waited for."""
+        """Return a step that computes in `wait`."""
         return _OracleStep(self, plan)
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Copies first, then every row, then the states to keep."""
+        """Run a step: copies first, then all rows, then the states to keep."""
         if self._is_closed:
             raise InvariantError("the runner is closed", code="runner_is_closed")
         num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
@@ -156,7 +156,7 @@ class OracleRunner:
         return StepResult(plan.step, {item.sequence_id: self._row(item, masks) for item in plan.items})
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """A block is its slots, each 8 bytes, in the machine's own order."""
+        """Return each block as its slots, 8 bytes each in the machine's byte order."""
         return [self._blocks[block].tobytes() for block in block_ids]
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
@@ -168,7 +168,7 @@ class OracleRunner:
         self._blocks = []
 
     def _check_writes(self, plan: StepPlan) -> None:
-        """A block that one row writes in this step belongs to no other row: not read, not written, not copied to."""
+        """Raise InvariantError if a block written by one row in this step is written or read by another row."""
         size = self._capacity.block_size
         writer: dict[int, int] = {}
         for item in plan.items:
@@ -191,7 +191,7 @@ class OracleRunner:
             position += 1
 
     def _fold(self, item: WorkItem) -> list[int]:
-        """The state after each token fed, the last of which the slot holds from now on."""
+        """Return the state after each token fed; the last state is also stored in the item's slot."""
         if not 0 < item.state_slot <= self._capacity.num_slots:
             raise InvariantError(
                 f"expected a state slot from 1 to {self._capacity.num_slots} for sequence {item.sequence_id}"
@@ -241,17 +241,17 @@ class OracleRunner:
         return blake2b(self._slots(item, position + 1), digest_size=HIDDEN_BYTES).digest()
 
     def _slots(self, item: WorkItem, length: int) -> bytes:
-        """All that the token at this position may depend on."""
+        """Return everything that the token at position `length` may depend on: the KV slots and the state."""
         return self._kv(item, length) + self._state(item, length)
 
     def _kv(self, item: WorkItem, length: int) -> bytes:
-        """Every slot of the sequence below this length, through its block table and never beyond."""
+        """Return the sequence's first `length` slots, read through its block table and never beyond."""
         num_blocks = -(-length // self._capacity.block_size)
         joined = b"".join([self._blocks[block].tobytes() for block in item.block_ids[:num_blocks]])
         return joined[: length * SLOT_BYTES]
 
     def _state(self, item: WorkItem, length: int) -> bytes:
-        """The recurrent state after so many tokens; nothing of a model without."""
+        """Return the recurrent state after `length` tokens; empty for a model without recurrent layers."""
         if not self._capacity.num_slots:
             return b""
         return self._states_after[item.sequence_id][length - 1 - item.first_position].to_bytes(SLOT_BYTES, "little")

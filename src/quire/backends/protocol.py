@@ -1,7 +1,8 @@
-"""The contract between the core and whatever computes. A runner executes plans; it keeps no other state than KV.
+"""The contract between the core and a backend. A runner executes plans; its only state is KV data and recurrent states.
 
-One step is in flight at a time, and nothing is planned beside it (ADR 0029). `start` and `wait` are two, so that masks
-can be made while a step runs: they are handed to `wait`. A runner may begin in `start` or do everything in `wait`.
+One step is in flight at a time, and the core plans nothing while a step runs (ADR 0029). `start` and `wait` are
+separate calls so that grammar masks can be computed while the step runs; `wait` receives them. A runner may begin the
+computation in `start` or do all of it in `wait`.
 """
 
 from collections.abc import Sequence
@@ -13,60 +14,60 @@ from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a runner can hold, fixed when it is loaded."""
+    """The limits of a runner, fixed when the model is loaded."""
 
     num_blocks: int
-    """Blocks that can be handed out: ids 1 to this. Block 0, the null block, comes on top; it holds no KV."""
+    """Allocatable blocks, with ids from 1 to this number. Block 0, the null block, exists in addition and stores no KV.
+    """
     block_size: int
     max_sequence_tokens: int
     max_step_tokens: int
-    """The most tokens one step can feed, over all its items."""
+    """Maximum tokens fed by one step, over all its items."""
     vocabulary_size: int
     num_kv_bytes: int
-    """Size of one block in the byte layout of `read_blocks`."""
+    """Size of one block in bytes, in the layout of `read_blocks`."""
     num_slots: int = 0
-    """Slots for recurrent state that can be handed out: ids 1 to this; none of a model without recurrent layers. Slot 0
-    comes on top: the state before the first token, which nothing is written to."""
+    """Allocatable slots for recurrent state, with ids from 1 to this number; 0 for a model without recurrent layers.
+    Slot 0 exists in addition: it is the state before the first token and is never written."""
 
 
 class PendingStep(Protocol):
-    """A step on its way."""
+    """A step that was started and has not been waited for."""
 
     def wait(self, masks: Masks = NO_MASKS) -> StepResult:
-        """Block until the step is done; tokens are chosen among those the masks allow. A row that failed carries its
-        error; a step that failed raises.
-        """
+        """Block until the step is done. Tokens are chosen among those the masks allow. A row that failed carries its
+        error; if the whole step fails, `wait` raises."""
 
 
 @runtime_checkable
 class CountsLayers(Protocol):
-    """A runner whose steps can be looked into while they run."""
+    """A runner that reports the progress of a running step."""
 
     def count_layers(self, counter: memoryview) -> int:
-        """From now on, for as long as this process lives, add one to these eight bytes for each layer that is done; how
-        many a step has, or 0 if they cannot be counted."""
+        """Add 1 to this 8-byte counter after each computed layer, until the process ends. Returns the number of layers
+        per step, or 0 if layers cannot be counted."""
 
 
 class Runner(Protocol):
-    """Computes steps. Every row's result depends on that row alone: its tokens, its blocks, its parameters, its mask.
+    """Computes steps. The result of a row depends only on that row: its tokens, blocks, sampling parameters and mask.
 
-    Drafts change nothing but how many tokens come at once: one that is not the token that would have been chosen in its
-    place ends the row's result, and what was written for it may be overwritten by the next step.
+    Draft tokens change only how many tokens a step returns. A row's result ends at the first draft that differs from
+    the token the model chooses at that position; the next step may overwrite the KV written for rejected drafts.
     """
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed at load."""
+        """The limits of this runner, fixed at load."""
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Begin a step: first all copies, in their order, each of a whole block or a whole state slot; then the items;
-        and when all of them are done, the states to keep."""
+        """Begin a step: first all copies in order, each of a whole block or a whole state slot, then the items, and
+        after all items the states to keep."""
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """The KV of whole blocks, each in the runner's documented layout: how tiers take blocks away."""
+        """Return the KV of whole blocks as bytes, each in the runner's documented layout; used to offload blocks."""
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """Put such bytes back, perhaps into other blocks."""
+        """Write bytes returned by `read_blocks` into these blocks, which may be other blocks than the ones read."""
 
     def close(self) -> None:
-        """Give everything back. Doing it twice does nothing."""
+        """Release all memory. A second call has no effect."""

@@ -1,7 +1,7 @@
-"""Measures any OpenAI-compatible server, ours or a stranger's: load over HTTP, figures the field knows, a verdict.
+"""Benchmark for OpenAI-compatible servers, quire or not: load over HTTP, standard metrics, comparison of two servers.
 
-    setup ─► visits ─► load ─► calls ─► client ─► outcomes ─► measures ─► report · plots · compare
+    setup ─► visits ─► load_run ─► calls ─► http_client ─► outcome ─► measures ─► records · plots · compare
 
-May touch workload and an HTTP client, errors and nothing else of quire: a stranger's server has no core. Only
-`engine.py` (and `roof.py`, which it asks) looks inside this process.
+Imports workload, the HTTP client, errors and a few helpers, but no engine: other servers have none. Only `engine.py`,
+which measures the engine in this process, is different.
 """

@@ -1,8 +1,8 @@
-"""A visit's next turn as the body of a request: text, chat messages or token ids. Pure.
+"""Build the HTTP request for a visit's next turn: text, chat messages or token ids. Pure.
 
-text     /v1/completions        one string: all that was said and answered, and what is said now
-chat     /v1/chat/completions   the same as messages, through the server's own template
-tokens   /v1/completions        a list of ids: exact lengths, for servers that take them; one turn only
+text     /v1/completions        one string: the conversation so far, and the new turn
+chat     /v1/chat/completions   the same as messages, rendered by the server's own template
+tokens   /v1/completions        a list of ids: exact lengths, for servers that accept them; one turn only
 """
 
 import json
@@ -17,7 +17,7 @@ from quire.workload.writing import SpanWriter
 Form = Literal["text", "chat", "tokens"]
 FORMS: tuple[Form, ...] = ("text", "chat", "tokens")
 PRIORITIES = {"high": -10, "normal": 0, "low": 10}
-"""On the wire a lower number is more urgent."""
+"""The values of `priority` in a body: lower is more urgent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +29,24 @@ class HttpCall:
     path: str
     body: bytes
     prompt_tokens: int
-    """As meant, answers of earlier turns left out: for servers that do not count."""
+    """The intended length without earlier answers, used if the server reports no usage."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallMaker:
-    """Writes calls for one model."""
+    """Builds calls for one model."""
 
     model: str
     form: Form
     writer: SpanWriter
     ignores_eos: bool = True
-    """Ask for every token that was meant: lengths must not depend on what a model finds worth saying."""
+    """Always generate max_tokens tokens, so that output lengths do not depend on the model's answers."""
     sends_priority: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields laid over the body; null takes one away, for servers that refuse what they do not know."""
+    """Fields that replace those of the body; null removes a field, for servers that refuse unknown ones."""
 
     def check(self, visits: Sequence[Visit]) -> None:
-        """Refuse what this form cannot say."""
+        """Raise ConfigError if this form cannot express the visits."""
         if self.form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
             raise ConfigError(
                 "expected --prompts text or chat for conversations, because answers come back as text, got tokens; or "
@@ -54,7 +54,7 @@ class CallMaker:
             )
 
     def call(self, visit: Visit, answers: Sequence[str]) -> HttpCall:
-        """The turn after those answers."""
+        """Build the call for the turn after these answers."""
         turn = visit.turns[len(answers)]
         path, prompt = self._prompt(visit, answers)
         body: dict[str, Any] = {

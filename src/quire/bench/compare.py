@@ -1,8 +1,8 @@
-"""Is server B different from server A? For pairs of rounds that were taken interleaved in one run.
+"""Compare servers A and B, by pairs of rounds that were measured interleaved in one run.
 
-Two servers measured one after the other on a shared machine differ by whatever the machine did meanwhile. Rounds taken
-interleaved share the weather, so each round gives one ratio B/A, and the question is whether those ratios are one:
-`quire.verdicts` answers it.
+If two servers are measured one after the other, changes in the machine's load look like differences between them.
+Interleaved rounds run under nearly equal conditions, so each round gives one ratio B/A. `quire.verdicts` decides
+whether the ratios differ from one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 from quire.verdicts import MIN_PAIRS, THRESHOLD, Change, SpeedVerdict, change_of
 
 HEADLINES = {"output_throughput": 1, "median_ttft_ms": -1, "median_tpot_ms": -1}
-"""Figures that are judged; whether more is better."""
+"""The compared metrics; 1 if higher is better, -1 if lower is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The verdict, what it rests on, and why there is none if there is none."""
+    """The verdict and the changes it is based on, or the reason why the records cannot be compared."""
 
     verdict: SpeedVerdict
     changes: tuple[Change, ...] = ()
@@ -26,7 +26,7 @@ class Comparison:
 
 
 def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float = THRESHOLD) -> Comparison:
-    """Two records as `quire bench ab` writes them."""
+    """Compare two records that `quire bench ab` wrote."""
     reason = why_not(a, b)
     if reason:
         return Comparison(SpeedVerdict.NOT_COMPARABLE, reason=reason)
@@ -43,7 +43,7 @@ def compare_records(a: Mapping[str, Any], b: Mapping[str, Any], threshold: float
 
 
 def why_not(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """Why two records cannot be compared; empty if they can."""
+    """Return why two records cannot be compared; empty if they can."""
     for name, record in (("A", a), ("B", b)):
         if not isinstance(record.get("rounds"), list) or not record.get("run_id"):
             return f"{name} is not one side of a run of `quire bench ab`; only interleaved rounds can be compared"

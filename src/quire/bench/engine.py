@@ -1,8 +1,7 @@
-"""The engine in this process: one request at a time against batches, prefill, prefix hit against miss, the roof.
+"""Measure the engine in this process: single requests, batches, prefill, prefix cache hits and misses, roofline.
 
-The only file of the benchmark that knows the engine. Batches are measured round by round, each round over all of them,
-because a machine drifts; figures are medians over the rounds. Prompts are fresh in every round: nothing is cached that
-was not meant to be.
+The only module of the benchmark that imports the engine. Every round measures all batch sizes, because the machine's
+speed drifts; the results are medians over rounds. Every round has new prompts, so only intended prefixes are cached.
 """
 
 from collections.abc import Callable
@@ -12,12 +11,10 @@ from random import Random
 from secrets import token_hex
 from statistics import median
 from time import monotonic, perf_counter
-from types import TracebackType
 from typing import Any
 
-from quire.backends.load import roof_of
-from quire.backends.roof import Roof, RoofPoint
-from quire.bench.machine_info import machine
+from quire.backends.cpu.measured_roof import CpuRoof, RoofPoint
+from quire.bench.records import machine
 from quire.checkpoints import Progress, resolve
 from quire.client.engines.llm import LLM
 from quire.client.engines.opening import OpenedModel, open_model
@@ -33,18 +30,18 @@ from quire.workload.visits import Span
 from quire.workload.writing import TOKEN_IDS, SpanWriter
 
 OWN_TOKENS = 32
-"""What a prompt adds to a shared prefix."""
+"""Length of the part of a prompt after a shared prefix."""
 PROFILE_TOKENS = 4096
-"""The longest sequence of which steps are timed for a profile; behind it lines go on straight."""
+"""Longest sequence of which steps are timed for a profile; longer ones are extrapolated linearly."""
 ROOF_STEPS = 5
-"""Steps of each round that are laid beside the bare products."""
+"""Number of steps per round that are compared with the roofline."""
 
 Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """What to measure."""
+    """The settings of a measurement."""
 
     batches: tuple[int, ...]
     prompt_tokens: int
@@ -56,16 +53,16 @@ class EngineLoad:
 
 @dataclass(frozen=True, slots=True)
 class BatchPoint:
-    """What so many requests at once come to."""
+    """The results for one batch size."""
 
     batch: int
     output_tokens_per_s: float
-    """Over the whole of it, prefill included."""
+    """Throughput over the whole run of a batch, including prefill."""
     speedup: float
-    """Over one request at a time."""
+    """Throughput, divided by the throughput per request of the smallest batch."""
     decode_tokens_per_s: float
     step_ms: float | None = None
-    """A step in which all of them decode."""
+    """Duration of a step in which all requests decode."""
     roof_ms: float | None = None
     bare_ms: float | None = None
     gb_per_s: float | None = None
@@ -75,7 +72,7 @@ class BatchPoint:
 
 @dataclass(frozen=True, slots=True)
 class EngineResult:
-    """All of it."""
+    """All results of a measurement."""
 
     model: str
     load: EngineLoad
@@ -86,18 +83,18 @@ class EngineResult:
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the results as a record for a file."""
         return {**asdict(self), "prefix_ttft_ratio": self.prefix_ttft_ratio, "machine": machine()}
 
     @property
     def prefix_ttft_ratio(self) -> float | None:
-        """How many times sooner the first token comes when the prefix is cached."""
+        """Ratio of the TTFT without a cached prefix to the TTFT with it."""
         if self.miss_ttft_ms is None or self.hit_ttft_ms is None:
             return None
         return self.miss_ttft_ms / self.hit_ttft_ms
 
     def batch_rows(self) -> list[tuple[str, ...]]:
-        """One row for each batch."""
+        """Return one table row per batch size."""
         return [
             (
                 str(one.batch),
@@ -111,7 +108,7 @@ class EngineResult:
         ]
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is not of a batch."""
+        """Return the table rows of the other results."""
         rows = [("prefill tokens/s", f"{self.prefill_tokens_per_s:,.0f}")]
         if self.prefix_ttft_ratio is not None:
             rows += [
@@ -122,9 +119,9 @@ class EngineResult:
 
 
 class EngineBench:
-    """One model, measured. Close it, or use it as a context."""
+    """Measures one model. Close it, or use it as a context manager."""
 
-    def __init__(self, opened: OpenedModel, load: EngineLoad, roof: Roof | None, name: str) -> None:
+    def __init__(self, opened: OpenedModel, load: EngineLoad, roof: CpuRoof | None, name: str) -> None:
         longest = opened.text.max_sequence_tokens
         for what, wanted in (
             ("a prompt and its answer", load.prompt_tokens + load.output_tokens),
@@ -146,24 +143,23 @@ class EngineBench:
 
     @classmethod
     def opened(cls, model: str, settings: Settings, load: EngineLoad, progress: Progress) -> "EngineBench":
-        """The model loaded."""
+        """Load the model and return its benchmark."""
         opened = open_model(model, settings.model, serving=settings.serving, progress=progress)
         roof = None
         if load.has_roof:
-            roof = roof_of(resolve(model, progress=progress), settings.model)
+            checkpoint = resolve(model, progress=progress)
+            roof = CpuRoof.of(checkpoint.config, settings.model, checkpoint.matrix_types)
         return cls(opened, load, roof, Path(model).name)
 
     def __enter__(self) -> "EngineBench":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._llm.close()
 
     def run(self, announce: Announce) -> EngineResult:
-        """Everything, one section after the other."""
-        self._generate([self._prompt()])  # what is made once is made before the clock
+        """Run all measurements, one after the other."""
+        self._generate([self._prompt()])  # warm-up
         announce("batches, interleaved ...")
         rates, decodes = self._batches()
         prefill, miss, hit = self._prefix() if self._load.prefix_tokens else (self._prefill(), None, None)
@@ -182,12 +178,12 @@ class EngineBench:
         return EngineResult(self._name, self._load, points, prefill, miss, hit, notes)
 
     def profile(self, name: str) -> StepProfile:
-        """How long steps take, under loads of all kinds: for the simulator."""
-        self.steps(name, 1)  # the first steps of a process are slow
+        """Return a profile of step durations under varied loads, for the simulator."""
+        self.steps(name, 1)  # warm-up: the first steps of a process are slow
         return fitted_profile(name, self.steps(name, self._load.num_rounds))
 
     def steps(self, name: str, num_rounds: int) -> list[TimedStep]:
-        """Steps that a profile can be made of; the name decides what they have to do."""
+        """Time steps for a profile; the name seeds the random loads."""
         longest = min(self._opened.text.max_sequence_tokens, PROFILE_TOKENS)
         return timed_steps(self._opened.engine, self._request, num_rounds, longest_tokens=longest, random=Random(name))
 
@@ -196,7 +192,7 @@ class EngineBench:
         return make_request(self._opened.text, self._writer.ids([self._span(prompt_tokens)]), params)
 
     def _batches(self) -> tuple[dict[int, float], dict[int, float]]:
-        """Output tokens per second by batch: of the whole, and after the first token of all."""
+        """Return output tokens per second by batch size: of the whole run, and after the first tokens."""
         whole: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
         decode: dict[int, list[float]] = {batch: [] for batch in self._load.batches}
         for _ in range(self._load.num_rounds):
@@ -211,12 +207,12 @@ class EngineBench:
         return {key: median(one) for key, one in whole.items()}, {key: median(one) for key, one in decode.items()}
 
     def _prefill(self) -> float:
-        """Prompt tokens per second of one prompt alone."""
+        """Return prompt tokens per second of a single prompt."""
         taken = [self._generate([self._prompt()], 1)[0][0] for _ in range(self._load.num_rounds)]
         return self._load.prompt_tokens / median(taken)
 
     def _prefix(self) -> tuple[float, float, float]:
-        """Prefill tokens per second, and the first token's milliseconds cold and with the prefix cached."""
+        """Return prefill tokens per second, and the TTFT in ms without and with the prefix cached."""
         cold: list[float] = []
         warm: list[float] = []
         for _ in range(self._load.num_rounds):
@@ -228,7 +224,7 @@ class EngineBench:
         return num_tokens / median(cold), median(cold) * 1e3, median(warm) * 1e3
 
     def _generate(self, prompts: list[list[int]], max_tokens: int | None = None) -> list[tuple[float, float]]:
-        """Seconds to each prompt's first token and to its end."""
+        """Return the seconds to each prompt's first token and to its end."""
         count = max_tokens or self._load.output_tokens
         params = SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True)
         done = self._llm.generate(prompts, params, show_progress=False)
@@ -241,12 +237,12 @@ class EngineBench:
         return [(one.timings.first_token_s, one.timings.total_s) for one in done]
 
     def _beside_roof(self, batch: int) -> RoofPoint:
-        """Steps of a batch that decodes, interleaved with the bare products and a sum over memory."""
+        """Time decode steps of a batch, interleaved with the bare matrix products and a memory read (see `CpuRoof`)."""
         engine, roof = self._opened.engine, self._roof
         if roof is None:
             raise ConfigError("no roof was requested")
         num_steps = self._load.num_rounds * ROOF_STEPS
-        # The first decode while the last are still being read in: they must live through that, and then be measured.
+        # The first sequences decode while the last are in prefill; they must be long enough to be measured afterwards.
         num_reading = batch * (2 + self._load.prompt_tokens // max(1, engine.runner.capacity.max_step_tokens - batch))
         longest = self._opened.text.max_sequence_tokens - self._load.prompt_tokens
         count = min(longest, num_reading + num_steps + 2)
@@ -263,7 +259,7 @@ class EngineBench:
                 "choose smaller batches or shorter prompts",
                 code="batch_ended_early",
             )
-        # All sequences decode now; on average each has as many tokens as the middle step will see.
+        # All sequences decode now. The average context is estimated for the middle of the measured steps.
         capacity = engine.runner.capacity
         context = sum(len(one.tokens) for one in running) / batch + num_steps / 2
         kv_bytes = batch * context * capacity.num_kv_bytes / capacity.block_size
@@ -278,7 +274,7 @@ class EngineBench:
         return self._writer.ids([self._span(self._load.prompt_tokens)])
 
     def _span(self, num_tokens: int) -> Span:
-        """Never seen before."""
+        """Return a span that no earlier prompt had."""
         self._num_prompts += 1
         return Span(f"prompt {self._num_prompts}", num_tokens)
 

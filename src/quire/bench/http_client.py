@@ -1,63 +1,60 @@
-"""One server under load: a call in, an outcome out, never an exception. Reads bytes, stamps them, then parses.
+"""Client for one server under load: takes a call and returns an outcome, never an exception.
 
-A stamp is taken when a read returns, before the events in it are looked at, so that parsing is not counted as waiting.
+Timestamps are taken when a read returns, before its events are parsed, so that parsing does not count as latency.
 """
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 from quire.bench.calls import HttpCall
 from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADABLE, Outcome
-from quire.bench.stream_chunks import StreamChunk, Usage, read_chunk
 from quire.errors import ConfigError, MessageError
 from quire.http_client import OK, HttpClient, HttpServer, SseReader, fetch
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 2.0
-"""Kept connections are closed before a server closes them: many do after five seconds, in the middle of a request."""
+"""Idle connections are closed after this time; many servers close them after 5 s, which can break a new request."""
 SECONDS_BETWEEN_LOOKS = 0.25
 DETAIL_CHARS = 300
 MAX_EVENT_BYTES = 1 << 22
 MAX_LIST_BYTES = 1 << 22
 DONE = b"[DONE]"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
-    """Where it is and how to be let in."""
-
-    url: str
-    """Its root: paths of the API are added to it, a final /v1 is taken off."""
-    key: str | None = field(default=None, repr=False)
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout_s: float = 600.0
-    """Longest time for one answer."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "url", self.server.url)
-
-    @property
-    def server(self) -> HttpServer:
-        """For the client. Raises ConfigError for an invalid URL."""
-        return HttpServer.at(self.url, self.key, (("Accept", "text/event-stream"), *self.headers.items()))
+ACCEPT = ("Accept", "text/event-stream")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a server says of a model."""
+    """A server's entry for a model in `/v1/models`."""
 
     name: str
     max_tokens: int | None
-    """Longest sequence, where it says so."""
+    """The longest sequence, if the server reports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts that the server reports."""
+
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChunk:
+    """The parsed content of one stream event. An empty piece contains no token."""
+
+    piece: str = ""
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    error: str | None = None
 
 
 class RefusedError(Exception):
-    """An answer with a status that is not 200."""
+    """A response with a status other than 200."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(body)
@@ -66,7 +63,7 @@ class RefusedError(Exception):
 
 @dataclass(slots=True)
 class _Answer:
-    """What has come of one answer so far."""
+    """The data received of one answer so far."""
 
     pieces: list[str] = field(default_factory=list)
     token_s: list[float] = field(default_factory=list)
@@ -89,33 +86,33 @@ class _Answer:
             return SERVER
         if not self.is_done and self.finish_reason is None:
             return BROKEN
-        # Tokens that show nothing are an answer all the same, where the server says that it made some.
+        # Tokens may have no text; the answer is not empty if the server's usage counts tokens.
         has_tokens = self.usage is not None and self.usage.output_tokens
         return None if self.pieces or has_tokens else EMPTY
 
 
 class Client:
-    """Connections to one server, as many as there are requests: a load must not wait in its own client."""
+    """Unlimited connections to one server, so that no request waits in the client."""
 
-    def __init__(self, server: ServerAddress) -> None:
-        self.server = server
-        self._http = HttpClient(server.server, connect_s=CONNECT_TIMEOUT_S, idle_s=IDLE_S)
+    def __init__(self, server: HttpServer, timeout_s: float = 600.0) -> None:
+        """`timeout_s`: the longest time for one response."""
+        self.server = replace(server, headers=(ACCEPT, *server.headers))
+        self._timeout_s = timeout_s
+        self._http = HttpClient(self.server, connect_s=CONNECT_TIMEOUT_S, idle_s=IDLE_S)
 
     async def __aenter__(self) -> "Client":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._http.close()
 
     async def send(self, call: HttpCall, due_s: float | None = None) -> Outcome:
-        """Send one call and read its answer to the end. Whatever goes wrong is in the outcome."""
+        """Send one call and read its response to the end. Failures are reported in the outcome."""
         answer = _Answer()
         sent_s = perf_counter()
         error, detail = None, ""
         try:
-            async with asyncio.timeout(self.server.timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 await self._read(call, answer)
             error, detail = answer.failure, answer.error or ""
         except (RefusedError, MessageError, OSError) as failure:
@@ -138,16 +135,16 @@ class Client:
         )
 
     async def models(self) -> list[ModelCard]:
-        """What the server serves. Raises like the HTTP client."""
-        server = self._http.server
-        status, body = await fetch(server, "GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LIST_BYTES)
+        """Return the models that the server lists. Raises like the HTTP client."""
+        fetching = fetch(self.server, "GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LIST_BYTES)
+        status, body = await fetching
         if status != OK:
             raise RefusedError(status, body.decode("utf-8", "replace"))
         fields: Any = json.loads(body)
         return [ModelCard(str(card["id"]), card.get("max_model_len")) for card in fields["data"]]
 
     async def ready(self, timeout_s: float, model: str | None = None) -> ModelCard:
-        """The model to be asked, once the server answers; waits for it so long."""
+        """Wait until the server responds, and return the model to use. Raises ConfigError after `timeout_s`."""
         until_s = perf_counter() + timeout_s
         while True:
             try:
@@ -156,7 +153,8 @@ class Client:
                 if perf_counter() >= until_s:
                     raise ConfigError(
                         f"expected a response of {self.server.url}/v1/models within {timeout_s:g} s: "
-                        f"{_reason(failure)}; start the server, or check --url and --api-key"
+                        f"{_reason(failure)}; start the server, or check --url and --api-key",
+                        code="server_unreachable",
                     ) from failure
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
                 continue
@@ -191,7 +189,7 @@ def _kind(failure: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line that cannot steer a terminal: the server is not trusted."""
+    """Return one line without control characters, because the server is not trusted."""
     return "".join(one if one.isprintable() else " " for one in text).strip()
 
 
@@ -206,6 +204,43 @@ def _chosen(cards: list[ModelCard], model: str | None, url: str) -> ModelCard:
     if model is None and cards:
         return cards[0]
     if model is not None:
-        # A server may answer to names it does not list.
+        # A server may accept names that it does not list.
         return cards[names.index(model)] if model in names else ModelCard(model, None)
     raise ConfigError(f"{url} lists no model; name one with --model")
+
+
+def read_chunk(data: bytes) -> StreamChunk:
+    """Parse one chunk of a completion or a chat completion. Raises MessageError for an invalid one."""
+    try:
+        fields = json.loads(data)
+        if fields.get("error"):
+            return StreamChunk(error=_message(fields["error"]))
+        choices: Any = fields.get("choices") or ({},)
+        return StreamChunk(_piece(choices[0]), choices[0].get("finish_reason"), _usage(fields.get("usage")))
+    except (ValueError, AttributeError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise MessageError(f"expected an event of a completion, got {data[:200]!r}") from error
+
+
+def _piece(choice: dict[str, Any]) -> str:
+    """Return the text, or a chat's reasoning or tool calls, because those are tokens, too."""
+    delta = choice.get("delta")
+    if delta is None:
+        return str(choice.get("text") or "")
+    text = delta.get("content") or delta.get("reasoning") or delta.get("reasoning_content")
+    return str(text) if text else json.dumps(delta["tool_calls"]) if delta.get("tool_calls") else ""
+
+
+def _usage(usage: dict[str, Any] | None) -> Usage | None:
+    if not usage:
+        return None
+    details = usage.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens")
+    return Usage(
+        int(usage["prompt_tokens"]),
+        int(usage.get("completion_tokens") or 0),
+        None if cached is None else int(cached),
+    )
+
+
+def _message(error: Any) -> str:
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

@@ -1,48 +1,54 @@
-"""Who sends when: a closed loop (so many clients, each waits for its answer) or an open one (arrivals come regardless).
+"""Send visits in a closed loop (each client waits for its answer) or an open loop (arrivals at given times).
 
-An open loop is how the world behaves and a closed loop is how a server's best is found. The clock is handed in.
+An open loop models real traffic; a closed loop finds a server's maximum throughput. The clock can be replaced.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 
 from quire.bench.calls import CallMaker, HttpCall
 from quire.bench.outcome import Outcome, Run
-from quire.bench.pace import Pace
+from quire.errors import ConfigError
 from quire.workload.visits import Visit
 
 SendCall = Callable[[HttpCall, float], Awaitable[Outcome]]
-"""Sends a call that was due at a moment."""
+"""Sends a call; the second argument is the time when it was due."""
 Watch = Callable[[Outcome], None]
-"""Told of each outcome as it comes."""
+"""Called with each outcome when it is complete."""
 
 
-class RunClock(Protocol):
-    """Seconds, and how to wait for them."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The start times of visits."""
+
+    concurrency: int | None = None
+    """Closed loop: number of clients. Open loop: maximum number of concurrent visits; others wait in the client."""
+    moments_s: tuple[float, ...] | None = None
+    """Open loop: the arrival time of each visit, from the start. None: a closed loop."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError(f"expected a concurrency of at least 1, got {self.concurrency}", code="no_concurrency")
+        if self.moments_s is None and self.concurrency is None:
+            raise ConfigError("expected a concurrency (closed loop) or arrivals (open loop), got neither")
+
+
+class RunClock:
+    """The clock for timestamps and waiting."""
 
     def now_s(self) -> float:
-        """Seconds that never go back."""
-
-    async def sleep_until(self, moment_s: float) -> None:
-        """Come back at that moment, or at once if it is past."""
-
-
-class RealClock:
-    """The one on the wall."""
-
-    def now_s(self) -> float:
-        """Seconds of the clock that stamps events."""
+        """Return monotonic seconds."""
         return perf_counter()
 
     async def sleep_until(self, moment_s: float) -> None:
-        """Wait; a late event loop comes back late, and the outcome says so."""
+        """Sleep until a time of this clock. Returns at once if it is past, and late if the event loop is busy."""
         await asyncio.sleep(max(0.0, moment_s - perf_counter()))
 
 
 class LoadRun:
-    """Visits under a pace, once."""
+    """Runs visits with a pace."""
 
     def __init__(
         self, maker: CallMaker, send: SendCall, watch: Watch = lambda _: None, clock: RunClock | None = None
@@ -50,14 +56,14 @@ class LoadRun:
         self._maker = maker
         self._send = send
         self._watch = watch
-        self._clock = clock or RealClock()
+        self._clock = clock or RunClock()
         self._outcomes: list[Outcome] = []
 
     async def run(self, visits: Sequence[Visit], pace: Pace) -> Run:
-        """All visits to their ends."""
+        """Run all visits to their ends, and return the outcomes."""
         self._maker.check(visits)
         self._outcomes = []
-        # Written before the clock runs: making prompts is work, and must not be taken for lateness.
+        # The first prompts are generated before the clock starts: the work would delay requests.
         firsts = [(visit, self._maker.call(visit, ())) for visit in visits]
         started_s = self._clock.now_s()
         if pace.moments_s is None:
@@ -88,7 +94,7 @@ class LoadRun:
             await self._visit(visit, first, due_s)
 
     async def _visit(self, visit: Visit, first: HttpCall, due_s: float) -> None:
-        """Turn after turn, as long as answers come; a client without an answer has nothing to go on from."""
+        """Send turn after turn. Stop at a failure, because the next turn would need the answer."""
         answers: list[str] = []
         call = first
         while True:

@@ -1,9 +1,9 @@
-"""Figures from outcomes, under the names of `vllm bench serve`, so that scripts which read those read ours. Pure.
+"""Metrics of a run, with the names of `vllm bench serve`, so that scripts for its results can read these. Pure.
 
-    ttft   until the first text              tpot   (e2el - ttft) / (output tokens - 1), single tokens left out
-    itl    between two events                e2el   until the last text
+    ttft   time to the first text            tpot   (e2el - ttft) / (output tokens - 1), without single-token answers
+    itl    time between two events           e2el   time to the last text
 
-Throughput divides by the whole duration. Goodput counts the requests that kept every limit of the objective.
+Throughput is relative to the whole duration. Goodput counts the requests that met all limits of the objective.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ Measures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a request must keep to count as good, in milliseconds; None asks nothing."""
+    """The limits that a good request meets, in milliseconds; None: no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -32,7 +32,7 @@ class Objective:
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Objective | None":
-        """From `ttft:500`, `tpot:50` and the like; None where nothing is asked."""
+        """Parse `ttft:500`, `tpot:50` and the like; None for an empty list. Raises ConfigError for invalid text."""
         limits: dict[str, float] = {}
         for word in words:
             name, _, number = word.partition(":")
@@ -47,13 +47,13 @@ class Objective:
         return cls(**limits) if limits else None
 
     def is_kept(self, outcome: Outcome) -> bool:
-        """Whether the request was good."""
+        """Whether a request met all limits."""
         taken = ((self.ttft_ms, outcome.ttft_s), (self.tpot_ms, outcome.tpot_s), (self.e2el_ms, outcome.e2e_s))
         return all(limit is None or seconds * 1000.0 <= limit for limit, seconds in taken)
 
 
 def measured(run: Run, objective: Objective | None = None, percentiles: Sequence[float] = PERCENTILES) -> Measures:
-    """Everything a run comes to."""
+    """Return all metrics of a run."""
     good = [one for one in run.outcomes if one.is_ok]
     failed = [one for one in run.outcomes if not one.is_ok]
     return {
@@ -72,7 +72,7 @@ def measured(run: Run, objective: Objective | None = None, percentiles: Sequence
 
 
 def totals(good: Sequence[Outcome], duration_s: float) -> Measures:
-    """Counts and rates of what went well."""
+    """Return counts and rates of the successful requests."""
     num_in, num_out = sum(one.prompt_tokens for one in good), sum(one.output_tokens for one in good)
     per_s = 1.0 / duration_s if duration_s > 0 else 0.0
     return {
@@ -87,7 +87,7 @@ def totals(good: Sequence[Outcome], duration_s: float) -> Measures:
 
 
 def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILES) -> Measures:
-    """Mean, median, spread and percentiles of each latency, in milliseconds; null where there is nothing to measure."""
+    """Return mean, median, standard deviation and percentiles of each latency in ms; null without samples."""
     samples = {
         "ttft": [one.ttft_s for one in good],
         "tpot": [one.tpot_s for one in good if one.output_tokens > 1],
@@ -106,7 +106,7 @@ def latencies(good: Sequence[Outcome], percentiles: Sequence[float] = PERCENTILE
 
 
 def cache(good: Sequence[Outcome]) -> Measures:
-    """How much of the prompts the server had already; null where it does not say."""
+    """Return the cached prompt tokens and their share; null if the server does not report them."""
     counted = [one for one in good if one.cached_tokens is not None]
     if not counted:
         return {"total_cached_tokens": None, "cached_token_share": None}
@@ -115,15 +115,15 @@ def cache(good: Sequence[Outcome]) -> Measures:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between the two nearest samples in proportion, as numpy's default does."""
+    """Return a percentile by linear interpolation, like numpy's default."""
     place = (len(ordered) - 1) * percent / 100.0
     low, high = ordered[floor(place)], ordered[ceil(place)]
     return low + (high - low) * (place - floor(place))
 
 
 def most_at_once(spans: Iterable[tuple[float, float]]) -> int:
-    """The most requests that were open at one moment."""
-    # At one moment ends come before starts: back to back is not at once.
+    """Return the maximum number of concurrent requests."""
+    # At equal times, ends sort before starts, so back-to-back requests do not count as concurrent.
     edges = sorted(edge for start, end in spans for edge in ((start, 1), (end, -1)))
     highest = open_now = 0
     for _, change in edges:
@@ -133,11 +133,11 @@ def most_at_once(spans: Iterable[tuple[float, float]]) -> int:
 
 
 def busiest_second(good: Sequence[Outcome]) -> float:
-    """The most tokens that came in one second of the run, each answer's tokens spread evenly over its events."""
+    """Return the maximum tokens in one second of the run. An answer's tokens are distributed evenly over its events."""
     weights: dict[int, float] = {}
     first_s = min((one.sent_s for one in good), default=0.0)
     for one in good:
-        weight = one.output_tokens / max(1, len(one.token_s))  # tokens without text may come in no event at all
+        weight = one.output_tokens / max(1, len(one.token_s))  # tokens without text may have no event
         for moment_s in one.token_s:
             second = int(moment_s - first_s)
             weights[second] = weights.get(second, 0.0) + weight
@@ -151,7 +151,7 @@ def _goodput(good: Sequence[Outcome], duration_s: float, objective: Objective | 
 
 
 def _kinds(good: Sequence[Outcome], duration_s: float) -> Mapping[str, Measures]:
-    """The headline figures of each class, where there are several."""
+    """Return the main metrics of each kind of client, if there are several."""
     kinds = sorted({one.kind for one in good})
     if len(kinds) < 2:
         return {}

@@ -1,54 +1,54 @@
-"""What became of one request: plain stamps and counts, the ground everything else is computed from.
+"""The outcome of one request: timestamps and counts, from which all metrics are computed.
 
-Stamps are seconds of one monotonic clock, absolute, so that they can be laid beside those of another process.
+Timestamps are absolute seconds of a monotonic clock, so that they can be compared with those of another process.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 
-# The ways a request can fail. An HTTP refusal has its status as its kind: "http 503".
+# Values of `Outcome.error`. An HTTP error has its status in it, for example "http 503".
 CONNECT = "connect"
 """No connection could be made."""
 TIMEOUT = "timeout"
 BROKEN = "broken"
 """The stream ended before its last event."""
 UNREADABLE = "unreadable"
-"""The server sent something that is not what the API says."""
+"""The server sent something that does not conform to the API."""
 SERVER = "server"
-"""The server said in the stream that it failed."""
+"""The server reported an error in the stream."""
 EMPTY = "empty"
-"""An answer without a token."""
+"""The answer has no token."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request as its client saw it."""
+    """The client's view of one request."""
 
     name: str
     kind: str
-    """Which class of a mixed workload."""
+    """The kind of client in a mixed workload."""
     due_s: float
-    """When it should have been sent: later than that, and the client was late."""
+    """When the request should have been sent; it was sent later if the client was busy."""
     sent_s: float
     ended_s: float
     token_s: tuple[float, ...]
-    """When each event that carried text came."""
+    """Arrival times of the events with text."""
     pieces: tuple[str, ...]
-    """What those events carried."""
+    """The texts of these events."""
     prompt_tokens: int
-    """As the server counted them; as they were meant, where it did not say."""
+    """As counted by the server, or the intended number if the server does not report it."""
     output_tokens: int
-    """As the server counted them; events, where it did not say."""
+    """As counted by the server, or the number of events with text if the server does not report it."""
     cached_tokens: int | None
-    """Prompt tokens the server found in its cache; None where it does not say."""
+    """Prompt tokens that the server found in its cache; None if the server does not report it."""
     finish_reason: str | None
     error: str | None = None
-    """Its kind, or None: it went well."""
+    """The kind of failure; None: success."""
     detail: str = ""
 
     @property
     def is_ok(self) -> bool:
-        """Whether an answer came, whole."""
+        """Whether a complete answer arrived."""
         return self.error is None
 
     @cached_property
@@ -57,28 +57,28 @@ class Outcome:
 
     @property
     def ttft_s(self) -> float:
-        """Until the first text."""
+        """Time to the first text."""
         return self.token_s[0] - self.sent_s
 
     @property
     def e2e_s(self) -> float:
-        """Until the last text; what the server sends after it (usage, the end mark) keeps no reader waiting."""
+        """Time to the last text; later data (usage, end of stream) is not counted."""
         return self.token_s[-1] - self.sent_s
 
     @property
     def tpot_s(self) -> float:
-        """From token to token after the first; 0 for a single one."""
+        """Mean time per token after the first; 0 for a single token."""
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
 
     @property
     def itl_s(self) -> list[float]:
-        """Gaps between events: tokens that come together have none."""
+        """Times between events; tokens in one event have no time between them."""
         return [later - sooner for sooner, later in zip(self.token_s, self.token_s[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class Run:
-    """All requests of one load."""
+    """The outcomes of all requests of one load."""
 
     started_s: float
     ended_s: float
@@ -86,5 +86,5 @@ class Run:
 
     @property
     def duration_s(self) -> float:
-        """Until the last answer ended."""
+        """Time until the last response ended."""
         return self.ended_s - self.started_s

@@ -1,8 +1,8 @@
-"""Pictures of results as PNG files. The only file that knows matplotlib, which is imported when a picture is drawn.
+"""Plots of results as PNG files. The only module that uses matplotlib, which is imported when a plot is drawn.
 
-curve      throughput and latency by number of clients, one line for each server
-timeline   when each request waited and spoke, and tokens per second beneath
-batches    tokens per second of the engine by batch, beside the machine's roof
+curve      throughput and latency by number of clients
+timeline   waiting and output time of each request, with tokens per second below
+batches    the engine's tokens per second by batch size, with the roofline
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,35 +17,33 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#3b6fb6", "#d1702a", "#4f9a5b", "#8c5fa8", "#b5485d", "#6b6b6b")
 WAITING, SPEAKING, FAILED, INK, FAINT = "#e3b778", "#3b6fb6", "#c2384a", "#2b2b2b", "#d9d9d9"
 DOTS_PER_INCH = 150
 TOKENS_OF_A_SLICE = 8
 MAX_ROWS = 400
-"""Requests drawn in a timeline; of more, every so many-th."""
+"""Maximum number of requests in a timeline; of more, every n-th is drawn."""
 
 
-def curve(path: Path, series: Mapping[str, Sequence[Mapping[str, Any]]], title: str) -> None:
-    """Three panels over the number of clients: tokens per second, first token, each further token."""
+def curve(path: Path, points: Sequence[Mapping[str, Any]], title: str) -> None:
+    """Draw output throughput, TTFT and TPOT over the number of clients."""
     figure = _figure(12.5, 4.3, title)
     panels = figure.subplots(1, 3)
-    for colour, (name, points) in zip(_colours(len(series)), series.items(), strict=True):
-        clients = [point["max_concurrency"] for point in points]
-        rates = [point["output_throughput"] for point in points]
-        panels[0].plot(clients, rates, "o-", color=colour, label=name)
-        for panel, figure_name in ((panels[1], "ttft"), (panels[2], "tpot")):
-            _band(panel, clients, points, figure_name, colour)
-    counts = sorted({point["max_concurrency"] for points in series.values() for point in points})
-    _by_clients(panels[0], counts, "output tokens per second")
-    _by_clients(panels[1], counts, "ms until the first token (median, shade to 99%)")
-    _by_clients(panels[2], counts, "ms per further token (median, shade to 99%)")
-    if len(series) > 1:
-        panels[0].legend(frameon=False, fontsize=9)
+    clients = [point["max_concurrency"] for point in points]
+    panels[0].plot(clients, [point["output_throughput"] for point in points], "o-", color=SPEAKING)
+    for panel, name in ((panels[1], "ttft"), (panels[2], "tpot")):
+        _band(panel, clients, points, name)
+    titles = (
+        "output tokens per second",
+        "ms until the first token (median, shade to 99%)",
+        "ms per further token (median, shade to 99%)",
+    )
+    for panel, what in zip(panels, titles, strict=True):
+        _by_clients(panel, sorted({*clients}), what)
     _write(figure, path)
 
 
 def timeline(path: Path, run: Run, title: str) -> None:
-    """A bar for each request, from the moment it was sent: waiting, then speaking; beneath, tokens per second."""
+    """Draw a bar for each request, from its start: waiting, then output; below, tokens per second."""
     ordered = sorted(run.outcomes, key=lambda one: one.sent_s)
     step = -(-len(ordered) // MAX_ROWS) or 1
     drawn = ordered[::step]
@@ -69,7 +67,7 @@ def timeline(path: Path, run: Run, title: str) -> None:
 
 
 def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
-    """Tokens per second by batch, the machine's roof above."""
+    """Draw tokens per second by batch size, with the roofline above."""
     points = record["batches"]
     figure = _figure(7.5, 4.4, f"{record['model']}: effect of batching")
     panel = figure.subplots()
@@ -95,7 +93,7 @@ def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
 
 def _figure(width: float, height: float, title: str) -> "Figure":
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only who draws pays
+        from matplotlib.figure import Figure  # noqa: PLC0415 - needed only to draw
     except ImportError as error:
         rule = "a picture needs matplotlib, which is missing; pip install 'matplotlib>=3.9,<4'"
         raise ConfigError(rule, code="matplotlib_missing") from error
@@ -133,11 +131,11 @@ def _by_clients(panel: "Axes", clients: Sequence[int], title: str) -> None:
     _plain(panel)
 
 
-def _band(panel: "Axes", clients: Sequence[int], points: Sequence[Mapping[str, Any]], name: str, colour: str) -> None:
+def _band(panel: "Axes", clients: Sequence[int], points: Sequence[Mapping[str, Any]], name: str) -> None:
     median = [point[f"median_{name}_ms"] or 0.0 for point in points]
     slow = [point[f"p99_{name}_ms"] or 0.0 for point in points]
-    panel.plot(clients, median, "o-", color=colour)
-    panel.fill_between(clients, median, slow, color=colour, alpha=0.15, linewidth=0)
+    panel.plot(clients, median, "o-", color=SPEAKING)
+    panel.fill_between(clients, median, slow, color=SPEAKING, alpha=0.15, linewidth=0)
 
 
 def _bar(panel: "Axes", row: int, one: Outcome, started_s: float) -> None:
@@ -162,7 +160,7 @@ def _legend(panel: "Axes", has_failed: bool) -> None:
 
 
 def _rates(run: Run) -> tuple[list[float], list[float]]:
-    """Tokens per second in slices of the run, wide enough for some tokens each."""
+    """Return tokens per second in equal slices of the run, each wide enough for several tokens."""
     num_tokens = sum(one.output_tokens for one in run.outcomes if one.is_ok)
     slice_s = max(run.duration_s / 120.0, 0.05, run.duration_s * TOKENS_OF_A_SLICE / max(1, num_tokens))
     counts = [0.0] * (int(run.duration_s / slice_s) + 1)
@@ -172,7 +170,3 @@ def _rates(run: Run) -> tuple[list[float], list[float]]:
                 counts[int((moment_s - run.started_s) / slice_s)] += one.output_tokens / len(one.token_s)
     moments = [place * slice_s for place in range(len(counts) + 1)]
     return moments, [*(count / slice_s for count in counts), 0.0]
-
-
-def _colours(count: int) -> list[str]:
-    return [COLOURS[place % len(COLOURS)] for place in range(count)]

@@ -1,10 +1,11 @@
-"""A run as a record that scripts of the field can read, as rows for a person, and as a file.
+"""A run's results as a JSON record, as table rows, and as a file.
 
-Setup and figures carry the names of `vllm bench serve`; what is ours beside them: `run_id`, `machine`, `load`, `url`.
+Settings and metrics have the names of `vllm bench serve`; quire adds `run_id`, `machine`, `load` and `url`.
 """
 
 import json
 import os
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.bench.machine_info import machine
+from quire.bench.load_run import Pace
 from quire.bench.measures import Objective, measured
 from quire.bench.outcome import Run
-from quire.bench.pace import Pace
 from quire.bench.setup import LoadSetup
+from quire.config.machine import processor_name, total_memory_bytes
 from quire.errors import ConfigError
 
 Record = dict[str, Any]
@@ -25,7 +26,7 @@ MAX_FILE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What is said of a run beside its figures."""
+    """Metadata of a run."""
 
     url: str
     model: str
@@ -36,7 +37,7 @@ class About:
 
 
 def record(about: About, setup: LoadSetup, pace: Pace, run: Run) -> Record:
-    """Everything a run was and came to."""
+    """Return the record of a run: its settings, metrics and metadata."""
     endpoint = "openai-chat" if setup.form == "chat" else "openai"
     return {
         "date": time.strftime("%Y%m%d-%H%M%S"),
@@ -60,8 +61,18 @@ def record(about: About, setup: LoadSetup, pace: Pace, run: Run) -> Record:
     }
 
 
+def machine() -> dict[str, Any]:
+    """Return the description of the machine; only results with equal descriptions can be compared."""
+    return {
+        "processor": processor_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(total_memory_bytes() / 2**30, 1),
+        "system": platform.system(),
+    }
+
+
 def detailed(run: Run) -> Record:
-    """Every request, under the names of a detailed result."""
+    """Return per-request data, with the names that `vllm bench serve` uses."""
     return {
         "input_lens": [one.prompt_tokens for one in run.outcomes],
         "output_lens": [one.output_tokens if one.is_ok else 0 for one in run.outcomes],
@@ -74,7 +85,7 @@ def detailed(run: Run) -> Record:
 
 
 def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What a person wants to know, in order."""
+    """Return the table rows of the main metrics."""
     result = [
         ("requests", f"{figures['completed']:,} done, {figures['failed']:,} failed in {figures['duration']:.1f} s"),
         ("requests/s", f"{figures['request_throughput']:.2f}"),
@@ -92,7 +103,7 @@ def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each latency: mean, median, 90%, 99%, in milliseconds."""
+    """Return one row per latency: mean, median, 90th and 99th percentile in milliseconds."""
     names = {
         "ttft": "until the first token",
         "tpot": "per token after it",
@@ -104,7 +115,7 @@ def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """One row for each class of a mixed workload."""
+    """Return one row for each kind of client in a mixed workload."""
     names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
     return [
         (kind, f"{one['completed']:,}", f"{one['output_throughput']:,.1f}", *(_ms(one[name]) for name in names))
@@ -113,7 +124,7 @@ def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def point_rows(points: Sequence[Record]) -> list[tuple[str, ...]]:
-    """One row for each point of a sweep."""
+    """Return one row for each point of a sweep."""
     return [
         (
             str(point["max_concurrency"]),
@@ -129,7 +140,7 @@ def point_rows(points: Sequence[Record]) -> list[tuple[str, ...]]:
 
 
 def save(path: Path, content: Record) -> None:
-    """Write a record whole or not at all."""
+    """Write a record to a file atomically."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +153,7 @@ def save(path: Path, content: Record) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """A record from a file."""
+    """Read a record from a file. Raises ConfigError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"expected a result of at most {MAX_FILE_BYTES} bytes, {path} has more")

@@ -1,45 +1,50 @@
-"""Whole measurements: one load, a sweep over concurrencies, two servers interleaved.
+"""Complete measurements: one load, a sweep over numbers of clients, two servers interleaved.
 
-Every round writes prompts of its own, from the seed and the round: what an earlier round left in a server's cache is
-never a later one's hit. Two servers of one round get the same prompts.
+Every round generates its own prompts from the seed and the round number, so it has no cache hits from earlier rounds.
+Two servers get the same prompts in the same round.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
+
+import uvloop
 
 from quire.bench.calls import CallMaker
 from quire.bench.compare import HEADLINES
-from quire.bench.http_client import SECONDS_BETWEEN_LOOKS, Client, ModelCard, ServerAddress
-from quire.bench.load_run import LoadRun
+from quire.bench.http_client import SECONDS_BETWEEN_LOOKS, Client, ModelCard
+from quire.bench.load_run import LoadRun, Pace
 from quire.bench.measures import Objective, measured
 from quire.bench.outcome import CONNECT, Outcome, Run
-from quire.bench.pace import Pace
 from quire.bench.records import About, Record, record
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
+from quire.http_client import HttpServer
 from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.visits import Visit
 from quire.workload.writing import SpanWriter
 
 LOADING = ("http 503", CONNECT)
-"""What a server that is still loading answers."""
+"""Errors of a server that is still loading."""
 ROUND_FIGURES = (*HEADLINES, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
 
+Result = TypeVar("Result")
 OnRunBegan = Callable[[str, int], None]
-"""Told what begins and how many requests it has."""
+"""Called at the start of a run, with its title and number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How to measure, beside the load itself."""
+    """How to measure, independent of the load."""
 
     model: str | None = None
     ready_s: float = 30.0
-    """How long to wait for a server that does not answer yet."""
+    """How long to wait for a server that does not respond yet."""
+    timeout_s: float = 600.0
+    """The longest time for one response."""
     num_warmups: int = 1
     ignores_eos: bool = True
     sends_priority: bool = False
@@ -51,14 +56,21 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunListener:
-    """Who is told how it goes."""
+    """Callbacks for progress."""
 
     began: OnRunBegan = lambda _title, _count: None
     watch: Callable[[Outcome], None] = lambda _outcome: None
 
 
+def finished(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a measurement and return its result. uvloop handles an event in about half of asyncio's time; a slow client
+    would distort the measurement."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
 class Bench:
-    """One server under one setup. `opened` makes it; it lives as long as its client."""
+    """Measures one server. Create it with `opened`; it is valid as long as its client."""
 
     def __init__(self, client: Client, card: ModelCard, wishes: BenchOptions, listener: RunListener) -> None:
         self._client = client
@@ -68,39 +80,39 @@ class Bench:
 
     @classmethod
     async def opened(cls, client: Client, wishes: BenchOptions, listener: RunListener) -> "Bench":
-        """Once the server answers, and after its warm-up."""
+        """Wait until the server responds, and warm it up."""
         card = await client.ready(wishes.ready_s, wishes.model)
         bench = cls(client, card, wishes, listener)
         await bench._warm_up()
         return bench
 
     async def run(self, setup: LoadSetup, seed: str, title: str) -> tuple[Pace, Run]:
-        """One load."""
+        """Run one load."""
         visits = setup.visits(seed, self.card.max_tokens)
         pace = setup.pace(visits, seed)
         self._listener.began(title, sum(len(visit.turns) for visit in visits))
         return pace, await self.run_visits(self.maker(setup, seed), visits, pace)
 
     async def run_visits(self, maker: CallMaker, visits: Sequence[Visit], pace: Pace) -> Run:
-        """Some visits, as they are."""
+        """Run these visits."""
         return await LoadRun(maker, self._client.send, self._listener.watch).run(visits, pace)
 
     def about(self, run_id: str) -> About:
-        """What is said of this server's runs."""
+        """Return the metadata of this server's runs."""
         wishes = self._wishes
         return About(self._client.server.url, self.card.name, run_id, wishes.label, wishes.objective, wishes.metadata)
 
     def maker(self, setup: LoadSetup, seed: str) -> CallMaker:
-        """Writes this server's calls."""
+        """Return the builder of this server's calls."""
         wishes = self._wishes
         return CallMaker(
             self.card.name, setup.form, SpanWriter(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
         )
 
     async def _warm_up(self) -> None:
-        """A few short requests, so that no measured one pays for what is made once.
+        """Send a few short requests, so that one-time costs are not measured.
 
-        A server may list its models while it loads them; so long as it says so, it is asked again.
+        A server may list its models while it loads them. While it responds like that, requests are retried.
         """
         until_s = perf_counter() + self._wishes.ready_s
         visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._wishes.num_warmups)
@@ -120,46 +132,47 @@ class Bench:
 
 
 def seeded(setup: LoadSetup) -> LoadSetup:
-    """With a fresh seed where none was given."""
+    """Return the setup, with a new random seed if it has none."""
     return setup if setup.seed else replace(setup, seed=token_hex(4))
 
 
 async def run_load(
-    server: ServerAddress, setup: LoadSetup, wishes: BenchOptions, listener: RunListener
+    server: HttpServer, setup: LoadSetup, wishes: BenchOptions, listener: RunListener
 ) -> tuple[Record, Run]:
-    """One load on one server."""
-    async with Client(server) as client:
+    """Run one load on one server."""
+    async with Client(server, wishes.timeout_s) as client:
         bench = await Bench.opened(client, wishes, listener)
         pace, run = await bench.run(setup, setup.seed, setup.comes)
         return record(bench.about(token_hex(8)), setup, pace, run), run
 
 
 async def sweep_clients(
-    server: ServerAddress, setup: LoadSetup, concurrencies: Sequence[int], wishes: BenchOptions, listener: RunListener
+    server: HttpServer, setup: LoadSetup, concurrencies: Sequence[int], wishes: BenchOptions, listener: RunListener
 ) -> list[Record]:
-    """The same load by more and more clients."""
+    """Run the same load with different numbers of clients."""
     points, run_id = [], token_hex(8)
-    async with Client(server) as client:
+    async with Client(server, wishes.timeout_s) as client:
         bench = await Bench.opened(client, wishes, listener)
         for at, concurrency in enumerate(concurrencies):
             point = setup.with_concurrency(concurrency)
-            # Prompts of its own, or a point measured twice would find the first one's in the cache.
+            # A seed per point: if a number of clients is measured twice, the second time must have no cache hits.
             pace, run = await bench.run(point, f"{setup.seed} {at}", f"{concurrency} clients")
             points.append(record(bench.about(run_id), point, pace, run))
     return points
 
 
 async def interleaved_servers(
-    servers: tuple[ServerAddress, ServerAddress],
+    servers: tuple[HttpServer, HttpServer],
     setup: LoadSetup,
     num_rounds: int,
     wishes: BenchOptions,
     listener: RunListener,
 ) -> tuple[Record, Record]:
-    """Two servers, round by round: A and B, then B and A, so that neither always goes first."""
+    """Measure two servers, round by round: A and B, then B and A, so that neither is always first."""
     run_id, sides = token_hex(8), ("A", "B")
-    async with Client(servers[0]) as first, Client(servers[1]) as second:
-        benches = [await Bench.opened(client, wishes, listener) for client in (first, second)]
+    clients = [Client(server, wishes.timeout_s) for server in servers]
+    async with clients[0], clients[1]:
+        benches = [await Bench.opened(client, wishes, listener) for client in clients]
         runs: tuple[list[Run], list[Run]] = ([], [])
         paces: list[Pace] = []
         for number in range(num_rounds):
@@ -181,7 +194,7 @@ def _side(whole: Record, runs: Sequence[Run], side: str) -> Record:
 
 
 def _joined(runs: Sequence[Run]) -> Run:
-    """Rounds laid end to end, without what lay between them."""
+    """Concatenate rounds, without the time between them."""
     outcomes: list[Outcome] = []
     end_s = runs[0].started_s
     for run in runs:

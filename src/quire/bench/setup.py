@@ -1,5 +1,5 @@
-"""What load to put on a server: one table of settings, checked, and what they stand for. The command's flags are made
-of this table, and it is written into every result, so that a result says how to make it again.
+"""Validated settings of a load. The command's flags are generated from them, and every result contains them, so that a
+measurement can be repeated.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, get_args
 
 from quire.bench.calls import FORMS, Form
-from quire.bench.pace import Pace
+from quire.bench.load_run import Pace
 from quire.errors import ConfigError
 from quire.workload import arrivals
 from quire.workload.mixes import MIXES, MixSizes, some_visits
@@ -29,7 +29,7 @@ def _flag(default: Any, help_text: str, *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSetup:
-    """Which requests are sent, and when."""
+    """The requests to send, and when."""
 
     workload: str = _flag("distinct", f"Requests to send: {', '.join(MIXES)}.")
     trace: str | None = _flag(
@@ -80,7 +80,7 @@ class LoadSetup:
 
     @property
     def comes(self) -> str:
-        """How arrivals come, when nothing was said as well."""
+        """The arrival process, with its default filled in."""
         if self.arrivals is not None:
             return self.arrivals
         return "trace" if self.trace is not None else "poisson" if self.rate is not None else "closed"
@@ -90,7 +90,7 @@ class LoadSetup:
         return next(form for form in FORMS if form == self.prompts)
 
     def visits(self, seed: str, model_tokens: int | None = None) -> list[Visit]:
-        """Who comes. `model_tokens` is what the server says of its longest sequence."""
+        """Return the visits. `model_tokens` is the longest sequence that the server reports."""
         if self.trace is None:
             mix = MIXES[self.workload]
             return some_visits(mix, self._sizes(mix.sizes), seed, self.requests or REQUESTS)
@@ -104,7 +104,7 @@ class LoadSetup:
         return list((trace.fitted(longest) if longest else trace).visits(self.speedup))
 
     def pace(self, visits: Sequence[Visit], seed: str) -> Pace:
-        """When they come."""
+        """Return the start times of the visits."""
         random, rate = Random(f"arrivals {seed}"), self.rate or 1.0
         match self.comes:
             case "closed":
@@ -120,12 +120,12 @@ class LoadSetup:
         return Pace(self.concurrency, tuple(islice(moments, len(visits))))
 
     def with_concurrency(self, concurrency: int) -> "LoadSetup":
-        """The same load by so many clients, each asking as often as before."""
+        """Return the same load with another number of clients, and as many requests per client."""
         each = max(1, round((self.requests or REQUESTS) / (self.concurrency or CONCURRENCY)))
         return replace(self, concurrency=concurrency, requests=max(concurrency * each, concurrency))
 
     def as_record(self) -> dict[str, Any]:
-        """What is written into results: everything that was set, or that matters without being set."""
+        """Return the settings for a result: all that were set or have a default, and the arrival process."""
         fields = {name: value for name, value in asdict(self).items() if value is not None} | {"arrivals": self.comes}
         if self.trace is not None:
             del fields["workload"]
@@ -152,18 +152,17 @@ class LoadSetup:
             raise ConfigError(f"expected {_flag_name(name)} of at least {least}, got {value}", (name,), code="too_low")
 
     def _check_arrivals(self) -> None:
-        if self.comes == "trace" and self.trace is None:
-            message = "--arrivals trace needs a trace; give one with --trace FILE"
-            raise ConfigError(message, ("trace",), code="flag_is_missing")
-        if self.comes in ("poisson", "bursts", "ramp") and self.rate is None:
-            message = f"--arrivals {self.comes} needs a rate; give one with --rate PER_SECOND"
-            raise ConfigError(message, ("rate",), code="flag_is_missing")
-        if self.comes == "ramp" and self.ramp_to is None:
-            message = "--arrivals ramp needs a final rate; give one with --ramp-to PER_SECOND"
-            raise ConfigError(message, ("ramp_to",), code="flag_is_missing")
+        for comings, name, what, example in (
+            (("trace",), "trace", "a trace", "FILE"),
+            (("poisson", "bursts", "ramp"), "rate", "a rate", "PER_SECOND"),
+            (("ramp",), "ramp_to", "a final rate", "PER_SECOND"),
+        ):
+            if self.comes in comings and getattr(self, name) is None:
+                message = f"--arrivals {self.comes} needs {what}; give one with {_flag_name(name)} {example}"
+                raise ConfigError(message, (name,), code="flag_is_missing")
 
     def _check_trace(self) -> None:
-        """A trace says how long everything is; a flag that would do nothing is a misunderstanding."""
+        """Raise ConfigError for a length in addition to a trace, which has its own lengths."""
         sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
         unused = [name for name in sizes if getattr(self, name) is not None]
         if self.trace is not None and unused:

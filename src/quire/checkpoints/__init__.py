@@ -1,6 +1,6 @@
-"""From a model's name to its files on this machine, checked: hub ids, directories, GGUF files.
+"""Resolves a model's name (Hub id, directory or GGUF file) to validated files on this machine.
 
-Nothing here imports a tensor library, and nothing in a model is ever executed.
+Imports no tensor library, and never executes code from a model.
 """
 
 from quire.checkpoints.cache import cache_folder

@@ -1,4 +1,4 @@
-"""Where quire keeps what it made of models, and how something is put there whole or not at all."""
+"""The cache folder for converted models, and atomic writes to it."""
 
 import os
 import re
@@ -18,7 +18,7 @@ SPARE_BYTES = 64 * 1024 * 1024
 
 
 def cache_folder() -> Path:
-    """$QUIRE_CACHE, else $XDG_CACHE_HOME/quire, else ~/.cache/quire. It may not exist yet."""
+    """Return $QUIRE_CACHE, else $XDG_CACHE_HOME/quire, else ~/.cache/quire. The folder may not exist yet."""
     if chosen := os.environ.get("QUIRE_CACHE"):
         return expanded(chosen, "QUIRE_CACHE to a full path")
     if base := os.environ.get("XDG_CACHE_HOME"):
@@ -27,29 +27,25 @@ def cache_folder() -> Path:
 
 
 def converted_directory(cache: Path, name: str, key: str) -> Path:
-    """Where the conversion of the file of this name and key belongs."""
+    """Return the cache directory for the converted model with this name and content key."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "model"
     return cache / "converted" / f"{plain}-{key}"
 
 
-def free_bytes(folder: Path) -> int:
-    """What is free on the disk of this folder."""
-    return shutil.disk_usage(folder).free
-
-
-def check_free_space(folder: Path, needed_bytes: int) -> None:
-    """Refuse before the disk is full, not after."""
-    if free_bytes(folder) < needed_bytes + SPARE_BYTES:
-        needed = f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder.parent}"
-        free = f"for the converted model, {free_bytes(folder) / 1e9:,.2f} GB free"
-        raise CheckpointError(f"{needed} {free}; free some, or set QUIRE_CACHE to a larger disk", code="disk_full")
+def check_free_space(folder: Path, needed_bytes: int, setting: str) -> None:
+    """Raise CheckpointError if `needed_bytes` do not fit on the disk; the error names the variable `setting`."""
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed_bytes + SPARE_BYTES:
+        needed = f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder}"
+        free = f"{free_bytes / 1e9:,.2f} GB free"
+        raise CheckpointError(f"{needed}, {free}; free some, or set {setting} to a larger disk", code="disk_full")
 
 
 @contextmanager
 def put_in_place(final: Path) -> Iterator[Path]:
-    """A fresh folder to fill, which becomes `final` in one move when the block ends well, and vanishes otherwise.
+    """Yield a new folder, which is renamed to `final` when the block succeeds, and removed otherwise.
 
-    Two processes may fill theirs at once: the first to finish wins, and the second's equal copy is thrown away.
+    If two processes do this at the same time, the first to finish wins, and the other's equal copy is removed.
     """
     parent = final.parent
     parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +53,7 @@ def put_in_place(final: Path) -> Iterator[Path]:
     fresh = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=parent))
     try:
         yield fresh
-        fresh.chmod(0o755)  # mkdtemp makes it the owner's alone; a cache may be shared
+        fresh.chmod(0o755)  # mkdtemp sets 0o700; a cache may be shared
         try:
             os.replace(fresh, final)
         except OSError:
@@ -68,7 +64,7 @@ def put_in_place(final: Path) -> Iterator[Path]:
 
 
 def _forget_unfinished(parent: Path) -> None:
-    """Remove what killed processes left. By age, since a process id says nothing on a shared disk."""
+    """Remove folders that killed processes left, by age: process ids are meaningless on a shared disk."""
     for left in parent.glob(f"{UNFINISHED}*"):
         try:
             if time.time() - left.stat().st_mtime > FORGET_UNFINISHED_AFTER_S:

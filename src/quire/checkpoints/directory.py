@@ -1,6 +1,5 @@
-"""Reads and checks a Hugging Face directory. Nothing in it is ever executed."""
+"""Reads and validates a model directory in Hugging Face format. Never executes code from it."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from quire.checkpoints.quantisation import is_quantised_by_mlx, read_quantisatio
 from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor
 from quire.checkpoints.strict_json import canonical_json, read_json_object
 from quire.checkpoints.text_part import text_config, text_tensors
-from quire.checkpoints.weights import DTYPE_BITS, WeightFile, open_weights
+from quire.checkpoints.weights import WeightFile, open_weights
 from quire.errors import CheckpointError
 
 CONVERSION_NAME = "quire.json"
@@ -35,7 +34,7 @@ TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where a model's weights are, and what of them names the model."""
+    """The location of a model's weights, and the headers that enter its fingerprint."""
 
     source: Path
     files: tuple[Path, ...]
@@ -45,12 +44,12 @@ class Weights:
 
 
 def read_directory(directory: Path, name: str) -> Checkpoint:
-    """The checkpoint in this directory, or a CheckpointError that says what is wrong with it."""
+    """Read the checkpoint in this directory. Raises CheckpointError if it is invalid."""
     return read_described(directory, name, lambda config: _weights_beside(config, directory))
 
 
 def read_described(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
-    """The checkpoint whose config and tokenizer are here, and whose weights are found by its config."""
+    """Read a checkpoint with its config and tokenizer in `directory`; `weights_of` finds the weights for the config."""
     try:
         return _read(directory, name, weights_of)
     except OSError as error:
@@ -58,13 +57,13 @@ def read_described(directory: Path, name: str, weights_of: Callable[[dict[str, A
 
 
 def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
-    """Open every header: each tensor listed exactly once, inside its file, with the shape the config asks for."""
+    """Read the headers of the directory's weight files; validate that tensors are unique and fit the config."""
     files = open_weights(directory)
     headers = [
-        [file.path.name, file.num_bytes, {name: [one.dtype, one.shape] for name, one in file.tensors.items()}]
+        [file.path.name, file.num_bytes, {name: [one.type, one.shape] for name, one in file.tensors.items()}]
         for file in files
     ]
-    stored = {name: tensor for file in files for name, tensor in _stored(file)}
+    stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
     tensors = with_joined_parts(decoder_names(config, text_tensors(config, stored)), read_quantisation(config))
     is_for_mlx = is_quantised_by_mlx(config) or any(map(_has_experts_of_mlx, files))
     if not is_for_mlx:  # mlx-lm checks its own names and shapes
@@ -73,8 +72,8 @@ def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
 
 
 def _has_experts_of_mlx(file: WeightFile) -> bool:
-    """mlx-lm writes all experts of a layer as one tensor, under names of its own; the others are as usual."""
-    return file.written_by == "mlx" and any(len(entry.shape) > 2 for entry in file.tensors.values())
+    """Whether the file has mlx-lm's expert tensors: all experts of a layer in one tensor, under mlx-lm's names."""
+    return file.written_by == "mlx" and any(len(tensor.shape) > 2 for tensor in file.tensors.values())
 
 
 def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
@@ -104,12 +103,6 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
     )
 
 
-def _stored(file: WeightFile) -> Iterator[tuple[str, StoredTensor]]:
-    for name, entry in file.tensors.items():
-        num_bytes = math.prod(entry.shape) * DTYPE_BITS[entry.dtype] // 8
-        yield name, StoredTensor(file.path, entry.dtype, entry.shape, entry.offset, num_bytes)
-
-
 def _read_config(directory: Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
         raise CheckpointError(f"expected a config.json in {directory}, found none; give the directory of a model")
@@ -137,7 +130,7 @@ def _token_ids(source: dict[str, Any], key: str) -> set[int]:
 
 
 def _token_texts(described: dict[str, Any], key: str) -> list[str]:
-    """tokenizer_config.json gives a token as its text, or as an object with the text in it."""
+    """Return a token's text from tokenizer_config.json, where it is a string or an object with `content`."""
     value = described.get(key)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
@@ -168,7 +161,7 @@ def _chat_template(directory: Path, described: dict[str, Any]) -> str | None:
 
 
 def _default_template(templates: list[Any]) -> Any:
-    """Of several named templates the one called default, else the first."""
+    """Return the template named "default" from a list, otherwise the first."""
     if not templates or not all(isinstance(item, dict) and "name" in item and "template" in item for item in templates):
         rule = "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}"
         raise CheckpointError(f"{rule}; download the model again", code="invalid_template")
@@ -191,7 +184,7 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
 
 
 def _conversion(directory: Path) -> list[Any]:
-    """What a GGUF file adds to the fingerprint: its content, which two files of equal shapes differ in."""
+    """Return the fingerprint fields of a converted GGUF model: a content digest, as files may have equal shapes."""
     written = _read_optional(directory, CONVERSION_NAME)
     return [written.get("format_version"), written.get("source_digest")]
 
@@ -207,11 +200,11 @@ def _fingerprint(config: dict[str, Any], headers: list[Any], conversion: list[An
 # -- names of tensors --------------------------------------------------------------------------------------------------
 
 FUSED_EXPERTS = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)")
-"""[expert, out, in], as newer makers store them; gate and up one below the other."""
+"""Expert weights fused into one tensor [expert, out, in]; gate and up are concatenated along `out`."""
 
 
 def decoder_names(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors by the names that the family's row of the table has for them."""
+    """Rename tensors to the names in the family's row of `FAMILIES`; split fused experts and drop ignored tensors."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         return dict(tensors)

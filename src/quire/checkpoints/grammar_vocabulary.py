@@ -1,8 +1,8 @@
-"""A model's tokens as grammars see them, and what one grammar may cost. For those who check a grammar, and for those
-who run it: both must be of one opinion.
+"""A model's vocabulary for the grammar library, and the cost limits of a grammar. The process that checks a grammar and
+the worker that runs it both use this module, so that they apply the same limits.
 
-Reading a vocabulary takes most of a second, longer than all else that is done for grammars: once for a process, when
-the first of them comes.
+Loading a vocabulary takes most of a second, longer than any other work for grammars. Each process loads it once, for
+its first grammar.
 """
 
 import json
@@ -24,26 +24,26 @@ LIMITS = {
     "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
-"""Of compiling a grammar, and of what it allows at one place: a mask takes some 30 ms at the most, of ordinary grammars
-less than two. An error does not quote the client's text into logs."""
+"""Parser limits. A token mask takes at most about 30 ms, for ordinary grammars less than 2 ms. Errors are not verbose,
+so that they do not copy the client's text into logs."""
 SHOWN_CHARS = 300
-"""Of what the library says."""
+"""Maximum length of the library's error messages."""
 MAX_FIRST = 32
-"""Tokens that may come first, each of which is followed once: some grammars fail only there."""
+"""Number of allowed first tokens to try one step each, because some grammars fail only there."""
 FOLLOWED = 96
-"""Tokens that are followed one behind the other."""
+"""Maximum length of the trial token sequence."""
 LAST = 8
-"""The latest of them, and the half before them: what these took is compared."""
+"""Number of tokens whose mean mask time is compared: at the end of the sequence and at its middle."""
 MAX_ALLOWED = 4096
-"""Of those that may come at a place, so many are looked at."""
+"""Maximum number of tokens read from one mask."""
 GROWN_S = 0.001
 GROWTH = 2.5
-"""A grammar is refused if its latest tokens took longer than this, and so many times as long as those half as far: with
-every token it takes longer, without end."""
+"""A grammar is rejected if its masks get ever slower: if the last ones take longer than `GROWN_S` and than `GROWTH`
+times those at half the length."""
 
 
 def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
-    """The text of a model's `tokenizer.json`, and the tokens that end a text."""
+    """Return the text of a model's `tokenizer.json`, and its EOS token ids. Raises CheckpointError."""
     if checkpoint.tokenizer_file is None:
         raise CheckpointError(f"grammars need a tokenizer.json, {checkpoint.name} has none; leave grammars out")
     try:
@@ -55,17 +55,17 @@ def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
 
 
 def grammar_vocabulary(tokenizer_json: str, vocabulary_size: int, end_tokens: Sequence[int]) -> "LLTokenizer":
-    """The tokens as the library has them; masks made with them are as wide as the model's logits."""
+    """Build the library's tokenizer; its masks have `vocabulary_size` bits, like the logits. Raises CheckpointError."""
     from llguidance import LLTokenizer
 
     try:
         return LLTokenizer(tokenizer_json, n_vocab=vocabulary_size, eos_token=list(end_tokens) or None)
-    except Exception as error:  # whatever the library makes of a strange file
+    except Exception as error:  # the library may raise anything for a malformed file
         raise CheckpointError(f"this model's tokenizer cannot be used for grammars: {_short(error)}") from error
 
 
 def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
-    """What follows a text through a grammar. One that cannot be compiled says so: `is_error`, `get_error`."""
+    """Compile a grammar into a matcher. A grammar that fails sets the matcher's `is_error` and `get_error`."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits: Any = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
 
 
 def first_mask(matcher: "LLMatcher") -> bytes:
-    """What may come first; and what must is looked at, for some grammars fail only there. Raises ValueError."""
+    """Return the mask of allowed first tokens. Raises ValueError if the mask, or finding forced tokens, fails."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if not matcher.is_error():
         matcher.compute_ff_tokens()
@@ -83,8 +83,8 @@ def first_mask(matcher: "LLMatcher") -> bytes:
 
 
 def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> None:
-    """See what may come later, for so much processor time at the most. Raises ValueError if it fails there, or takes
-    ever longer."""
+    """Try token sequences of a grammar, for at most `within_s` of CPU time. Raises ValueError if the grammar fails on
+    them, or if its masks get ever slower."""
     started_s, ends = thread_time(), set(vocabulary.eos_tokens)
     firsts = _allowed(matcher.compute_bitmask(), ends)
     for first in firsts[:: max(1, len(firsts) // MAX_FIRST)]:
@@ -97,7 +97,7 @@ def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> 
         before_s = thread_time()
         mask = _step(matcher, token)
         took.append(thread_time() - before_s)
-        token = None if matcher.is_stopped() else _near(mask, token, ends)  # what may come again and again grows
+        token = None if matcher.is_stopped() else _near(mask, token, ends)  # repeated tokens show growth
     latest, earlier = sum(took[-LAST:]) / LAST, sum(took[len(took) // 2 - LAST : len(took) // 2]) / LAST
     if len(took) >= 4 * LAST and latest > max(GROWN_S, GROWTH * earlier):
         raise ValueError(
@@ -107,7 +107,7 @@ def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> 
 
 
 def _step(matcher: "LLMatcher", token: int) -> bytes:
-    """What may follow this token."""
+    """Consume a token and return the mask of tokens allowed after it. Raises ValueError if the grammar fails."""
     matcher.consume_token(token)
     mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
     if matcher.is_error():
@@ -116,13 +116,13 @@ def _step(matcher: "LLMatcher", token: int) -> bytes:
 
 
 def _allowed(mask: bytes, ends: set[int]) -> list[int]:
-    """The first tokens of a mask, without those that end a text."""
+    """Return the first `MAX_ALLOWED` tokens of a mask, without EOS tokens."""
     found = (8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
     return list(islice((token for token in found if token not in ends), MAX_ALLOWED))
 
 
 def _near(mask: bytes, token: int, ends: set[int]) -> int | None:
-    """The same token, if it is allowed, or else one of the next."""
+    """Return `token` if it is allowed, otherwise an allowed token with a close id; None if there is none."""
     if mask and mask[token // 8] >> token % 8 & 1:
         return token
     for start in (token // 8, 0):

@@ -1,4 +1,4 @@
-"""From what a user types to a model on disk: a directory, a GGUF file, or the id of a repository on the hub."""
+"""Resolves a user's model name: a directory, a GGUF file, or a Hub id."""
 
 from pathlib import Path
 
@@ -15,17 +15,16 @@ from quire.errors import CheckpointError
 def resolve(
     name: str, *, progress: Progress = quiet, cache: Path | None = None, on_judged: OnJudged = ignore_judged
 ) -> Checkpoint:
-    """The checkpoint of this name: a directory, the path of a `.gguf` file, or a hub id such as `org/name:Q4_K_M`.
+    """Open a checkpoint: a directory, the path of a `.gguf` file, or a Hub id such as `org/name:Q4_K_M`.
 
-    What the hub has is fetched if it is not here. Of a GGUF file config and tokenizer are written into the cache folder
-    the first time. Raises CheckpointError, or ConfigError where a home directory is needed and there is none; nothing
-    else.
+    Downloads Hub models that are not on this machine. Writes the config and tokenizer of a GGUF file into the cache
+    folder on first use. Raises CheckpointError, or ConfigError if a home directory is needed and missing.
     """
     try:
         path = local_path(name, progress, on_judged)
         if path.suffix.lower() == ".gguf" and not path.is_dir():
             return _in_files(path, name, progress, cache or cache_folder())
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a folder not to be entered, no home
+    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL byte, no permission, no home
         raise CheckpointError(f"the model {name[:200]!r} cannot be opened: {error}; check the name") from error
     return read_directory(path.resolve(), name)
 
@@ -33,7 +32,8 @@ def resolve(
 def local_path(
     name: str, progress: Progress = quiet, on_judged: OnJudged = ignore_judged, memory_bytes: int | None = None
 ) -> Path:
-    """The model's file or folder on this machine, fetched if it has to be; `memory_bytes` is what it must fit in."""
+    """Return the model's local file or folder; download a Hub model if needed, choosing a variant that fits in
+    `memory_bytes` (default: this machine's memory). Raises CheckpointError."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix.lower() == ".gguf":
         return path
@@ -52,7 +52,7 @@ def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpo
     file, directory = gguf_described(path, cache, progress)
     _, tensors = plan(file)
     files = tuple(part.path.resolve() for part in file.parts)
-    # By name and type, but not by the file's own name: a copy of it is the same model.
+    # The fingerprint excludes the file's name, so that a renamed copy is the same model.
     header = {name: [tensor.type, tensor.shape] for name, tensor in tensors.items()}
     weights = Weights(files[0], files, tensors, [[file.file_bytes, header]])
     try:

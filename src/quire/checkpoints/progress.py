@@ -1,11 +1,10 @@
-"""How far work on big files is, for the person who waits: bars on a terminal, lines elsewhere.
+"""Progress of downloads and conversions: bars on a terminal, lines otherwise.
 
-A bar is there from the first to the last byte of its work, and no longer than the block that began it. While there is
-one, it keeps typed text from being echoed into it, and whatever is written to sys.stderr is written above it, by the
-console that draws it. Nothing draws but progress itself: where nothing moves, nothing is written.
+A bar is visible from the first to the last byte of its task, and at most until its `with` block ends. While a bar is
+visible, terminal echo is off, and the console prints writes to sys.stderr above the bar. Bars are redrawn only when
+progress is reported.
 """
 
-import os
 import sys
 import termios
 import time
@@ -14,28 +13,28 @@ from contextlib import ExitStack, contextmanager
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
+from quire.terminal import without_mode
+
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_LINES = 2.0
 SECONDS_BETWEEN_PICTURES = 0.1
-LOCAL_MODES = 3
-"""Where `termios.tcgetattr` has them."""
 
 
 class Progress(Protocol):
-    """Called with what is being done and how far it is; may be called thousands of times."""
+    """A callback with a task's label and progress; it may be called thousands of times."""
 
     def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None: ...
 
 
 def quiet(label: str, done_bytes: int, total_bytes: int) -> None:
-    """Say nothing."""
+    """Ignore the progress."""
 
 
 class LinesOnStderr:
-    """One line at the end of each piece of work, and at most one every two seconds before: fit for a log."""
+    """Progress lines for logs: at most one every two seconds, and one at the end of each task."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -53,7 +52,7 @@ class LinesOnStderr:
 
 
 class TerminalBars:
-    """All bars of this process's terminal. Threads may report at once."""
+    """All progress bars on this process's terminal. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -63,7 +62,7 @@ class TerminalBars:
         self._drawn_s = 0.0
 
     def show(self, label: str, done_bytes: int, total_bytes: int) -> None:
-        """Draw this bar as far as it is; at its last byte it goes."""
+        """Update a task's bar; remove it when the task is complete."""
         with self._lock:
             if done_bytes >= total_bytes:
                 self.end(label)
@@ -78,7 +77,7 @@ class TerminalBars:
                 bars.refresh()
 
     def end(self, label: str) -> None:
-        """Take this bar away, if it is there; with the last of them the terminal is as it was."""
+        """Remove a task's bar if it exists; restore the terminal after the last bar."""
         with self._lock:
             task = self._tasks.pop(label, None)
             if task is None or self._bars is None:
@@ -91,24 +90,25 @@ class TerminalBars:
                 self._held.close()
 
     def _opened(self) -> "Bars":
-        """Drawn by us alone: a thread that redraws would write to the terminal while nothing happens."""
+        """Open the bar display without a refresh thread, which would write to the terminal without progress."""
         from rich.console import Console
         from rich.progress import Progress as Bars
 
         console = Console(stderr=True, soft_wrap=True)
-        self._held.enter_context(_without_echo())
+        # Without echo, typed text stays in the input buffer and does not appear inside a bar.
+        self._held.enter_context(without_mode(sys.stdin, termios.ECHO))
         return self._held.enter_context(
             Bars(console=console, transient=True, auto_refresh=False, redirect_stdout=False)
         )
 
 
 BARS = TerminalBars()
-"""A process has one terminal."""
+"""The bars of this process's terminal."""
 
 
 @contextmanager
 def show_progress() -> Iterator[Progress]:
-    """Bars on a terminal, which end with this block at the latest; lines on stderr elsewhere."""
+    """Yield a progress callback: bars on a terminal, removed at the end of the block; otherwise lines on stderr."""
     if not sys.stderr.isatty():
         yield LinesOnStderr()
         return
@@ -126,32 +126,6 @@ def show_progress() -> Iterator[Progress]:
 
 
 def _shortened(label: str, width: int) -> str:
-    """Beside a bar of 40, a share and a time, on one line: a bar that breaks could not be taken away."""
+    """Shorten a label so that it fits on one line with bar, percentage and time: a wrapped bar cannot be erased."""
     room = max(1, width - 58)
     return label if len(label) <= room else f"{label[: room - 1]}…"
-
-
-@contextmanager
-def _without_echo() -> Iterator[None]:
-    """What is typed meanwhile is kept for the program that reads it, and not shown in the middle of a bar."""
-    was_on = _echo(is_on=False)
-    try:
-        yield
-    finally:
-        if was_on:
-            _echo(is_on=True)
-
-
-def _echo(*, is_on: bool) -> bool:
-    """Switch it, where this is the process in front: others are stopped for trying. Whether it was on before."""
-    try:
-        keyboard = sys.stdin.fileno()
-        if os.tcgetpgrp(keyboard) != os.getpgrp():
-            return False
-        modes = termios.tcgetattr(keyboard)
-        was_on = bool(modes[LOCAL_MODES] & termios.ECHO)
-        modes[LOCAL_MODES] = modes[LOCAL_MODES] | termios.ECHO if is_on else modes[LOCAL_MODES] & ~termios.ECHO
-        termios.tcsetattr(keyboard, termios.TCSANOW, modes)
-    except (OSError, ValueError, AttributeError, termios.error):  # there is no keyboard
-        return False
-    return was_on

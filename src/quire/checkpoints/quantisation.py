@@ -1,14 +1,15 @@
-"""Quantised weights in safetensors: what config.json says of them, and which tensors of the files are one weight.
+"""Quantized weights in safetensors: reads their settings from config.json, and joins the tensors of each weight.
 
-    scheme          parts of a weight, by the last part of their names
+    scheme          tensors of a weight, by the last component of their names
     gptq            qweight [in / words, out], qzeros, scales, g_idx
     awq             qweight [in, out / 8], qzeros, scales
     pack-quantized  weight_packed [out, in / words], weight_scale, weight_shape, weight_zero_point, weight_g_idx
     fp8             weight (F8_E4M3), weight_scale or weight_scale_inv
     mxfp4           NAME_blocks [expert, out, group, 16], NAME_scales [expert, out, group]
-    mlx             weight [..., out, in / words] (U32), scales, biases; any number of bits, named layers with others
+    mlx             weight [..., out, in / words] (U32), scales, biases; any number of bits, which layers may override
 
-How their bits are read is the backend's business; here they get the shape that the model's family expects of them.
+"in / words" is the number of 32-bit words for the codes of all inputs. Backends decode the codes; this module only
+gives each joined weight the shape that the model family expects.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ MAX_GROUP = 1 << 20
 MXFP4_GROUP = 32
 MLX_BITS = (2, 3, 4, 5, 6, 8)
 MAIN_PARTS = {"gptq": "qweight", "awq": "qweight", "pack-quantized": "weight_packed", "fp8": "weight"}
-"""The part that has the codes."""
+"""The tensor with the quantized codes."""
 OTHER_PARTS = {
     "gptq": ("qzeros", "scales", "g_idx"),
     "awq": ("qzeros", "scales"),
@@ -33,31 +34,31 @@ OTHER_PARTS = {
     "fp8": ("weight_scale", "weight_scale_inv"),
 }
 NEEDED_PARTS = {"gptq": 2, "awq": 2, "pack-quantized": 2, "fp8": 0}
-"""How many of the others, from the first on, a weight must have."""
+"""Number of leading entries of `OTHER_PARTS` that are required."""
 UNUSED_PARTS = ("input_scale", "k_scale", "v_scale")
-"""Of inputs, and of keys and values: both are computed here as they come."""
+"""Scales of activations and of the KV cache, which quire does not quantize with stored scales."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
-    """What is the same for all quantised weights of a model."""
+    """The quantization settings of a model's weights."""
 
     scheme: str
     num_bits: int
     group_size: int | None
-    """Inputs that share a scale; None: all of an output."""
+    """Number of inputs that share a scale; None: one scale for all inputs of an output."""
     is_symmetric: bool = True
     zeros_are_less_one: bool = False
-    """GPTQ's first file format has zeros one below what they stand for."""
+    """Whether stored zero points are one less than their value, as in GPTQ's first file format."""
 
 
 def is_quantised_by_mlx(config: Mapping[str, Any]) -> bool:
-    """MLX writes its settings under a name of its own, often under the others' too, and names no method."""
+    """Whether the config is in MLX's format: settings under `quantization`, without `quant_method`."""
     return isinstance(config.get("quantization"), dict) and "quant_method" not in config["quantization"]
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
-    """What config.json says, None if the weights are plain; refuses what no kernel here computes."""
+    """Read the quantization settings; None for unquantized weights. Raises CheckpointError if they are unsupported."""
     if is_quantised_by_mlx(config):
         section = config["quantization"]
         return Quantisation("mlx", _bits(section, "bits", MLX_BITS), _group(section))
@@ -86,7 +87,7 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
 def with_joined_parts(
     tensors: Mapping[str, StoredTensor], quantisation: Quantisation | None
 ) -> dict[str, StoredTensor]:
-    """The same tensors, with the parts of each quantised weight as one under the name the plain weight has."""
+    """Join the tensors of each quantized weight into one StoredTensor, under the name of the unquantized weight."""
     if quantisation is None:
         return dict(tensors)
     if quantisation.scheme == "mxfp4":
@@ -105,7 +106,7 @@ def with_joined_parts(
 
 
 def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Experts in MXFP4, under the name and with the shape, [expert, in, out], that plain ones have."""
+    """Join the MXFP4 tensors of experts, under the name and with the shape [expert, in, out] of unquantized experts."""
     found = dict(tensors)
     for name in [name for name in tensors if name.endswith("_blocks")]:
         base = name.removesuffix("_blocks")
@@ -123,8 +124,8 @@ def _with_joined_blocks(tensors: Mapping[str, StoredTensor]) -> dict[str, Stored
 
 
 def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quantisation) -> dict[str, StoredTensor]:
-    """Weights as MLX writes them: a word of 32 bits holds the codes of several inputs, and a group of inputs has a
-    scale. Bits may differ from layer to layer; mlx-lm checks them against the model."""
+    """Join the tensors of MLX weights: 32-bit words with the codes of several inputs, and a scale per group of inputs.
+    The number of bits may differ per layer; mlx-lm checks it against the model."""
     found = dict(tensors)
     for name in [name for name, tensor in tensors.items() if name.endswith(".weight") and tensor.type == "U32"]:
         base = name.removesuffix(".weight")
@@ -135,7 +136,7 @@ def _with_joined_words(tensors: Mapping[str, StoredTensor], quantisation: Quanti
             missing = f"expected scales for the quantised weight {base[:100]!r}, found none; download the model again"
             raise CheckpointError(missing, code="scales_missing")
         num_code_bits, num_inputs = codes.shape[-1] * 32, named["scales"].shape[-1] * (quantisation.group_size or 0)
-        if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # this layer has groups of its own
+        if not num_inputs or num_code_bits / num_inputs not in MLX_BITS:  # the layer has a different group size
             num_inputs = num_code_bits // quantisation.num_bits
         shape, num_bytes = (*codes.shape[:-1], num_inputs), sum(part.num_bytes for part in named.values())
         kind = f"MLX{num_code_bits // max(1, num_inputs)}"
@@ -207,7 +208,7 @@ def _group(config: Mapping[str, Any]) -> int | None:
 
 
 def _square(block_size: Any) -> int | None:
-    """The side of blocks that share a scale."""
+    """Return the side of the square blocks that share a scale; None without blocks."""
     if block_size is None:
         return None
     is_square = isinstance(block_size, list) and len(block_size) == 2 and block_size[0] == block_size[1]

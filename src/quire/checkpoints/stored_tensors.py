@@ -1,10 +1,11 @@
-"""Where a model's tensors lie in its files, and their rows as numbers: safetensors and GGUF read alike.
+"""The locations of a model's tensors in its safetensors or GGUF files, and reading their rows as numbers.
 
-Data is read with plain reads, not mapped: a file that shrinks meanwhile is an error and not a SIGBUS, and what has been
-read does not stay in the process's memory.
+Files are read, not memory-mapped, so that a file that shrinks causes an error and not a SIGBUS, and data that was read
+does not stay in the process's memory.
 """
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-"""Types of which each number stands for itself."""
+"""Unquantized float types and their bytes per number."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place. `shape` has rows first, as numpy and Hugging Face write it."""
+    """A tensor's location and type. `shape` has rows first, as in numpy and Hugging Face."""
 
     path: Path
     type: str
-    """F32, BF16, Q8_0, ...: the format's own word for it."""
+    """The file format's name of the type: F32, BF16, Q8_0, ..."""
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
     rotated_heads: int = 0
-    """How many heads' rows the file keeps in interleaved order (GGUF's Llama); 0: the rows lie as they are meant."""
+    """Number of heads whose rows are stored in interleaved RoPE order (GGUF's Llama); 0: rows are in normal order."""
     parts: "tuple[tuple[str, StoredTensor], ...]" = ()
-    """Of a quantised weight in safetensors: codes, scales and what else there is, by the last part of their names."""
+    """Tensors of a quantized weight in safetensors (codes, scales, ...), by the last component of their names."""
 
     @property
     def num_values(self) -> int:
@@ -42,7 +43,7 @@ class StoredTensor:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are: all dimensions but the last."""
+        """Number of rows: the product of all dimensions but the last."""
         return math.prod(self.shape[:-1])
 
     @property
@@ -52,17 +53,32 @@ class StoredTensor:
 
 @contextmanager
 def opened_weights(path: Path) -> Iterator[BinaryIO]:
-    """The file for reading, or a CheckpointError."""
+    """Open a file for reading. Raises CheckpointError."""
     try:
-        file = path.open("rb", buffering=0)
+        # Non-blocking, so that a named pipe without a writer fails instead of blocking.
+        file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be opened: {error.strerror}; check the path") from error
+        sentence = f"{path} cannot be opened: {error.strerror}; check the path"
+        raise CheckpointError(sentence, code="file_not_readable") from error
     with file:
         yield file
 
 
+def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
+    """Read bytes from a file. Raises CheckpointError if the file is shorter than when it was checked."""
+    try:
+        file.seek(offset)
+        raw = file.read(num_bytes)
+    except OSError as error:
+        raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
+    if len(raw) != num_bytes:
+        early = f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
+        raise CheckpointError(early, code="file_cut_off")
+    return raw
+
+
 def read_rows(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "NDArray[np.uint8]":
-    """Some neighbouring rows as they are stored, in the order they are meant: [row, byte of the row]."""
+    """Read consecutive rows in normal order, as stored bytes: [row, byte of the row]."""
     if not tensor.rotated_heads:
         return _read(file, tensor, first, count)
     head = tensor.num_rows // tensor.rotated_heads
@@ -71,9 +87,9 @@ def read_rows(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "
 
 
 def half_split(rows: "NDArray[np.uint8]", head_dim: int) -> "NDArray[np.uint8]":
-    """Put the rows of each head back from GGUF's order (0, half, 1, half + 1, ...) into 0, 1, ..., head_dim - 1.
+    """Reorder the rows of each head from GGUF's order (0, half, 1, half + 1, ...) to 0, 1, ..., head_dim - 1.
 
-    GGUF rotates neighbouring rows with each other, Hugging Face row i with row i + half, half being head_dim / 2.
+    RoPE rotates adjacent rows in GGUF, but rows i and i + half in Hugging Face format, where half = head_dim / 2.
     """
     num_rows, row_bytes = rows.shape
     pairs = rows.reshape(num_rows // head_dim, head_dim // 2, 2, row_bytes)
@@ -81,7 +97,7 @@ def half_split(rows: "NDArray[np.uint8]", head_dim: int) -> "NDArray[np.uint8]":
 
 
 def numbers_of(rows: "NDArray[np.uint8]", kind: str) -> "NDArray[np.float32]":
-    """Stored rows of this type as float32: exactly, but for F64."""
+    """Convert stored rows of this type to float32, exactly except for F64."""
     import numpy as np
 
     values: NDArray[Any]
@@ -107,15 +123,5 @@ def numbers_of(rows: "NDArray[np.uint8]", kind: str) -> "NDArray[np.float32]":
 def _read(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "NDArray[np.uint8]":
     import numpy as np
 
-    rows = np.empty((count, tensor.row_bytes), np.uint8)
-    try:
-        file.seek(tensor.offset + first * tensor.row_bytes)
-        left = rows.reshape(-1).data
-        while left and (taken := file.readinto(left)):  # type: ignore[attr-defined]
-            left = left[taken:]
-    except OSError as error:
-        raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
-    if len(left):
-        early = f"the model file ended {len(left):,} bytes early; wait until its download has finished"
-        raise CheckpointError(early, code="file_cut_off")
-    return rows
+    raw = read_exactly(file, tensor.offset + first * tensor.row_bytes, count * tensor.row_bytes)
+    return np.frombuffer(raw, np.uint8).reshape(count, tensor.row_bytes)

@@ -1,4 +1,4 @@
-"""JSON as files of a checkpoint may contain it: a file with NaN or doubled keys is damaged or means to mislead."""
+"""Strict JSON parsing for checkpoint files: NaN and duplicate keys are errors, signs of damage or manipulation."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ MAX_JSON_BYTES = 128 * 1024 * 1024
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in this file, or a CheckpointError that says what is wrong with it."""
+    """Read the JSON object in a file. Raises CheckpointError."""
     try:
         num_bytes = path.stat().st_size
         if num_bytes > MAX_JSON_BYTES:
@@ -25,7 +25,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
-    """The object these bytes spell; `label` names them in the error."""
+    """Parse a JSON object; errors refer to it as `label`. Raises CheckpointError."""
     try:
         value = loads_strictly(raw)
     except (ValueError, RecursionError) as error:
@@ -38,5 +38,5 @@ def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
 
 
 def canonical_json(value: object) -> bytes:
-    """The same bytes for equal values, whatever the order of their keys."""
+    """Encode a value so that equal values give equal bytes, independent of key order."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()

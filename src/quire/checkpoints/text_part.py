@@ -1,7 +1,7 @@
-"""The text part of a checkpoint that also sees or hears: a `…ForConditionalGeneration` of several models in one.
+"""Extracts the text model of a multimodal checkpoint (`…ForConditionalGeneration`).
 
-Its config holds the text model's under `text_config`, and its tensors stand under a prefix. Everything else is left
-out: quire serves text, and says so where the checkpoint is read.
+Such a checkpoint has the text model's config under `text_config` and its tensors under a prefix. All other parts are
+ignored, because quire serves text only; it logs a warning when it reads the checkpoint.
 """
 
 import logging
@@ -13,22 +13,22 @@ from quire.checkpoints.stored_tensors import StoredTensor
 from quire.errors import CheckpointError
 
 TEXT_PART = "quire_text_part_of"
-"""A field that is written into the config of a text part: what it is a part of."""
+"""Field that quire adds to the config of an extracted text model: the architecture of the whole checkpoint."""
 PREFIXES: Mapping[str, str] = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
 }
-"""Where text models' tensors stand, and what they are called by themselves."""
+"""Prefix of text tensors in a multimodal checkpoint -> prefix in a text model."""
 INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "quantization_config", "tie_word_embeddings")
-"""Fields that makers write beside `text_config` or in it."""
+"""Fields that may be in `text_config` or at the top level of the config."""
 
 logger = logging.getLogger(__name__)
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of the text part, if it has one of a family that quire knows; else the config as it is."""
+    """Return the config of the text model if its family is supported and the whole is not; otherwise `config`."""
     inner = config.get("text_config")
     if config["model_type"] in FAMILIES or not isinstance(inner, dict) or inner.get("model_type") not in FAMILIES:
         return config
@@ -39,7 +39,7 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_tensors(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of the text part by the names they have in a model of text alone."""
+    """Return the text model's tensors, renamed as in a text-only model. Raises CheckpointError if there are none."""
     if TEXT_PART not in config:
         return dict(tensors)
     found = {

@@ -1,4 +1,4 @@
-"""Opens tokenizer.json so that a damaged one is a CheckpointError and not a panic of the library below."""
+"""Opens tokenizer.json; a damaged file raises CheckpointError instead of a panic in the tokenizers library."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ TRIAL = "A trial: 2 words, ünï\n"
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer of this file, without padding and truncation, shown to encode and decode."""
+    """Load a tokenizer, disable padding and truncation, and test it on a short text. Raises CheckpointError."""
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -25,7 +25,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
             sizes = f"at most {MAX_JSON_BYTES:,} bytes, got {path.stat().st_size:,}"
             raise CheckpointError(f"expected {path.name} to have {sizes}; download the model again")
         tokenizer = Tokenizer.from_file(str(path))
-        # A file may ask for padding to any length; a server wants the text's own tokens.
+        # The file may enable padding or truncation; a server needs exactly the tokens of the text.
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.decode(tokenizer.encode(TRIAL).ids)

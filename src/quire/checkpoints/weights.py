@@ -1,7 +1,7 @@
-"""Opens the headers of safetensors files and checks that every tensor is listed once and lies where it says.
+"""Reads the headers of safetensors files and checks that every tensor is listed once and within its file.
 
-The header is read here and not through the library because the fingerprint needs it as it stands, and because its
-rules are few: a length, a JSON object, and spans that cover the rest of the file without gap or overlap.
+Does not use the safetensors library, because the fingerprint needs the unchanged header, and the format is simple: a
+length, a JSON object, and data spans that cover the rest of the file without gap or overlap.
 """
 
 import math
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.checkpoints.stored_tensors import StoredTensor
 from quire.checkpoints.strict_json import parse_json_object, read_json_object
 from quire.errors import CheckpointError
 
@@ -23,28 +24,18 @@ DTYPE_BITS = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """What a header says of one tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    """Where its data begins in the file."""
-
-
-@dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One safetensors file, its header checked."""
+    """A safetensors file with a validated header."""
 
     path: Path
     num_bytes: int
-    tensors: dict[str, TensorEntry]
+    tensors: dict[str, StoredTensor]
     written_by: str = ""
-    """The library whose names and shapes its tensors have, by the file's own word: pt, mlx, ..."""
+    """The `format` in the file's metadata (pt, mlx, ...): the library whose tensor names and shapes it uses."""
 
 
 def weight_paths(directory: Path) -> tuple[Path, ...]:
-    """The weight files of a directory, in the order of their names."""
+    """Return the weight files of a directory, sorted by name. Raises CheckpointError if there are none."""
     if (directory / INDEX_NAME).is_file():
         return tuple(directory / name for name in sorted(set(_index(directory).values())))
     if (directory / SINGLE_NAME).is_file():
@@ -53,7 +44,7 @@ def weight_paths(directory: Path) -> tuple[Path, ...]:
 
 
 def open_weights(directory: Path) -> tuple[WeightFile, ...]:
-    """Read and check every header; every tensor is listed exactly once, and where the index says."""
+    """Read and validate all headers. Raises CheckpointError unless each tensor is in one file, the one in the index."""
     files = tuple(read_header(path) for path in weight_paths(directory))
     owner: dict[str, str] = {}
     for file in files:
@@ -68,7 +59,7 @@ def open_weights(directory: Path) -> tuple[WeightFile, ...]:
 
 
 def read_header(path: Path) -> WeightFile:
-    """Read and check one file's header; of the data only its length is looked at."""
+    """Read and validate a file's header, and the length of its data. Raises CheckpointError."""
     try:
         num_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -96,7 +87,7 @@ def _check_note(path: Path, note: Any) -> None:
         raise _damaged(path, "invalid_metadata", "expected __metadata__ to be an object of strings")
 
 
-def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[TensorEntry, tuple[int, int]]:
+def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[StoredTensor, tuple[int, int]]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise _damaged(path, "tensor_incomplete", f"expected dtype, shape and data_offsets of tensor {name[:100]!r}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -109,7 +100,7 @@ def _read_entry(path: Path, name: str, entry: Any, data_begins: int) -> tuple[Te
     if (end - begin) * 8 != math.prod(shape) * DTYPE_BITS[dtype]:
         rule = f"tensor {name[:100]!r} of shape {str(shape)[:80]} does not fill its {end - begin:,} bytes"
         raise _damaged(path, "wrong_tensor_size", rule)
-    return TensorEntry(dtype, tuple(shape), data_begins + begin), (begin, end)
+    return StoredTensor(path, dtype, tuple(shape), data_begins + begin, end - begin), (begin, end)
 
 
 def _are_counts(values: Any) -> bool:
@@ -138,7 +129,7 @@ def _index(directory: Path) -> dict[str, str]:
 
 
 def _check_plain_name(name: str) -> None:
-    """A file beside the index and nowhere else: no folders, no drive letters, no way up."""
+    """Raise CheckpointError unless `name` is a plain file name: no folder, drive letter or parent directory."""
     if name != Path(name).name or set(name) & set('/\\:\0"') or not name.endswith(".safetensors") or len(name) > 255:
         rule = f"expected {INDEX_NAME} to name .safetensors files in its own folder, got {name[:100]!r}"
         way_out = "download the model again, from a source you trust"

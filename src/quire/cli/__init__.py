@@ -1,6 +1,6 @@
-"""What a person types. Commands parse, call and print; each imports what it needs when it runs, so `--help` is quick.
-
-Data goes to stdout, messages to stderr. A QuireError is one line, with a hint where one helps, never a traceback.
+"""The command line. Commands parse arguments, call the library and print. Each command imports its dependencies when it
+runs, so that `--help` is quick. Data goes to stdout, messages to stderr. A QuireError is printed as one line, sometimes
+with a hint, never as a traceback.
 """
 
 from quire.cli.program import app, main

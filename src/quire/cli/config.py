@@ -1,12 +1,12 @@
-"""`quire config`: the settings in force, where each came from, and which files are read."""
+"""`quire config`: show the settings in force, the source of each value, and the settings files."""
 
+import json
 import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.shared.grouped_help import GroupedCommand
-from quire.cli.shared.settings_flags import with_all_settings
+from quire.cli.shared.flags import GroupedCommand, with_all_settings
 from quire.config import SETTINGS, Settings
 
 if TYPE_CHECKING:
@@ -40,23 +40,14 @@ def show(
 ) -> None:
     """Show every setting, its value and its source. Flags are applied as for a server."""
     if as_json:
-        _print_json(settings)
+        shown = {name: {"value": one.value, "source": one.source} for name, one in settings.values.items()}
+        typer.echo(json.dumps({"file": settings.file, "settings": shown}, default=str))
         return
     from quire.cli.shared.columns import columns
 
-    rows = [
-        (setting.name, setting.show(resolved.value), resolved.source)
-        for setting in SETTINGS
-        for resolved in (settings.values[setting.name],)
-    ]
+    values = settings.values
+    rows = [(one.name, one.show(values[one.name].value), values[one.name].source) for one in SETTINGS]
     typer.echo(columns(("setting", "value", "source"), rows))
-
-
-def _print_json(settings: Settings) -> None:
-    import json
-
-    values = {name: {"value": resolved.value, "source": resolved.source} for name, resolved in settings.values.items()}
-    typer.echo(json.dumps({"file": settings.file, "settings": values}, default=str))
 
 
 @config_app.command(epilog=PATH_EPILOG)
@@ -64,8 +55,6 @@ def path(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array instead of a table.")] = False,
 ) -> None:
     """Show the possible settings files in order. Only the first that exists is read."""
-    import json
-
     from quire.cli.shared.columns import columns
     from quire.config.files import candidates, chosen_file
 

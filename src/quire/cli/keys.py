@@ -1,5 +1,6 @@
-"""`quire keys`: API keys of a server. A key is shown once, when it is created; the file keeps its hash."""
+"""`quire keys`: manage a server's API keys. A key is shown once, on creation; the keys file stores only its hash."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -73,8 +74,6 @@ def list_keys(
     keys_file: KeysFile = None,
 ) -> None:
     """List the keys: names and limits, never the keys themselves."""
-    import json
-
     from quire.api.access.keys import read_keys
     from quire.cli.shared.columns import columns
 

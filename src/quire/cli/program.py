@@ -1,41 +1,49 @@
 """The `quire` command: every subcommand in the order in which `quire --help` lists them."""
 
 import sys
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
-from quire.cli.agents.launch import EPILOG as LAUNCH_EPILOG
-from quire.cli.agents.launch import connect, launch
-from quire.cli.chat.chat import chat
-from quire.cli.chat.explain import EPILOG as EXPLAIN_EPILOG
-from quire.cli.chat.explain import explain
-from quire.cli.chat.generate import generate
+from quire.cli.agents import launch
+from quire.cli.chat import chat, explain, generate
 from quire.cli.config import config_app
-from quire.cli.doctor.doctor import EPILOG as DOCTOR_EPILOG
-from quire.cli.doctor.doctor import doctor
+from quire.cli.doctor import doctor
 from quire.cli.keys import keys_app
+from quire.cli.models import info, pull
 from quire.cli.models.commands import models_app
-from quire.cli.models.info import EPILOG as INFO_EPILOG
-from quire.cli.models.info import info
-from quire.cli.models.pull import EPILOG as PULL_EPILOG
-from quire.cli.models.pull import pull, rm
-from quire.cli.serve.run import EPILOG as RUN_EPILOG
-from quire.cli.serve.run import run
-from quire.cli.serve.serve import EPILOG as SERVE_EPILOG
-from quire.cli.serve.serve import serve
+from quire.cli.serve import run, serve
 from quire.cli.shared.background import leave_background
-from quire.cli.shared.grouped_help import GroupedCommand
-from quire.cli.shared.lazy import lazy_group
-from quire.cli.sim.plan import EPILOG as PLAN_EPILOG
-from quire.cli.sim.plan import plan
-from quire.cli.sim.replay import EPILOG as REPLAY_EPILOG
-from quire.cli.sim.replay import replay
-from quire.cli.sim.sim import sim
-from quire.cli.watch.dashboard import EPILOG as DASHBOARD_EPILOG
-from quire.cli.watch.dashboard import dashboard
-from quire.cli.watch.top import EPILOG as TOP_EPILOG
-from quire.cli.watch.top import top
+from quire.cli.shared.flags import GroupedCommand
+from quire.cli.sim import plan, replay, sim
+from quire.cli.watch import dashboard, top
+from quire.config import check_variable
 from quire.errors import CheckpointError, QuireError
+
+
+def _lazy_group(module: str, app_name: str, **settings: Any) -> typer.Typer:
+    """Return a stand-in for the Typer `app_name` of `module`. The module is imported on first use, because it defines
+    many flags and `quire --help` must stay quick."""
+
+    class Lazy(TyperGroup):
+        """Forwards to the real group and imports it when needed."""
+
+        def list_commands(self, ctx: Any) -> list[str]:
+            return list(_group_of(module, app_name).list_commands(ctx))
+
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            return _group_of(module, app_name).get_command(ctx, cmd_name)
+
+    app = typer.Typer(cls=Lazy, no_args_is_help=True, rich_markup_mode=None, **settings)
+    app.callback()(lambda: None)
+    return app
+
+
+def _group_of(module: str, app_name: str) -> Any:
+    return typer.main.get_command(getattr(import_module(module), app_name))
+
 
 app = typer.Typer(
     name="quire",
@@ -46,33 +54,33 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(epilog=RUN_EPILOG, cls=GroupedCommand)(run)
-app.command(epilog=SERVE_EPILOG, cls=GroupedCommand)(serve)
+app.command(epilog=run.EPILOG, cls=GroupedCommand)(run.run)
+app.command(epilog=serve.EPILOG, cls=GroupedCommand)(serve.serve)
 app.add_typer(keys_app)
 app.add_typer(models_app)
-app.command(epilog=PULL_EPILOG)(pull)
-app.command(epilog="Example: quire rm org/name")(rm)
-app.command(epilog=INFO_EPILOG)(info)
+app.command(epilog=pull.EPILOG)(pull.pull)
+app.command(epilog="Example: quire rm org/name")(pull.rm)
+app.command(epilog=info.EPILOG)(info.info)
 app.add_typer(config_app)
-app.command(epilog=DOCTOR_EPILOG)(doctor)
+app.command(epilog=doctor.EPILOG)(doctor.doctor)
 app.command(
     epilog="Examples: quire generate model.gguf 'Once upon a time'; echo hello | quire generate model.gguf -",
     cls=GroupedCommand,
-)(generate)
+)(generate.generate)
 app.command(
     epilog="Examples: quire chat model.gguf; quire chat --url http://127.0.0.1:8000",
     cls=GroupedCommand,
-)(chat)
-app.command(epilog=LAUNCH_EPILOG)(launch)
-app.command(epilog="Example: quire connect codex")(connect)
-app.command(epilog=EXPLAIN_EPILOG)(explain)
-app.command(epilog=TOP_EPILOG)(top)
-app.command(epilog=DASHBOARD_EPILOG)(dashboard)
-app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim)
-app.command(epilog=PLAN_EPILOG)(plan)
-app.command(epilog=REPLAY_EPILOG)(replay)
+)(chat.chat)
+app.command(epilog=launch.EPILOG)(launch.launch)
+app.command(epilog="Example: quire connect codex")(launch.connect)
+app.command(epilog=explain.EPILOG)(explain.explain)
+app.command(epilog=top.EPILOG)(top.top)
+app.command(epilog=dashboard.EPILOG)(dashboard.dashboard)
+app.command(epilog="Example: quire sim --scenario agents --seed 7")(sim.sim)
+app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=replay.EPILOG)(replay.replay)
 app.add_typer(
-    lazy_group(
+    _lazy_group(
         "quire.cli.bench.commands",
         "bench_app",
         name="bench",
@@ -80,10 +88,8 @@ app.add_typer(
         epilog="\b\nExamples:\n  quire bench serve --url http://localhost:8000\n  quire bench engine model.gguf",
     )
 )
-
-
 app.add_typer(
-    lazy_group(
+    _lazy_group(
         "quire.cli.fleet.commands",
         "fleet_app",
         name="fleet",
@@ -106,17 +112,16 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: bool = typer.Option(False, "--version", help="Print the version.", callback=_print_version, is_eager=True),
 ) -> None:
-    """Serve language models to many people and agents from one paged KV memory. A prefix is computed once for all
-    keys that share a cache group."""
+    check_variable("instruction_set")  # checked here because some commands load no settings
 
 
 def _hint(error: QuireError) -> str:
-    """Errors contain their own advice; a failed model lookup also gets a hint to the list of models."""
+    """Return the hint for a failed model lookup: the list of models. Other errors contain their own advice."""
     return "\n\nhint: quire models lists what is on this machine" if isinstance(error, CheckpointError) else ""
 
 
 def main() -> None:
-    """The `quire` command."""
+    """Run the `quire` command and exit with its code."""
     try:
         app()
     except QuireError as error:

@@ -1,1 +1,1 @@
-"""The parent's side of a model: text to requests, events to text, and the public `LLM` and `AsyncEngine`."""
+"""The model as the parent process sees it: text to requests, events to text, and the public `LLM` and `AsyncEngine`."""

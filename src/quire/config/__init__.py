@@ -1,18 +1,17 @@
-"""Settings: frozen, checked once, then handed down as values. The only reader of flags, environment and TOML.
+"""Settings: frozen, checked once, then passed on as values. Only this package reads flags, environment and TOML.
 
     table.py       every setting, once           kinds.py    types of values
-    sources.py     flag > environment > file     files.py    which file is read
-    model_settings.py, scheduling.py, server_settings.py, parked_models.py    the dataclasses handed down
-    settings_reference.py                        the page in docs/reference
+    sources.py     flag > environment > file     files.py    finds and reads the TOML file
+    model_settings.py, scheduling.py, server_settings.py, parked_models.py    the dataclasses that other packages get
 
-May import errors and the standard library. Nothing below reads flags or the environment.
+May import errors and the standard library. The packages that get the dataclasses read no flags or environment.
 """
 
 from quire.config.model_settings import MEMORY_SHARE, Backend, Dtype, ModelSettings
 from quire.config.parked_models import OnDemandModel
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import ServerSettings
-from quire.config.sources import Resolved, Settings, load_settings
+from quire.config.sources import Resolved, Settings, check_variable, load_settings
 from quire.config.table import RENAMED, SETTINGS, Group, Setting
 
 __all__ = [
@@ -29,5 +28,6 @@ __all__ = [
     "ServingSettings",
     "Setting",
     "Settings",
+    "check_variable",
     "load_settings",
 ]

@@ -22,7 +22,8 @@ class Candidate:
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """Possible paths in order; only the first that exists is read. Lazy: a home is needed only if none came earlier."""
+    """Yield possible paths in order of preference. Lazy, because the last one needs a home directory. Only the first
+    file that exists is read."""
     if named := environ.get("QUIRE_CONFIG"):
         path = expanded(named, "QUIRE_CONFIG to a full path").absolute()
         yield Candidate(path, "$QUIRE_CONFIG", must_exist=True)
@@ -39,12 +40,12 @@ def _config_home(environ: Mapping[str, str]) -> Path:
 
 
 def chosen_file(environ: Mapping[str, str]) -> Path | None:
-    """The file to read: that of $QUIRE_CONFIG even if it is missing, else the first that exists."""
+    """Return the file to read: $QUIRE_CONFIG even if that file is missing, else the first candidate that exists."""
     return next((one.path for one in candidates(environ) if one.must_exist or one.path.is_file()), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The settings of the file. Raises ConfigError if it is unreadable or invalid."""
+    """Return the settings in the file. Raises ConfigError if it is unreadable or invalid."""
     import tomllib  # noqa: PLC0415 - needed only if there is a file
 
     try:
@@ -57,7 +58,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"expected at most {MAX_FILE_BYTES:,} bytes in {path}, got more; is it the settings file?")
     try:
         return tomllib.loads(raw.decode())
-    except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested without end
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply
         raise ConfigError(
             f"expected TOML in UTF-8 in the settings file {path}: {str(error)[:200]}; correct that line"
         ) from error

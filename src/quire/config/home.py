@@ -1,4 +1,4 @@
-"""Paths in the home directory; without a home, the error message contains what to set."""
+"""Paths with `~`. If there is no home directory, the error message says what to set."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ from quire.errors import ConfigError
 
 
 def expanded(path: Path | str, instead: str) -> Path:
-    """The path with a leading ~ replaced by the home directory; `instead` names what else could be set."""
+    """Return the path with a leading ~ replaced by the home directory. Raises ConfigError if there is none; `instead`
+    completes its message, "or ..."."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

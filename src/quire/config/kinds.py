@@ -38,15 +38,15 @@ class Kind:
     """Parses a raw value; raises ValueError if it breaks the rule."""
     show: Callable[[Value], str] = str
     is_list: bool = False
-    """Several values: a repeated flag, a list in TOML, or comma-separated."""
+    """Takes several values: a repeated flag, a list in TOML, or one text with separators."""
     is_switch: bool = False
-    """On the command line the flag takes no value."""
+    """The command-line flag takes no value."""
     between: str = ","
     """Separator of several values in one text."""
 
 
 def whole_number(low: int, high: int) -> Kind:
-    """A count from `low` to `high`."""
+    """An integer from `low` to `high`."""
     return Kind("N", f"a whole number from {low:,} to {high:,}", lambda raw: _between(_whole(raw), low, high))
 
 
@@ -56,23 +56,23 @@ def power_of_two(high: int) -> Kind:
 
 
 def seconds(high: float) -> Kind:
-    """A duration from 0 up."""
+    """A duration from 0 to `high` seconds."""
     rule = f"a number of seconds from 0 to {high:,.0f}"
     return Kind("SECONDS", rule, lambda raw: _between(_number(raw), 0.0, high), lambda value: f"{value:g}")
 
 
 def choice(*words: str) -> Kind:
-    """One of a few words."""
+    """One of these words."""
     return Kind("NAME", f"one of {', '.join(words)}", lambda raw: words[words.index(_text(raw))])
 
 
 def text(rule: str, pattern: str, metavar: str = "NAME") -> Kind:
-    """A word of a certain form."""
+    """A text that matches `pattern`."""
     return Kind(metavar, rule, lambda raw: _matching(_text(raw), pattern))
 
 
 def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = str.lower) -> Kind:
-    """Words that match `pattern`, as one comma-separated text; lower-cased unless `fold` differs."""
+    """Words that match `pattern`, as one comma-separated text. `fold` normalizes each word; default: lower case."""
 
     def parse(raw: object) -> str:
         words = raw if isinstance(raw, list) else _text(raw).split(",")
@@ -82,7 +82,7 @@ def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = 
 
 
 def lines(metavar: str, rule: str, name: str, line: str) -> Kind:
-    """Lines that match `line`, as one text. A line of comma-separated names counts as that many lines."""
+    """Lines that match `line`, as one text. A line of comma-separated words that match `name` is split at commas."""
 
     def parse(raw: object) -> str:
         each = raw if isinstance(raw, list) else _text(raw).split("\n")

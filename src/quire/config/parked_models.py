@@ -8,7 +8,7 @@ sampling = { temperature = 0.2 }
 memory = "6GiB"
 keep = true
 
-Models named on the command line have the same type, and are kept.
+Models from the command line have the same type, are loaded at start and never unloaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ SAMPLING_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "repetition_penalty": (1e-3, 1e3),
     }
 )
-"""Valid ranges, here and in a model's own files."""
+"""Valid ranges of sampling defaults, here and in a model's own files."""
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "model": text("a directory, a .gguf file or a hub id", r"[^\0]+"),
@@ -48,10 +48,10 @@ KEYS = (*KINDS, "sampling")
 
 @dataclass(frozen=True, slots=True)
 class OnDemandModel:
-    """One model of a server."""
+    """A model that a server loads on demand, or at start if `is_kept`."""
 
     name: str
-    """The name for clients."""
+    """Name of the model in requests."""
     model: str
     """A directory, a .gguf file or a hub id."""
     aliases: tuple[str, ...] = ()
@@ -60,15 +60,15 @@ class OnDemandModel:
     memory_bytes: int | None = None
     """None: derived from its size and the memory limit of all models."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Defaults for requests that leave a parameter out."""
+    """Default sampling parameters for requests that omit them."""
     is_kept: bool = False
     """Loaded at start and never unloaded."""
     idle_s: float | None = None
-    """Unloaded after so long without a request; None: as for all models."""
+    """Unloaded after this many seconds without a request; None: as for all models."""
 
 
 def parked_models(tables: object, where: str) -> tuple[OnDemandModel, ...]:
-    """The models of a settings file, in its order. Raises ConfigError."""
+    """Parse the models of a settings file, in file order. Raises ConfigError."""
     if not isinstance(tables, dict) or len(tables) > MAX_MODELS:
         rule = f"expected at most {MAX_MODELS:,} tables such as [models.coder], got {str(tables)[:60]!r} from {where}"
         raise ConfigError(rule, ("models",))
@@ -76,7 +76,7 @@ def parked_models(tables: object, where: str) -> tuple[OnDemandModel, ...]:
 
 
 def all_models(*several: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
-    """The models of all sources. Raises ConfigError if two have the same name."""
+    """Combine the models of all sources. Raises ConfigError if two have the same name."""
     found: dict[str, OnDemandModel] = {}
     for one in (one for models in several for one in models):
         if one.name in found:

@@ -1,4 +1,4 @@
-"""Settings of the queue, the KV key and KV events."""
+"""Settings of the queue, the KV key (a secret from which block hashes are derived) and KV events."""
 
 import os
 import stat
@@ -14,7 +14,8 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
-    """Limits and classes of the queue, the path of the KV key, and KV events."""
+    """Settings of the queue, the KV key and KV events. A head start of a priority class is a number of seconds: its
+    requests are scheduled as if they had arrived that much earlier."""
 
     head_start_high_s: float = 60.0
     head_start_normal_s: float = 20.0
@@ -23,10 +24,10 @@ class ServingSettings:
     """Maximum number of waiting requests."""
     kv_key_file: Path | None = None
     stuck_step_s: float = 30.0
-    """A worker without progress for longer is replaced, and its requests continue in the new one."""
+    """A worker without progress for this many seconds is replaced, and its requests continue in the new one."""
 
     kv_events: str | None = None
-    """Endpoint of KV-cache events for routers; None: none."""
+    """ZMQ endpoint that publishes KV-cache events; None: no events."""
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
     kv_events_encoding: Literal["map", "array"] = "map"
@@ -44,7 +45,8 @@ class ServingSettings:
             raise ConfigError(message, ("stuck_step_s",))
 
     def read_kv_key(self) -> bytes | None:
-        """The secret in `kv_key_file`; None without that setting: each start then makes a new secret."""
+        """Return the secret in `kv_key_file`; None without that setting, so that each start makes a new secret.
+        Raises ConfigError if the file is not readable, not private or of another length."""
         if self.kv_key_file is None:
             return None
         path = expanded(self.kv_key_file, "kv_key_file to a full path")

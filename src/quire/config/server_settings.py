@@ -4,12 +4,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from quire.config.home import expanded
 from quire.errors import ConfigError
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Valid names of keys and cache groups: no separators of longer names."""
+"""Pattern of names of keys and cache groups; excludes the separators of names that are composed of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,42 +20,42 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     keys_file: Path | None = None
-    """None: keys.json in the configuration folder, if it is there."""
+    """None: keys.json in the configuration folder, if it exists."""
     cache_group: str | None = None
-    """Cache group of keys without one of their own. None: each key shares only with itself."""
+    """Default cache group of keys; keys of one group share cached blocks. None: each key shares only with itself."""
     admin_socket: Path | None = None
-    """None: admin-PORT.sock in a runtime folder of quire's own."""
+    """None: admin-PORT.sock in quire's runtime folder."""
     drain_s: float = 30.0
     max_open_requests: int = 1024
     allow_host: str | None = None
-    """Names, with commas between."""
+    """Names accepted in the Host header, comma-separated."""
     allow_origin: str | None = None
-    """Origins, with commas between."""
+    """Origins accepted for CORS, comma-separated."""
     alias: str | None = None
-    """Pairs NAME=MODEL, with commas between."""
+    """Pairs NAME=MODEL, comma-separated."""
     store: Path | None = None
-    """None: no conversation is kept."""
+    """Database of conversations. None: none is stored."""
     store_size_bytes: int = 1 << 30
     stable_prefix: str | None = None
     """Names and patterns of lines to remove from system texts, one per line. None: nothing is removed."""
     drop_images: bool = False
-    """Replace images by a text; otherwise requests with images are rejected."""
+    """Replace images by a placeholder text; otherwise requests with images are rejected."""
     no_page: bool = False
     """Serve no chat page at /."""
     models_folder: Path | None = None
-    """Its models are served besides those that are named. None: no folder."""
+    """Folder whose models are served in addition to those that are named. None: no folder."""
     idle_s: float | None = None
-    """None: models that are loaded on demand stay until memory is needed."""
+    """Seconds without a request until an on-demand model is unloaded. None: when another model needs the memory."""
     turn_s: float = 30.0
-    """How long a model that was loaded on demand serves all tenants, even if another tenant waits for its memory."""
+    """Minimum seconds that an on-demand model serves requests, even if another tenant waits for its memory."""
     trace: Path | None = None
     """None: no trace is written."""
     trace_max_bytes: int = 1 << 30
     trace_tokens: bool = False
-    """Write token ids as they are; otherwise under a permutation."""
+    """Write the actual token ids; otherwise they are permuted with a secret key."""
     otel: str | None = None
-    """None: the variables of OpenTelemetry, or no spans."""
-    log_format: str = "plain"
+    """URL for OpenTelemetry spans. None: OTEL_EXPORTER_OTLP_ENDPOINT, or no spans."""
+    log_format: Literal["plain", "json"] = "plain"
     metrics_prefix: str = "vllm"
 
     @property
@@ -64,20 +65,19 @@ class ServerSettings:
 
     @property
     def allowed_origins(self) -> frozenset[str]:
-        """Origins whose web pages may use the server."""
         return frozenset((self.allow_origin or "").split(",")) - {""}
 
     def store_path(self) -> Path | None:
-        """Where conversations are kept."""
+        """Return the path of the database of conversations, or None."""
         return None if self.store is None else expanded(self.store, "--store to a full path")
 
     def trace_path(self) -> Path | None:
-        """Where a trace is written."""
+        """Return the path of the trace, or None."""
         return None if self.trace is None else expanded(self.trace, "--trace to a full path").absolute()
 
     @property
     def aliases(self) -> dict[str, str]:
-        """Models by alias; an alias may contain * for any characters."""
+        """Model names by alias; an alias may contain * for any characters."""
         pairs = [pair.partition("=") for pair in (self.alias or "").split(",") if pair]
         return {name: model for name, _, model in pairs}
 
@@ -87,7 +87,7 @@ class ServerSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
+        """Whether the address accepts connections only from this machine."""
         if self.host == "localhost":
             return True
         import ipaddress  # noqa: PLC0415 - only a server needs it
@@ -98,14 +98,14 @@ class ServerSettings:
             return False
 
     def keys_path(self, environ: Mapping[str, str] = os.environ) -> Path:
-        """Path of the keys file, existing or not."""
+        """Return the path of the keys file, whether it exists or not."""
         if self.keys_file is not None:
             return expanded(self.keys_file, "--keys-file to a full path")
         base = environ.get("XDG_CONFIG_HOME") or "~/.config"
         return expanded(base, "name the file with --keys-file") / "quire" / "keys.json"
 
     def check_keys_file(self) -> None:
-        """Raise ConfigError for a named keys file that is missing: a typo must not open the server to all clients."""
+        """Raise ConfigError if `keys_file` is set but missing: a typo must not open the server to all clients."""
         if self.keys_file is not None and not self.keys_path().exists():
             raise ConfigError(
                 f"expected an existing keys_file, got {self.keys_path()}; "
@@ -114,14 +114,14 @@ class ServerSettings:
             )
 
     def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
-        """Path of the admin socket of the server on this port."""
+        """Return the path of the admin socket of the server on this port."""
         if self.admin_socket is not None:
             return expanded(self.admin_socket, "--admin-socket to a full path")
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME") or "~/.local/state"
         return expanded(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
 
     def check_lock(self, *, has_keys: bool, allow_no_keys: bool) -> None:
-        """Raise ConfigError for a network address without keys, unless that is allowed explicitly."""
+        """Raise ConfigError if other machines can connect without keys, unless that is allowed explicitly."""
         if not (self.is_loopback or has_keys or allow_no_keys):
             raise ConfigError(
                 f"host {self.host} accepts other machines, and there are no keys; make one with: quire keys add NAME, "

@@ -1,7 +1,7 @@
-"""Merges flags, environment and file into checked settings with their sources.
+"""Merges flags, environment and file into checked settings, and records the source of each value.
 
-A flag overrides the environment, the environment the file, the file the default. An unknown name is an error in each of
-them: a mistyped limit that is silently ignored is worse than a server that does not start.
+A flag overrides the environment, the environment the file, the file the default. An unknown name in any of them is an
+error, because a mistyped limit that is silently ignored is worse than a server that does not start.
 """
 
 import os
@@ -23,8 +23,8 @@ from quire.config.table import BY_NAME, PREFIX, RENAMED, SETTINGS, Setting
 from quire.errors import ConfigError
 
 OTHER_VARIABLES = frozenset({"QUIRE_CACHE", "QUIRE_CONFIG", "QUIRE_FAULTS", "QUIRE_STRANGER_KEY", "QUIRE_TESTING"})
-"""quire's variables that are not settings: the cache folder, the settings file, the key of a fleet's OpenAI members,
-and fault injection for tests."""
+"""quire's variables that are not settings: the cache folder, the settings file, fault injection, the API key for OpenAI
+members of a fleet (servers of other projects), and the switch for tests."""
 SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 """Variables that Kubernetes sets for a service called quire."""
 SERVICE_ADDRESS = ("tcp://", "udp://", "sctp://")
@@ -44,14 +44,14 @@ class Settings:
     """All settings of one process, checked together."""
 
     values: Mapping[str, Resolved]
-    """By the names in the table, in its order."""
+    """Values by setting name, in the order of the table."""
     model: ModelSettings
     serving: ServingSettings
     server: ServerSettings
     file: Path | None
-    """The TOML file that was read."""
+    """The TOML file that was read, if any."""
     parked: tuple[OnDemandModel, ...] = ()
-    """The models of that file."""
+    """The on-demand models of that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,9 @@ def load_settings(
     environ: Mapping[str, str] = os.environ,
     file: Path | None = None,
 ) -> Settings:
-    """The settings in force: flags by name (None: not set), then QUIRE_ variables, then TOML, then defaults.
+    """Return the effective settings: flags by name (None: not set), then QUIRE_ variables, then TOML, then defaults.
 
-    `file` is the path set by flag; without it the default paths are tried. Raises ConfigError, and nothing else.
+    `file` is the path from the flag; if None, the default paths are tried. Raises only ConfigError.
     """
     path = chosen_file(environ) if file is None else expanded(file, "name the file by its full path").absolute()
     written = {} if path is None else read_toml(path)
@@ -83,6 +83,13 @@ def load_settings(
         file=path,
         parked=parked_models(tables, f"file {path}"),
     )
+
+
+def check_variable(name: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise ConfigError if the variable of this setting is set to an invalid value."""
+    setting = BY_NAME[name]
+    if raw := environ.get(setting.variable, "").strip():
+        _resolved(setting, ({name: _RawValue(raw, f"environment {setting.variable}")},))
 
 
 def _of_flags(flags: Mapping[str, str | int | float | None]) -> dict[str, _RawValue]:
@@ -122,7 +129,7 @@ def _resolved(setting: Setting, layers: Iterable[Mapping[str, _RawValue]]) -> Re
 
 
 def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
-    """The settings of one dataclass; an error of a rule between settings gets their sources."""
+    """Create one settings dataclass. An error of a rule between several settings is extended by their sources."""
     ours = [setting for setting in SETTINGS if setting.group.feeds is shape]
     try:
         return shape(**{setting.field_name: values[setting.name].value for setting in ours})

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 from quire.config.kinds import (
     FILE_PATH,
@@ -18,7 +18,7 @@ from quire.config.kinds import (
     text,
     whole_number,
 )
-from quire.config.model_settings import ModelSettings
+from quire.config.model_settings import InstructionSet, ModelSettings
 from quire.config.parked_models import MAX_IDLE_S
 from quire.config.scheduling import ServingSettings
 from quire.config.server_settings import NAME, ServerSettings
@@ -31,7 +31,7 @@ ENDPOINT = r"(tcp|ipc)://[\x21-\x7e]{1,200}"
 MAX_HEAD_START_S = 86_400.0
 MAX_STUCK_STEP_S = 3_600.0
 RENAMED = {"min_stay_s": "turn_s"}
-"""Settings of earlier versions that were renamed with another meaning: rejected, with the new name."""
+"""Old names of settings that were renamed with a new meaning. They are rejected with a hint at the new name."""
 _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
@@ -45,7 +45,7 @@ class Group(Enum):
 
     @property
     def feeds(self) -> type[Any]:
-        """The dataclass that has its settings as fields. Only a server reads those of the last group."""
+        """The dataclass with the settings of this group as fields. Only servers use that of SERVER."""
         return {Group.MODEL: ModelSettings, Group.SERVER: ServerSettings}.get(self, ServingSettings)
 
 
@@ -61,15 +61,14 @@ class Setting:
     example: str
     """An example value, as on the command line."""
     unset: str = ""
-    """Behaviour without a value; only if the default is None."""
+    """Description of the behaviour without a value; only if the default is None."""
     field: str = ""
     """The dataclass field, if its name differs."""
     is_common: bool = False
-    """Shown first in help."""
+    """Listed first in help."""
 
     @property
     def field_name(self) -> str:
-        """The field of `group.feeds` that it sets."""
         return self.field or self.name
 
     @property
@@ -81,7 +80,7 @@ class Setting:
         return PREFIX + self.name.upper()
 
     def show(self, value: Value) -> str:
-        """A value as text."""
+        """Format a value as text; None as `unset`."""
         return self.unset if value is None else self.kind.show(value)
 
     @property
@@ -185,6 +184,12 @@ SETTINGS: tuple[Setting, ...] = (
         Group.MODEL, "threads", whole_number(1, 4096), _MODEL.num_threads,
         "Number of compute threads.", "4", "one per physical core, at most the CPU quota", field="num_threads",
         is_common=True,
+    ),
+    Setting(
+        Group.MODEL, "instruction_set", choice(*get_args(InstructionSet)), _MODEL.instruction_set,
+        "Instruction set of the CPU kernels. auto: the best that this processor has, tile registers included. A "
+        "lesser one is for comparisons: output of int8 arithmetic is the same with each, bit for bit.",
+        "avx2",
     ),
     Setting(
         Group.SCHEDULING, "head_start_high_s", seconds(MAX_HEAD_START_S), _SERVING.head_start_high_s,

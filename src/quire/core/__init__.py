@@ -1,7 +1,8 @@
-"""The core decides and never computes. Standard library only; time and randomness are handed in.
+"""The core decides what each step computes; a runner computes it. Needs only the standard library and msgspec; callers
+pass in time and randomness.
 
 Reading order: `block_pool` (blocks and the free queue), `block_table` (one sequence's blocks), `digests` and
-`prefix_tree` (names of blocks, and the tree they form), `kv_memory` (the one face of these); `request`, `step` and
-`events` (what is sent), `waiting_queue` (what is next), `policy` (pure choices), `scheduler` (plan and apply);
-`invariants` (everything that must always hold).
+`prefix_tree` (block digests and the tree they form), `kv_memory` (the facade of these); `request`, `step` and
+`events` (messages), `waiting_queue` (admission order), `policy` (pure decisions), `scheduler` (plan and apply);
+`invariants` (consistency checks).
 """

@@ -1,4 +1,4 @@
-"""What a block's name is made of. Routing, tiers and events need names without a tree, so they live alone here.
+"""Digests, which identify KV blocks by content. Separate from the tree, because routing, offload and events need them.
 
 root   = BLAKE2b-256(key, namespace, each field with its length before it)
 digest = BLAKE2b-256(key, parent digest ‖ tokens as little-endian u32)
@@ -15,43 +15,41 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything beside the tokens that changes what KV a block holds, or which tenants may hit it."""
+    """Everything beside the tokens that determines a block's KV data, or which tenants may reuse it."""
 
     format_version: int
     model: str
-    """Fingerprint of config, weight index and sizes, quantisation, dtype."""
+    """Fingerprint of the config, weight index and sizes, quantization and dtype."""
     adapter: str
     kv_layout: str
     block_size: int
     cache_group: str
-    """Derived by the server from the tenant. Different groups never share a block."""
+    """The tenants that share cached blocks; the server derives it from the tenant. Groups never share a block."""
 
     def encode(self) -> bytes:
-        """Each field with its length before it, so that no two namespaces encode alike."""
+        """Encode each field with a length prefix, so that no two namespaces have the same encoding."""
         fields = [str(field).encode() for field in astuple(self)]
         return b"".join(len(field).to_bytes(8, "little") + field for field in fields)
 
 
 class BlockHasher:
-    """Makes digests. The key is a fleet's secret: names agree between replicas, and no client can aim a collision."""
-
-    __slots__ = ("_block_state", "_root_state")
+    """Computes digests with a secret key of the fleet: replicas agree on them, and clients cannot forge collisions."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigError(f"expected a digest key of {KEY_BYTES} bytes, got {len(key)}; make one with os.urandom")
-        # A keyed state copied is cheaper than one built anew for every block.
+        # Copying a keyed hash state is cheaper than creating one for every block.
         self._root_state = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"quire.root")
         self._block_state = blake2b(digest_size=DIGEST_BYTES, key=key, person=b"quire.block")
 
     def root(self, namespace: Namespace) -> bytes:
-        """The digest that a first block of this namespace stands under."""
+        """Return the root digest of a namespace: the parent digest of its first blocks."""
         state = self._root_state.copy()
         state.update(namespace.encode())
         return state.digest()
 
     def child(self, parent_digest: bytes, packed_tokens: bytes) -> bytes:
-        """The digest of a full block that follows the one with `parent_digest`."""
+        """Return the digest of a full block whose predecessor has `parent_digest`."""
         state = self._block_state.copy()
         state.update(parent_digest + packed_tokens)
         return state.digest()

@@ -1,4 +1,4 @@
-"""How far a prompt is cached, and why no further: what the prefix tree returns and clients are shown. Pure."""
+"""The result of a cache lookup: how many tokens of a prompt are cached, and the reason for the first miss."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,12 +7,12 @@ from quire.core.digests import Namespace
 
 
 class MissReason(Enum):
-    """Why the next token was not reused, in order of precedence."""
+    """The reason why the next token was not reused; if several apply, the first listed here is reported."""
 
     COMPUTING = "computing"
     TOO_SHORT = "too_short"
     STATE_MISSING = "state_missing"
-    """The blocks are there; the recurrent state behind the last of them is not."""
+    """The blocks are cached, but the recurrent state after the last of them is not."""
     EVICTED = "evicted"
     DIVERGED = "diverged"
     OTHER_NAMESPACE = "other_namespace"
@@ -21,15 +21,15 @@ class MissReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How many tokens of a prompt are cached, and why the next one is not."""
+    """The number of cached tokens of a prompt, and the reason why the next token is not cached."""
 
     num_cached_tokens: int
     reason: MissReason
     first_different_token: int | None = None
-    """DIVERGED: position in the prompt of the first token that differs from the closest cached sibling."""
+    """DIVERGED: position in the prompt of the first token that differs from the most similar cached sibling block."""
     sibling_token_ids: tuple[int, ...] = ()
-    """DIVERGED: the tokens of that sibling, a whole block that begins at position `num_cached_tokens`."""
+    """DIVERGED: the tokens of that sibling, a whole block that starts at position `num_cached_tokens`."""
     evicted_s_ago: float | None = None
-    """EVICTED: how long ago the block that would have been next was taken."""
+    """EVICTED: how long ago the next block was evicted."""
     other_namespace: Namespace | None = None
-    """OTHER_NAMESPACE: where the same tokens are cached."""
+    """OTHER_NAMESPACE: the namespace in which the same tokens are cached."""

@@ -1,18 +1,18 @@
-"""What happened, as plain frozen messages. The engine emits them; streams, observers and publishers read them.
+"""Events of requests and of KV blocks, as immutable messages. The engine emits them to streams, metrics and publishers.
 
-A request's events are, in order:
+The events of a request, in order:
 
-    Refused                                                       it was not let in, and that was all
-    Queued ─► Admitted ─► FirstToken ─► Token … ─► SequenceFinished, one for each answer ─► Finished
+    Refused                                                       the request was rejected; no other event follows
+    Queued ─► Admitted ─► FirstToken ─► Token … ─► SequenceFinished, one for each continuation ─► Finished
 
-`Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. One that ends in the queue
-has no more than its first and its last two kinds. They cross between processes as they are: arrays that begin with
-their own name. None has the time: clocks differ. The receiver dates an event; one about
-something before has its age.
+`Preempted` and `Replayed` may come in between, and `PromptLogprobs` before the first token. A request that ends in the
+queue has only `Queued`, `SequenceFinished` and `Finished`. Between processes, an event is sent as an array that starts
+with its class name. Events have no timestamps, because clocks differ between processes: the receiver timestamps them,
+and an event about an earlier time has its age.
 
-The KV events carry everything the field's wire format needs (block hashes in chain order, the parent, the
-tokens, the block size, and the adapter and cache group that entered the hash). A block's `BlockStored` always
-comes before those of its children and before its own `BlockRemoved`.
+The KV events have all fields of the usual wire format (block hashes in chain order, parent, tokens, block size) and
+the adapter and cache group that are part of the hash. The `BlockStored` of a block always precedes the `BlockStored` of
+its children and its own `BlockRemoved`.
 """
 
 from dataclasses import dataclass
@@ -39,28 +39,28 @@ from quire.errors import (
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A run of full blocks became hittable, each under the one before it."""
+    """A run of full blocks was added to the prefix cache; each block is the parent of the next."""
 
     digests: tuple[bytes, ...]
     parent_digest: bytes | None
-    """The block before the first of this run; None when the run begins a prompt."""
+    """Digest of the block before the run; None if the run starts a prompt."""
     token_ids: tuple[int, ...]
     block_size: int
     adapter: str
     cache_group: str
-    """Must be announced: else a router counts one tenant's blocks as hits for another."""
+    """Must be published, or a router counts one tenant's blocks as hits for another."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """These blocks can no longer be hit. Leaves come before their parents."""
+    """These blocks were removed from the prefix cache. Children precede their parents."""
 
     digests: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """No block can be hit any more."""
+    """All blocks were removed from the prefix cache."""
 
 
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -69,10 +69,10 @@ KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 class _Assigned(
     msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True, gc=False, kw_only=True
 ):
-    """Hundreds are made in a step: they hold plain values, and nothing that could lead back to them."""
+    """`gc=False`, because each step creates hundreds of events, which hold only plain values and so form no cycles."""
 
     epoch: int = 0
-    """Which assignment it is of: `Request.epoch`. Last on the wire."""
+    """`Request.epoch`: the assignment of the request to an engine. The last field on the wire."""
 
 
 class _Event(_Assigned, frozen=True):
@@ -80,24 +80,24 @@ class _Event(_Assigned, frozen=True):
 
 
 class Queued(_Event, frozen=True):
-    """A request was let in."""
+    """The request was accepted."""
 
 
 class Refused(_Event, frozen=True):
-    """A request was not let in, or no worker is there to run it: the only event of its id, or the last."""
+    """The request was rejected, or no worker is left to run it: the only event of its id, or the last."""
 
     kind: str
-    """Name of the error."""
+    """Class name of the error."""
     details: tuple[str | int | None, ...]
 
     @classmethod
     def of(cls, request_id: str, error: QuireError, epoch: int = 0) -> "Refused":
-        """This error as an event."""
+        """Convert an error to an event."""
         return cls(request_id, *error_parts(error), epoch=epoch)
 
     @property
     def error(self) -> QuireError:
-        """The same error, wherever it is read. Raises MessageError for one that could not have been sent."""
+        """The error, rebuilt by the receiver. Raises MessageError if kind and details do not describe an error."""
         return error_from(self.kind, self.details)
 
 
@@ -120,13 +120,13 @@ _REFUSALS: dict[str, type[QuireError]] = {
 
 
 def error_parts(error: QuireError) -> tuple[str, tuple[str | int | None, ...]]:
-    """An error as it is sent: its kind and its details."""
+    """Return an error's kind and details, the form in which it is sent."""
     names = _DETAILS.get(type(error))
     return type(error).__name__, (str(error),) if names is None else tuple(getattr(error, name) for name in names)
 
 
 def error_from(kind: str, details: tuple[str | int | None, ...]) -> QuireError:
-    """The error that was sent. Raises MessageError for one that could not have been."""
+    """Rebuild an error that was sent. Raises MessageError if kind and details do not describe an error."""
     refusal: Any = _REFUSALS.get(kind)
     if refusal is None:
         raise MessageError(f"expected a rejection by one of {', '.join(_REFUSALS)}, got {kind!r}")
@@ -137,62 +137,62 @@ def error_from(kind: str, details: tuple[str | int | None, ...]) -> QuireError:
 
 
 class Admitted(_Event, frozen=True):
-    """A request began to run for the first time."""
+    """The request started to run for the first time."""
 
     age_s: float
-    """How long before the event is sent that was: the step it began with may take long."""
+    """Time from admission to the sending of the event, which waits for the end of the step."""
     wait_s: float
-    """How long it had waited, as measured by this engine."""
+    """Time the request spent in the queue, measured by this engine."""
     num_cached_tokens: int
     miss: Divergence | None = None
-    """Why the next token was not found in the cache at this moment, where the request is explained."""
+    """The reason for the first cache miss at admission; only if the request has `is_explained`."""
 
 
 class FirstToken(_Event, frozen=True):
-    """The prompt is computed: the request's first token comes next."""
+    """The prompt has been computed; the request's first token follows."""
 
     num_cached_tokens: int
-    """Prompt tokens that were not computed."""
+    """Prompt tokens that came from the cache."""
 
 
 class Token(_Event, frozen=True):
-    """One more token of one continuation."""
+    """A new token of one continuation."""
 
     sequence_index: int
     token_id: int
     num_output_tokens: int
-    """Counted from the client's prompt, this token included: 1 is the first token."""
+    """Tokens after the client's prompt, this one included: the first token has 1."""
     logprobs: TokenLogprobs | None
 
 
 class PromptLogprobs(_Event, frozen=True):
-    """Log-probabilities of a run of prompt tokens, in order; the prompt's first token has none."""
+    """Log-probabilities of consecutive prompt tokens; the prompt's first token has none."""
 
     first_position: int
     logprobs: tuple[TokenLogprobs, ...]
 
 
 class Preempted(_Event, frozen=True):
-    """A sequence gave up its place; it comes back with the tokens it has."""
+    """A sequence was preempted; it will resume with its known tokens."""
 
     sequence_index: int
 
 
 class SequenceFinished(_Event, frozen=True):
-    """One continuation ended."""
+    """A continuation ended."""
 
     sequence_index: int
     reason: FinishReason
     num_output_tokens: int
     error: str | None
     retry_after_s: int | None = None
-    """When to retry, of one that was displaced."""
+    """Delay before a retry, if the sequence was displaced."""
     code: str | None = None
-    """Of the error."""
+    """The error's code."""
 
 
 class Finished(_Event, frozen=True):
-    """The request ended: the last event of its id, and the only one of this kind."""
+    """The request ended. This is the last event of its id."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -200,10 +200,10 @@ class Finished(_Event, frozen=True):
 
 
 class Replayed(_Event, frozen=True):
-    """The worker that ran it is gone and another goes on with it. Sent by supervisors and gateways, not by the core."""
+    """Another worker continues the request, because its worker is gone. Sent by supervisors and gateways only."""
 
     is_exact: bool = True
-    """False: sent once more, because the new worker may choose other tokens than the one before would have."""
+    """False: the new worker may choose different tokens than the old worker would have."""
 
 
 RequestEvent = (

@@ -1,4 +1,4 @@
-"""What a client requested, checked. Plain data; decides nothing.
+"""A client's validated request, as plain data.
 
 A **request** is for one or more continuations of a prompt. Each becomes a **sequence** (`scheduling/sequence.py`).
 """
@@ -11,7 +11,7 @@ from quire.core.digests import Namespace
 
 
 class PriorityClass(Enum):
-    """How urgent a request is. Worth a head start in the queue, never more: see `waiting_queue`."""
+    """The urgency of a request: a head start of some seconds in the queue, not strict priority (`waiting_queue`)."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -19,11 +19,11 @@ class PriorityClass(Enum):
 
 
 RANK = {priority: rank for rank, priority in enumerate(PriorityClass)}
-"""The most urgent class is first."""
+"""Priority class -> rank; the most urgent class has 0."""
 
 
 class FinishReason(Enum):
-    """Why a sequence, or a whole request, ended."""
+    """The reason why a sequence ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -31,20 +31,18 @@ class FinishReason(Enum):
     DEADLINE = "deadline"
     ERROR = "error"
     DISPLACED = "displaced"
-    """It waited, and its place went to a tenant that was below its share."""
+    """Its place in the queue went to a tenant below its fair share."""
 
 
 class ResolvedSampling(msgspec.Struct, frozen=True):
-    """How tokens are chosen. Every value is valid: it was checked when the request was parsed."""
+    """Validated sampling parameters, with all defaults applied."""
 
     max_tokens: int = 16
-    """How many tokens may be produced, counted from the end of the client's prompt. 0: it ends when its prompt is
-    computed.
-    """
+    """Limit on the tokens after the client's prompt. 0: the sequence ends when its prompt is computed."""
     temperature: float = 1.0
-    """0 takes the likeliest token."""
+    """0 is greedy sampling."""
     top_k: int = 0
-    """Keep the k likeliest tokens; 0 keeps all."""
+    """Sample from the k most likely tokens; 0: from all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -54,63 +52,62 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
-    """Stop tokens cannot be chosen before this many tokens have been produced."""
+    """Stop tokens cannot be sampled before this many tokens were produced."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the sequence; the model's own end-of-text tokens are among them unless `ignore_eos` was set."""
+    """Tokens that end the sequence, including the model's end-of-text tokens unless `ignore_eos` was set."""
     logprobs: int | None = None
-    """How many alternatives to report beside the chosen token; None reports nothing."""
+    """Number of alternatives to report in addition to the chosen token; None: no log-probabilities."""
     prompt_logprobs: int | None = None
-    """The same for the prompt's tokens. Such a request reads no cached block: it needs every row computed."""
+    """Number of alternatives per prompt token; None: none. Disables prefix caching, because every row is needed."""
 
     @property
     def needs_known_tokens(self) -> bool:
-        """Whether choosing a token needs the tokens before it."""
+        """Whether sampling needs all earlier tokens, for penalties."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """One of the answers of a request; after a crash, or from elsewhere, with the tokens it had already."""
+    """One continuation of a prompt; after a crash or a move to another server, with the tokens it already has."""
 
     index: int = 0
     produced: tuple[int, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a client requested, checked."""
+    """A client's validated request."""
 
     request_id: str
     prompt: tuple[int, ...]
     namespace: Namespace
     arrival_s: float
-    """On its process's own clock, as its deadline: between processes it is an age (`engine.commands`)."""
+    """Arrival on this process's clock, like `deadline_s`; messages between processes have ages (`engine.commands`)."""
     params: ResolvedSampling = ResolvedSampling()
     seed: int = 0
-    """Drawn at admission if the client gave none, so that a crash changes nothing."""
+    """If the client sends no seed, the server draws one, so that a replay after a crash gives the same tokens."""
     tenant: str = "default"
     priority: PriorityClass = PriorityClass.NORMAL
     continuations: tuple[Continuation, ...] = (Continuation(),)
-    """One for each answer that is still to come."""
+    """The continuations that have not finished."""
     deadline_s: float | None = None
     is_explained: bool = False
-    """Whether its admission is to have the reason why the next token was not found in the cache."""
+    """Whether the `Admitted` event includes the reason for the first cache miss."""
     has_reservation: bool = False
-    """Its tenant was promised a place at this time, or it was let in before: it is let in whatever waits."""
+    """Accept the request even if the queue is full: it was accepted before, or retries at its Retry-After time."""
     epoch: int = 0
-    """Which assignment to an engine this is, larger than all before it; counted by the process that assigns, and sent
-    with every event."""
+    """Increasing number of this assignment to an engine. The assigning process counts it, and every event has it."""
     grammar: str | None = None
-    """What every answer must match, from its first token to its last; opaque here."""
+    """A grammar that each whole continuation must match; an opaque string to the core."""
     has_stop_texts: bool = False
-    """Whether texts may end its answers: they are found where tokens become text, and here there are only tokens."""
+    """Whether the request has stop strings. They are matched after detokenization; the core sees only tokens."""
     work_tokens: int = 0
-    """What its text has cost before it came here, in computed prompt tokens (`work_budget`)."""
+    """Processor time already spent on the request's text, converted to computed prompt tokens (`work_budget`)."""
 
     @property
     def adapter(self) -> str:
-        """The LoRA it is computed with, which is part of what its blocks are named by; empty is the model itself."""
+        """The LoRA adapter, which is part of the block digests; empty for the base model."""
         return self.namespace.adapter
 
     @property
     def has_begun(self) -> bool:
-        """An engine before this one produced tokens of it."""
+        """Whether an earlier engine already produced tokens."""
         return any(one.produced for one in self.continuations)

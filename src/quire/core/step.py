@@ -1,14 +1,14 @@
-"""The frozen messages of the seam between the core, which decides, and a runner, which computes.
+"""The messages between the core, which plans a step, and a runner, which computes it.
 
-Plain data only: a plan must survive being logged, replayed and sent over a wire. Tokens and block ids are integers; no
-tensor ever appears. Named tuples, because hundreds are made in every step.
+They are plain data, so that a plan can be logged, replayed and sent to another process: tokens and block ids are
+integers, and there are no tensors. They are named tuples, because every step creates hundreds of them.
 
-An item feeds a run of tokens and has what is to be computed at which of its positions:
+A work item feeds consecutive tokens and says what to compute at which position:
 
-    fed          t4 t5 t6 │ g7 g8        known tokens, then drafts: guesses at what follows
+    fed          t4 t5 t6 │ g7 g8        known tokens, then draft tokens
     positions     4  5  6    7  8
-    sampling             └─7─┴8─┴9       a token for 7 and, as far as the drafts are right, for 8 and 9
-    scoring          └─5                 the log-probability of a given token standing at 5
+    sampling             └─7─┴8─┴9       the token at 7 and, as long as the drafts are correct, at 8 and 9
+    scoring          └─5                 the log-probability of a known token at 5
     hidden               6               the last hidden state at 6
 """
 
@@ -20,71 +20,71 @@ from quire.core.request import ResolvedSampling
 
 
 class SlotCopy(NamedTuple):
-    """Copy one whole slot to another. The core plans it and never touches the data."""
+    """Copy one state slot (recurrent state) to another. The core plans the copy; the runner makes it."""
 
     src: int
     dst: int
 
 
 class BlockCopy(NamedTuple):
-    """Copy one whole block before the step writes anything. The core plans it and never touches the data."""
+    """Copy one whole KV block before the step writes anything. The core plans the copy; the runner makes it."""
 
     src: int
     dst: int
 
 
 class Sampling(NamedTuple):
-    """Choose the token at `position`. A pure function of this, the logits row, a mask, and nothing else."""
+    """Sample the token at `position`: a pure function of these fields, the logits row and the grammar mask."""
 
     params: ResolvedSampling
     seed: int
     sequence_index: int
-    """Which continuation of its request: together with seed and position it names the one random number used."""
+    """Index of the continuation in its request; with seed and position it determines the random number."""
     position: int
-    """Where the chosen token will stand. What an item feeds from here on are drafts."""
+    """Position of the sampled token. Tokens that the item feeds from this position on are drafts."""
     num_prompt_tokens: int
     known_tokens: tuple[int, ...] | None
-    """All tokens before `position`, where the parameters need them; else None."""
+    """All tokens before `position` if the parameters need them; else None."""
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens have been produced before this one."""
+        """Number of tokens produced before this one."""
         return self.position - self.num_prompt_tokens
 
     def after(self, drafts: tuple[int, ...]) -> "Sampling":
-        """The same request's next choice, were these drafts its tokens."""
+        """Return the sampling of the position after these drafts, as if they were known tokens."""
         known = None if self.known_tokens is None else self.known_tokens + drafts
         return self._replace(position=self.position + len(drafts), known_tokens=known)
 
 
 class Scoring(NamedTuple):
-    """Report the log-probabilities of given tokens, each where it would stand."""
+    """Report the log-probabilities of these known tokens at consecutive positions."""
 
     first_position: int
-    """Of the first of them; the others follow. All that stands before each of them is fed or computed."""
+    """Position of the first token. All tokens before each scored position are fed by the item or already computed."""
     token_ids: tuple[int, ...]
     num_alternatives: int
-    """How many of the likeliest tokens to report beside each."""
+    """Number of most likely tokens to report in addition to each scored token."""
 
 
 class WorkItem(NamedTuple):
-    """What one sequence does in a step: feed `token_ids` from `first_position` on, through its blocks."""
+    """The work of one sequence in a step: feed `token_ids`, starting at `first_position`, with KV in `block_ids`."""
 
     sequence_id: int
     token_ids: tuple[int, ...]
-    """Known tokens, at least one; behind the last known one perhaps drafts."""
+    """At least one known token; after the last known token there may be drafts."""
     first_position: int
     block_ids: tuple[int, ...]
-    """Enough blocks to hold every position up to the last one fed. Nothing beyond that position may be read."""
+    """Blocks for all positions up to the last fed token. KV slots after that position must not be read."""
     sampling: Sampling | None = None
-    """Choose the token that follows the known ones, and one after each draft that is right. None: choose nothing."""
+    """Sample the token after the known ones, and one after each correct draft. None: sample nothing."""
     scoring: Scoring | None = None
     hidden_positions: tuple[int, ...] = ()
     """Fed positions whose last hidden state is returned."""
     adapter: str = ""
-    """The LoRA to compute with; empty is the model itself."""
+    """The LoRA adapter to compute with; empty for the base model."""
     state_slot: int = 0
-    """Where the recurrent layers' state is before the first token fed and after the last; 0 of a model without."""
+    """Slot of the recurrent state, read before the first fed token, written after the last; 0: no recurrent layers."""
 
     @property
     def num_drafts(self) -> int:
@@ -95,15 +95,15 @@ class WorkItem(NamedTuple):
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     def num_true_tokens(self, num_taken: int) -> int:
-        """How many of the tokens fed are the sequence's own, once it has taken this many of those chosen. The last of
-        these has not been fed; those before it have, as drafts.
+        """Return how many fed tokens belong to the sequence after it accepts `num_taken` sampled tokens. Of these, the
+        last was not fed; those before it were fed as drafts.
         """
         if self.sampling is None:
             return len(self.token_ids)
         return self.sampling.position + num_taken - 1 - self.first_position
 
     def samplings(self) -> tuple[Sampling, ...]:
-        """One for each position at which a token is to be chosen, each as if the drafts before it were known."""
+        """Return one `Sampling` per position to sample at, each as if the drafts before it were known tokens."""
         first = self.sampling
         if first is None:
             return ()
@@ -112,28 +112,28 @@ class WorkItem(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """What one step computes. Copies first, then all items, in any order and all at once; then states are kept."""
+    """The work of one step: first the copies, then all items in one batch (in any order), then `keeps`."""
 
     step: int
     copies: tuple[BlockCopy, ...]
     items: tuple[WorkItem, ...]
     slot_copies: tuple[SlotCopy, ...] = ()
-    """To make before the items, in this order: one may read what another has written. Slot 0 is the state before the
-    first token."""
+    """State copies to make before the items, in this order, because a copy may read a slot that an earlier copy wrote.
+    Slot 0 contains the state before the first token."""
     keeps: tuple[SlotCopy, ...] = ()
-    """To make when all items are done, from running slots to others that no item has."""
+    """State copies to make after all items, from running slots to slots that no item uses: states to be cached."""
     held: tuple[int, ...] = ()
-    """Running sequences that were left out because of work beside the step, as a mask that is still being made."""
+    """Running sequences left out of this step because of work outside it, such as an unfinished grammar mask."""
 
 
 Masks = Mapping[int, Sequence[bytes]]
-"""Sequence id -> for each position at which it samples, which tokens may be chosen there: bit t % 8 of byte t // 8 is
-set if token t may. One without an entry may choose any."""
+"""Sequence id -> one bit mask of allowed tokens per sampled position: bit t % 8 of byte t // 8 is set if token t is
+allowed. A sequence without an entry may sample any token."""
 NO_MASKS: Masks = MappingProxyType({})
 
 
 class TokenLogprobs(NamedTuple):
-    """Log-probability of one token, and the likeliest alternatives, of the raw logits."""
+    """Log-probabilities of one token and of the most likely alternatives, computed from the raw logits."""
 
     token_id: int
     logprob: float
@@ -142,43 +142,43 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowError(NamedTuple):
-    """Why a row failed: a code to decide by, and a message."""
+    """The reason why a row (one sequence's work item) failed: a code for programs, and a message."""
 
     code: str
     message: str
 
 
 UNSATISFIABLE = "unsatisfiable_request"
-"""Code of rows whose requests contradict themselves: the client's error, not the model's."""
+"""Error code of a row whose sampling parameters contradict each other: an error of the client."""
 GRAMMAR_FAILED = "grammar_failed"
-"""Code of rows whose grammars fail in the middle: the client's, too."""
+"""Error code of a row whose grammar failed during generation: also an error of the client."""
 ROW_FAILED = "row_failed"
-"""Code of all others: the model's, or the device's."""
+"""Error code of any other failed row: an error of the model or the device."""
 NO_TOKEN_LEFT = RowError(UNSATISFIABLE, "no token is left to choose: all are banned, not allowed, or stop too early")
 INFINITE_NUMBERS = RowError(UNSATISFIABLE, "penalties and biases make the row's numbers infinite")
 
 
 class RowResult(NamedTuple):
-    """What one item came to."""
+    """The result of one work item."""
 
     token_ids: tuple[int, ...] = ()
-    """The tokens chosen. Where the item has sampling: the drafts that were right, and one more; else none."""
+    """The sampled tokens: the correct drafts and one more token. Empty if the item has no sampling."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Of each of them, where the parameters request it."""
+    """One entry per sampled token, if the parameters request log-probabilities."""
     scores: tuple[TokenLogprobs, ...] = ()
-    """Of each token the item scores."""
+    """One entry per token of the item's `scoring`."""
     hidden_states: tuple[bytes, ...] = ()
-    """One for each of the item's `hidden_positions`: float32 numbers, little-endian."""
+    """One entry per position of the item's `hidden_positions`: little-endian float32."""
     error: RowError | None = None
-    """Why this row failed. Others are not touched by it, and what it wrote is never named."""
+    """The error if this row failed. Other rows are not affected, and the blocks it wrote are never cached."""
     forced: tuple[int, ...] = ()
-    """Tokens that follow those chosen because nothing else may: known without having been sampled, and not yet fed."""
+    """Tokens after the sampled ones that are the only ones the grammar allows: known without sampling, not yet fed."""
     work_tokens: int = 0
-    """What work beside the step costs this row's tenant, in computed prompt tokens (`work_budget`)."""
+    """Processor time of work outside the step (grammar masks), charged to the tenant as computed prompt tokens."""
 
 
 class StepResult(NamedTuple):
-    """What a step returned, row by row."""
+    """The results of one step."""
 
     step: int
     rows: dict[int, RowResult]

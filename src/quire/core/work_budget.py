@@ -1,105 +1,96 @@
-"""What text from outside may cost in processor time. Pure: seconds are handed in, a verdict is returned.
+"""Limits on the processor time spent on text from clients and fleet members. Pure: callers pass in measured seconds.
 
-Tokenising, templates, grammars and their masks, reading answers, what members of a fleet send: how long each takes
-follows from what a client or a member wrote. Every such piece of work has a payer, and is bounded three times:
+Tokenization, chat templates, grammars and their masks, parsing of model output, messages of fleet members: the time
+for each depends on text that a client or a member sent. The time is charged to an account and limited three times:
 
-    at once      one piece, however it came about             a step, or the event loop, is never held for longer
-    request      all pieces of one kind for one account       an account is one request, or one connected member
-    tenant       all accounts of a tenant together            a bucket that empties at a fixed rate
+    at once      a single operation                           bounds how long it can block a step or the event loop
+    request      all operations of one kind for an account    an account is one request, or one connected member
+    tenant       all accounts of a tenant together            a leaky bucket that drains at a fixed rate
 
-The one place where such seconds are compared: the worker of a piece measures it, calls `spend` and obeys the verdict.
-Clocks differ between a run and its replay, so a cut is recorded where it was made, and never decided twice.
+Only this module compares such times with limits. The code that does the work measures it, calls `spend`, and stops if
+`spend` returns a `WorkCut`. A replay runs on another clock, so it uses the recorded cuts and makes no new ones.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import ceil
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from quire.errors import WorkBudgetError
 
 SERVICE_TOKENS_PER_S = 1_000
-"""A second of processor time is charged to a tenant's service as this many computed prompt tokens."""
+"""A second of processor time counts as this many computed prompt tokens in the tenant's fair-share accounting."""
 MAX_TENANTS = 4_096
-"""Tenants whose buckets are kept; one that is forgotten had the emptiest."""
+"""Limit on the tenants with a bucket; beyond it, the emptiest bucket is dropped."""
 
 Amount = TypeVar("Amount", int, float)
 
 
-class WorkKind(StrEnum):
-    """What was worked on. Metrics, logs and errors name it by its value."""
-
-    GRAMMAR_CHECK = "grammar_check"
-    GRAMMAR_COMPILE = "grammar_compile"
-    """Once more in the worker, of a grammar that was found right."""
-    GRAMMAR_MASK = "grammar_mask"
-    """Masks, and following the tokens that were chosen."""
-    TEMPLATE = "template"
-    TOKENIZE = "tokenize"
-    ANSWER_READER = "answer_reader"
-    MEMBER_STREAM = "member_stream"
-    MEMBER_EVENTS = "member_events"
-
-
-class WorkScope(StrEnum):
-    """Which of the three bounds was passed."""
-
-    AT_ONCE = "at_once"
-    REQUEST = "request"
-    TENANT = "tenant"
+WorkKind = Literal[
+    "grammar_check",
+    "grammar_compile",  # in the worker, after the server has checked the grammar
+    "grammar_mask",  # computing masks, and advancing the grammar by the sampled tokens
+    "template",
+    "tokenize",
+    "answer_reader",
+    "member_stream",
+    "member_events",
+]
+"""The kinds of work. Metrics, logs and errors use the same names."""
+WorkScope = Literal["at_once", "request", "tenant"]
+"""The limit that was exceeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkLimit:
-    """Of one kind of work, in seconds of processor time."""
+    """The limits of one kind of work, in seconds of processor time."""
 
     at_once_s: float
-    """One piece."""
+    """Limit of one operation."""
     request_s: float
-    """All pieces of one account, before units are counted."""
+    """Base limit of all operations of one account."""
     per_unit_s: float = 0.0
-    """What each unit (a mask, a token) adds to that."""
+    """Addition to `request_s` per unit (a mask, a token)."""
     has_turns: bool = False
-    """Tenants take turns where it is done: it is charged, and no tenant is cut for it."""
+    """Tenants take turns at this work, so it is exempt from the tenant limit; its time is still counted."""
 
 
 LIMITS: Mapping[WorkKind, WorkLimit] = {
-    WorkKind.GRAMMAR_CHECK: WorkLimit(at_once_s=0.2, request_s=0.3),
-    WorkKind.GRAMMAR_COMPILE: WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
-    WorkKind.GRAMMAR_MASK: WorkLimit(at_once_s=0.2, request_s=0.32, per_unit_s=0.02, has_turns=True),
-    WorkKind.TEMPLATE: WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
-    WorkKind.TOKENIZE: WorkLimit(at_once_s=5.0, request_s=5.0, has_turns=True),
-    WorkKind.ANSWER_READER: WorkLimit(at_once_s=0.1, request_s=1.0, per_unit_s=0.002),
-    WorkKind.MEMBER_STREAM: WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.002),
-    WorkKind.MEMBER_EVENTS: WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.000_05),
+    "grammar_check": WorkLimit(at_once_s=0.2, request_s=0.3),
+    "grammar_compile": WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
+    "grammar_mask": WorkLimit(at_once_s=0.2, request_s=0.32, per_unit_s=0.02, has_turns=True),
+    "template": WorkLimit(at_once_s=2.0, request_s=2.0, has_turns=True),
+    "tokenize": WorkLimit(at_once_s=5.0, request_s=5.0, has_turns=True),
+    "answer_reader": WorkLimit(at_once_s=0.1, request_s=1.0, per_unit_s=0.002),
+    "member_stream": WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.002),
+    "member_events": WorkLimit(at_once_s=0.05, request_s=1.0, per_unit_s=0.000_05),
 }
 TENANT_RATE = 0.5
-"""Seconds of processor time that a tenant's work may take in each second, for long."""
+"""Sustained processor seconds per second that a tenant may use: the drain rate of its bucket."""
 TENANT_BURST_S = 10.0
-"""And at once, beyond that."""
+"""Processor seconds that a tenant may use in a burst: the size of its bucket."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkCut:
-    """The verdict that work ends here."""
+    """The decision to stop work because a limit was exceeded."""
 
     kind: WorkKind
     scope: WorkScope
     spent_s: float
     limit_s: float
     retry_after_s: int = 0
-    """When a tenant's bucket has room again; 0 where another try would end the same way."""
+    """Seconds until the tenant's bucket has room again; 0 if a retry would exceed the same limit."""
 
     @property
     def error(self) -> WorkBudgetError:
-        return WorkBudgetError(self.kind.value, self.scope.value, self.spent_s, self.limit_s, self.retry_after_s)
+        return WorkBudgetError(self.kind, self.scope, self.spent_s, self.limit_s, self.retry_after_s)
 
 
 class WorkAccount(msgspec.Struct):
-    """What one request, or one member, has cost so far."""
+    """The processor time used so far by one request, or by one fleet member."""
 
     tenant: str
     spent_s: dict[WorkKind, float] = {}
@@ -111,18 +102,18 @@ class WorkAccount(msgspec.Struct):
 
     @property
     def service_tokens(self) -> int:
-        """What a scheduler charges for it."""
-        return service_tokens(self.total_s)
+        """The account's time as computed prompt tokens, which the scheduler charges to the tenant."""
+        return round(self.total_s * SERVICE_TOKENS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkSpent:
-    """What operators see of a budget."""
+    """A summary of a budget for operators."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By tenant."""
+    """Tenant -> total processor time."""
     num_cut: Mapping[str, int] = field(default_factory=dict)
-    """Verdicts that work ends, by its kind."""
+    """Kind of work -> number of cuts."""
 
     def __add__(self, other: "WorkSpent") -> "WorkSpent":
         return WorkSpent(_sums(self.seconds, other.seconds), _sums(self.num_cut, other.num_cut))
@@ -130,7 +121,7 @@ class WorkSpent:
 
 @dataclass(slots=True)
 class _Bucket:
-    """A tenant's work: `level_s` at `at_s`, and all there ever was."""
+    """A tenant's leaky bucket: its level at time `at_s`, and the total of all work."""
 
     level_s: float = 0.0
     at_s: float = 0.0
@@ -141,7 +132,7 @@ class _Bucket:
 
 
 class WorkBudget:
-    """The verdicts of one process. Not safe for threads: each has its own, or a lock around it."""
+    """Accounts for work and enforces the limits within one process. Not thread-safe: use one per thread, or a lock."""
 
     def __init__(
         self,
@@ -156,7 +147,7 @@ class WorkBudget:
         self.num_cut: dict[WorkKind, int] = {}
 
     def left_s(self, account: WorkAccount, kind: WorkKind, now_s: float, num_units: int = 1) -> float:
-        """How long the next piece of work may take: what a timer is set to. 0 if none may begin."""
+        """Return how long the next operation may take, for setting a timer; 0 if it must not start."""
         limit = self._limits[kind]
         of_request = self._request_limit_s(account, kind, num_units) - account.spent_s.get(kind, 0.0)
         left_s = max(0.0, min(limit.at_once_s, of_request))
@@ -169,32 +160,29 @@ class WorkBudget:
     def spend(
         self, account: WorkAccount, kind: WorkKind, seconds: float, now_s: float, num_units: int = 1
     ) -> WorkCut | None:
-        """Charge a piece of work that was done. A verdict if a bound is passed by it: there must be no more of it."""
+        """Charge a finished operation. Returns a `WorkCut` if it exceeded a limit: then this work must stop."""
         limit = self._limits[kind]
         spent_s = account.spent_s[kind] = account.spent_s.get(kind, 0.0) + seconds
         request_s = self._request_limit_s(account, kind, num_units)
         account.num_units[kind] = account.num_units.get(kind, 0) + num_units
         level_s = self._fill(account.tenant, seconds, 0.0 if limit.has_turns else seconds, now_s)
         if seconds > limit.at_once_s:
-            cut = WorkCut(kind, WorkScope.AT_ONCE, seconds, limit.at_once_s)
+            cut = WorkCut(kind, "at_once", seconds, limit.at_once_s)
         elif spent_s > request_s:
-            cut = WorkCut(kind, WorkScope.REQUEST, spent_s, request_s)
+            cut = WorkCut(kind, "request", spent_s, request_s)
         elif not limit.has_turns and level_s > self._burst_s:
             retry_after_s = max(1, ceil((level_s - self._burst_s) / self._rate))
-            cut = WorkCut(kind, WorkScope.TENANT, level_s, self._burst_s, retry_after_s)
+            cut = WorkCut(kind, "tenant", level_s, self._burst_s, retry_after_s)
         else:
             return None
         self.num_cut[kind] = self.num_cut.get(kind, 0) + 1
         return cut
 
-    def charged_s(self) -> dict[str, float]:
-        """What each tenant's work has cost in all: for operators."""
-        return {tenant: bucket.total_s for tenant, bucket in self._buckets.items()}
-
     def spent(self, most: int = MAX_TENANTS) -> "WorkSpent":
-        """All of it for operators, of so many tenants: those that cost most."""
-        charged = sorted(self.charged_s().items(), key=lambda one: -one[1])[:most]
-        return WorkSpent(dict(charged), {kind.value: count for kind, count in self.num_cut.items()})
+        """Return the summary for operators, limited to the `most` tenants with the highest totals."""
+        costly = sorted(self._buckets.items(), key=lambda one: -one[1].total_s)[:most]
+        num_cut = {str(kind): count for kind, count in self.num_cut.items()}
+        return WorkSpent({tenant: one.total_s for tenant, one in costly}, num_cut)
 
     def _request_limit_s(self, account: WorkAccount, kind: WorkKind, num_units: int) -> float:
         limit = self._limits[kind]
@@ -215,8 +203,3 @@ class WorkBudget:
 
 def _sums(some: Mapping[str, Amount], others: Mapping[str, Amount]) -> dict[str, Amount]:
     return {**some, **{name: some[name] + count if name in some else count for name, count in others.items()}}
-
-
-def service_tokens(seconds: float) -> int:
-    """What so much processor time costs a tenant, in computed prompt tokens."""
-    return round(seconds * SERVICE_TOKENS_PER_S)

@@ -1,4 +1,4 @@
-"""Steps one model: token ids in, events out. Knows no text, no process and no concrete backend.
+"""Runs one model step by step: token ids in, events out. No text, no processes, no concrete backend.
 
-`loading` opens it, `engine` is one step on one screen, `loop` is the thread that steps, `port` is how others reach it.
+`loading` builds an engine, `engine` runs one step, `loop` is the thread that repeats it, `port` the client's interface.
 """

@@ -1,15 +1,17 @@
-"""Queries of a running engine: what is sent, what comes back, and who waits for it. The same in a thread's queue and on
-the wire to a worker or a member.
+"""Queries of a running engine, their replies, and the table of pending calls. Identical in a thread's queue and on the
+wire to a worker or a member.
 
     caller ─► PendingCalls.open ────► EngineCall(id, op) ────► engine
     caller ◄─ PendingCalls.resolve ◄─ CallReply(id, result) ◄─ engine
 
-A call ends with its engine and is not repeated: the next engine has another cache, and the call may have crashed this
-one.
+A call fails if its engine ends, and is not repeated: the next engine has a different cache, and the call may have
+caused the crash.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,9 +21,25 @@ from quire.core.events import error_from, error_parts
 from quire.core.inspect.snapshots import BlockFacts
 from quire.errors import MessageError, QuireError
 
+T = TypeVar("T")
+
 
 class WireMessage(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
-    """What crosses between processes: an array that begins with its own name."""
+    """A message between processes: an array whose first element is the type's name."""
+
+
+def wire_decoder(kind: Any, what: str) -> Callable[[bytes], Any]:
+    """Return a decoder for messages of one type. For invalid bytes it raises MessageError and nothing else."""
+    return partial(decoded, msgspec.msgpack.Decoder(kind).decode, what)
+
+
+def decoded(decode: Callable[[bytes], T], what: str, data: bytes) -> T:
+    """Decode data from another process. Raises MessageError and nothing else."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
+        # Settings validate themselves when constructed, so invalid settings also make a message invalid.
+        raise MessageError(f"malformed {what} ({len(data)} bytes): {error}") from error
 
 
 class Explained(WireMessage, frozen=True):
@@ -34,25 +52,25 @@ class BlockInfo(WireMessage, frozen=True):
     """The result of `GetBlock`."""
 
     facts: BlockFacts | None
-    """None: there is no such block."""
+    """None: the pool has no such block."""
 
 
 class CallError(WireMessage, frozen=True):
-    """Why there is no result."""
+    """The error of a failed call."""
 
     kind: str
     details: tuple[str | int | None, ...]
 
 
 class Explain(WireMessage, frozen=True):
-    """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
+    """Query how much of a prompt is cached, and why its next token is not. Computes nothing."""
 
     namespace: Namespace
     prompt: tuple[int, ...]
 
 
 class GetBlock(WireMessage, frozen=True):
-    """What is known of one block."""
+    """Query the state of one block."""
 
     block_id: int
 
@@ -65,26 +83,26 @@ _RESULTS: dict[type[CallOp], type[CallResult]] = {Explain: Explained, GetBlock: 
 
 
 class EngineCall(WireMessage, frozen=True):
-    """An op, and the id that its reply will have."""
+    """A query with the id of its reply."""
 
     call_id: int
     op: CallOp
 
 
 class CallReply(WireMessage, frozen=True):
-    """The reply to a call."""
+    """The result of a call, or its error."""
 
     call_id: int
     result: CallResult | CallError
 
     @classmethod
     def of(cls, call_id: int, outcome: CallResult | QuireError) -> "CallReply":
-        """A reply with a result or an error."""
+        """Build a reply from a result or an error."""
         return cls(call_id, CallError(*error_parts(outcome)) if isinstance(outcome, QuireError) else outcome)
 
 
 class PendingCalls:
-    """Calls without a reply, by their ids. The threads of a caller and of an engine may use it at once."""
+    """Pending calls by id. Safe for concurrent use by the caller's and the engine's threads."""
 
     def __init__(self) -> None:
         self._ids = count(1)
@@ -94,13 +112,13 @@ class PendingCalls:
         return len(self._pending)
 
     def open(self, op: CallOp, on_reply: OnReply) -> EngineCall:
-        """A call to send. `on_reply` is called once: by `resolve` or by `fail_all`."""
+        """Register a call and return it for sending. `on_reply` is called once, by `resolve` or by `fail_all`."""
         call = EngineCall(next(self._ids), op)
         self._pending[call.call_id] = _RESULTS[type(op)], on_reply
         return call
 
     def resolve(self, reply: CallReply) -> None:
-        """Pass on a reply. Raises MessageError for one that answers no pending call."""
+        """Deliver a reply to its caller. Raises MessageError if no pending call has this id and result type."""
         pending = self._pending.get(reply.call_id)
         if pending is None or not isinstance(reply.result, (pending[0], CallError)):
             raise MessageError(f"unexpected reply to call {reply.call_id}: {type(reply.result).__name__}")
@@ -112,7 +130,7 @@ class PendingCalls:
         pending[1](outcome)
 
     def fail_all(self, error: QuireError) -> None:
-        """The engine is gone."""
+        """Fail all pending calls, because the engine has ended."""
         for call_id in list(self._pending):
             if (pending := self._pending.pop(call_id, None)) is not None:
                 pending[1](error)

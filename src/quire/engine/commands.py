@@ -1,8 +1,7 @@
-"""What an engine may be told, as tagged structs: the same in a thread's queue and on the wire to a worker.
+"""The commands of an engine, as tagged structs: identical in a thread's queue and on the wire to a worker.
 
-Two processes need not agree what time it is. So a request travels with its age and the time it has left at the moment
-of sending, and becomes instants again on the clock of the receiver. What it spends on the way, at most about a
-step, counts for neither.
+The clocks of two processes may differ. A request is therefore sent with its age and its time left, and the receiver
+converts both to times on its own clock. The transfer time, at most about one step, counts towards neither.
 """
 
 from typing import Self
@@ -15,7 +14,7 @@ from quire.engine.calls import EngineCall, WireMessage
 
 
 class _Assignment(WireMessage, frozen=True):
-    """A request, as `core.request.Request` describes it, with durations where that has instants."""
+    """A `core.request.Request` with durations in place of points in time."""
 
     request_id: str
     epoch: int
@@ -36,40 +35,40 @@ class _Assignment(WireMessage, frozen=True):
 
     @classmethod
     def sent(cls, request: Request, now_s: float) -> Self:
-        """A request as it is sent at this moment."""
+        """Convert a request for sending at `now_s`, on the sender's clock."""
         fields = asdict(request)
         age_s, deadline_s = now_s - fields.pop("arrival_s"), fields.pop("deadline_s")
         return cls(age_s=age_s, time_left_s=None if deadline_s is None else deadline_s - now_s, **fields)
 
     def received(self, now_s: float) -> Request:
-        """The request on the clock of the receiver."""
+        """Return the request with times on the receiver's clock."""
         fields = asdict(self)
         arrival_s, left_s = now_s - fields.pop("age_s"), fields.pop("time_left_s")
         return Request(arrival_s=arrival_s, deadline_s=None if left_s is None else now_s + left_s, **fields)
 
 
 class Submit(_Assignment, frozen=True):
-    """A new request: it may be refused."""
+    """A new request; the engine may refuse it."""
 
 
 class Restore(_Assignment, frozen=True):
-    """A request that an engine before this one had let in, with the tokens it had."""
+    """A request that an earlier engine had admitted, with the tokens produced so far."""
 
 
 class Cancel(WireMessage, frozen=True):
-    """End a request, or one of its answers alone, if it lives."""
+    """End a request, or a single continuation of it; unknown ids are ignored."""
 
     request_id: str
     index: int | None = None
-    """Which answer; None: all of them."""
+    """The continuation to end; None: all of them."""
 
 
 class ClearCache(WireMessage, frozen=True):
-    """Forget every cached block that is not in use."""
+    """Drop every cached block that is not in use."""
 
 
 class StartSnapshots(WireMessage, frozen=True):
-    """Show a snapshot so often, until StopSnapshots."""
+    """Send a snapshot every `period_s` seconds until StopSnapshots."""
 
     period_s: float
 
@@ -79,7 +78,7 @@ class StopSnapshots(WireMessage, frozen=True):
 
 
 class Close(WireMessage, frozen=True):
-    """The last one: end after the step in flight."""
+    """The last command: stop after the step in flight."""
 
 
 Command = Submit | Restore | Cancel | EngineCall | ClearCache | StartSnapshots | StopSnapshots | Close

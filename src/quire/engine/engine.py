@@ -1,8 +1,8 @@
-"""Submit, cancel, step: a scheduler, its memory and a runner, on one screen. Token ids in, events with token ids out.
+"""Submit, cancel, step: connects a scheduler, its memory and a runner. Token ids in, events with token ids out.
 
     request ─► scheduler ─► plan ─► runner ─► result ─► scheduler ─► events
 
-Text, streams, threads and processes are other rooms. The clock is handed in.
+Text, streams, threads and processes belong to other packages. The caller passes the clock.
 """
 
 from collections.abc import Callable
@@ -16,40 +16,40 @@ from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request
 from quire.core.scheduling.ngrams import make_scheduler
-from quire.core.scheduling.policy import check_request
 from quire.core.scheduling.scheduler import held_by_nothing
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult
 from quire.engine.engine_watch import EngineWatch, ShowSnapshot
 from quire.engine.guides import GrammarMatchers
-from quire.engine.trace_recorder import NoTrace, TracedEngine, TraceRecorder, TraceSettings, open_recorder
+from quire.engine.trace_recorder import NoTrace, TraceRecorder, TraceSettings, open_recorder
+from quire.engine.trace_records import TraceHeader
 from quire.errors import CapacityError, InvalidParameterError, InvariantError, RequestError
 
 FORMAT_VERSION = 1
 HELD_WAIT_S = 0.05
-"""How long an engine waits at once where all that it could compute waits for grammars: then commands are looked at."""
+"""Longest wait per step while all work waits for grammars; then the loop checks for commands again."""
 
 Clock = Callable[[], float]
-"""Seconds that never go back."""
+"""A monotonic clock, in seconds."""
 OnStepBegan = Callable[[list[str]], None]
 """Called with the ids of a step's requests before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """What names a model's blocks beside their tokens."""
+    """The model-specific fields of a block namespace."""
 
     fingerprint: str
     kv_layout: str
 
     def namespace(self, block_size: int, cache_group: str, adapter: str = "") -> Namespace:
-        """The namespace of a tenant's blocks on this model."""
+        """Return the namespace of a cache group's blocks on this model."""
         return Namespace(FORMAT_VERSION, self.fingerprint, adapter, self.kv_layout, block_size, cache_group)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What those need to know of a model who ask it, wherever it runs."""
+    """Properties of a loaded model for its clients, wherever it runs."""
 
     identity: ModelIdentity
     block_size: int
@@ -57,19 +57,19 @@ class ModelInfo:
     vocabulary_size: int
     max_sequence_tokens: int
     line: str = ""
-    """How much fits in how much memory."""
+    """A summary of the memory sizes."""
     notes: tuple[str, ...] = ()
-    """What the person who loaded it should know."""
+    """Notes for the operator that loaded the model."""
     exactness: str = ""
-    """Two engines with the same one give the same bits; empty: unknown."""
+    """Engines with equal values compute identical bits; empty: unknown."""
 
     def namespace(self, cache_group: str, adapter: str = "") -> Namespace:
-        """The namespace of a tenant's blocks on this model."""
+        """Return the namespace of a cache group's blocks on this model."""
         return self.identity.namespace(self.block_size, cache_group, adapter)
 
 
 class Engine:
-    """One model's requests. Not safe for threads: the thread that owns it steps it."""
+    """Serves one model's requests. Not thread-safe: only the thread that steps it may use it."""
 
     def __init__(
         self,
@@ -83,13 +83,13 @@ class Engine:
         capacity = runner.capacity
         self.runner = runner
         self.guides = guides
-        """None: a model without a tokenizer has no grammars."""
-        num_running = config.max_running + 1 if capacity.num_slots else 0  # the next is looked at while all run
+        """None: no grammars, because the model has no tokenizer."""
+        num_running = config.max_running + 1 if capacity.num_slots else 0  # one spare to examine the next request
         memory_config = KVMemoryConfig(
             capacity.num_blocks, capacity.block_size, num_slots=capacity.num_slots, num_running_slots=num_running
         )
         self.memory = KVMemory(memory_config, BlockHasher(key), emit)
-        # Who knows what a guess costs lets sequences guess.
+        # Draft tokens are proposed only if the cost of checking them is known.
         self.scheduler = make_scheduler(config, self.memory, guesses=config.step_cost is not None)
         self.recorder: TraceRecorder = NoTrace()
         """Records the commands and steps of this engine."""
@@ -104,46 +104,47 @@ class Engine:
         """None: not watched."""
         self._num_snapshots = 0
         self._compiling: dict[str, tuple[Request, bool]] = {}
-        """Requests whose grammars are being compiled, and whether each is restored."""
+        """Requests whose grammars are being compiled, each with its `is_restored`."""
         self._entered_late: list[RequestEvent] = []
 
     @property
     def num_snapshots(self) -> int:
         return self._num_snapshots + (0 if self.watch is None else self.watch.num_snapshots)
 
-    def record(self, settings: TraceSettings) -> None:
-        """Write down from now on what this engine is told and does. Raises ConfigError if the file cannot be had."""
-        scheduler = self.scheduler
-        about = TracedEngine(
-            settings.quire,
-            f"{self.info.identity.fingerprint} {self.info.identity.kv_layout}",
-            self.info.vocabulary_size,
-            self.guides is not None,
-            scheduler.propose is not None,
-            self.memory.config,
-            scheduler.config,
+    def record(self, settings: TraceSettings, started_unix_s: float) -> None:
+        """Record commands and steps from now on. Raises ConfigError for a file that is missing or not private."""
+        header = TraceHeader(
+            quire=settings.quire,
+            model=f"{self.info.identity.fingerprint} {self.info.identity.kv_layout}",
+            started_unix_s=started_unix_s,
+            vocabulary_size=self.info.vocabulary_size,
+            has_own_tokens=settings.has_own_tokens,
+            has_grammars=self.guides is not None,
+            guesses=self.scheduler.propose is not None,
+            memory=self.memory.config,
+            scheduler=self.scheduler.config,
         )
-        self.recorder = open_recorder(settings, about)
+        self.recorder = open_recorder(settings, header)
 
     @property
     def has_work(self) -> bool:
         return bool(self.scheduler.live or self._compiling or self._entered_late) or self.scheduler.has_events
 
     def submit(self, request: Request) -> Queued | Refused:
-        """Queue a request, or say why not and change nothing. A grammar is compiled meanwhile: a loop that others wait
-        for calls `enter`."""
+        """Queue a request, or refuse it and change nothing. Blocks while its grammar is compiled; a loop with other
+        requests calls `enter`."""
         return self._entered(request, is_restored=False)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError if this request could never be served, however empty the engine."""
-        check_request(request, *self.scheduler.limits)
+        """Raise RequestError if this request could not be served even by an empty engine."""
+        self.scheduler.check(request)
 
     def restore(self, request: Request) -> Queued | Refused:
-        """Queue a request that an engine before this one had let in, with the tokens it had."""
+        """Queue a request that an earlier engine had admitted, with the tokens produced so far."""
         return self._entered(request, is_restored=True)
 
     def enter(self, request: Request, *, is_restored: bool) -> list[RequestEvent]:
-        """The same without waiting. Nothing, if its grammar is being compiled: then a later step has the answer."""
+        """Queue a request without blocking. Returns no event while its grammar is compiled; a later step returns it."""
         try:
             if request.grammar is not None and not self._opened_guides().is_compiled(request):
                 self._compiling[request.request_id] = request, is_restored
@@ -171,27 +172,27 @@ class Engine:
         return Queued(request.request_id, epoch=request.epoch)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone; its last events come with a later step. Unknown ids are
+        """End a request, or a single continuation of it; a later step returns its last events. Unknown ids are
         ignored."""
-        if (late := self._compiling.pop(request_id, None)) is not None:  # it enters as it is, and ends as any other
+        if (late := self._compiling.pop(request_id, None)) is not None:  # enters uncompiled, to be cancelled normally
             self._entered_late.append(self._queued(late[0], is_restored=late[1]))
         self.recorder.cancelling(request_id, index)
         self.scheduler.cancel(request_id, index)
 
     def clear(self) -> None:
-        """Forget every cached block that is not in use."""
+        """Drop every cached block that is not in use."""
         self.recorder.clearing()
         self.memory.clear()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], now_s: float) -> Divergence:
-        """How much of this prompt is cached, and why the next token is not. Between steps; nothing changes by it, but
-        the memory is told the time."""
+        """Return how much of this prompt is cached, and why its next token is not. Called between steps; only sets the
+        memory's time."""
         self.recorder.asking(now_s)
         self.memory.advance(now_s)
         return self.scheduler.explain(namespace, prompt)
 
     def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
-        """Plan, run, apply; what happened to whom. The clock is read before and after the step."""
+        """Plan, run and apply one step; return its events. The clock is read before and after the step."""
         if self.guides is not None:
             self._collect(self.guides)
         late, self._entered_late = self._entered_late, []
@@ -206,7 +207,7 @@ class Engine:
         try:
             result = self._result_of(plan)
         except BaseException as error:
-            # Torn in the middle: what the step wrote cannot be trusted, and nothing may wait for it for ever.
+            # The step was aborted: its blocks cannot be trusted, and no sequence may wait for them.
             aborted = RowResult(error=RowError(ROW_FAILED, f"the step was aborted: {error!r}"))
             rows = dict.fromkeys((item.sequence_id for item in plan.items), aborted)
             self._apply(StepResult(plan.step, rows), clock())
@@ -219,7 +220,7 @@ class Engine:
         return events
 
     def _collect(self, guides: GrammarMatchers) -> None:
-        """What was done beside the steps; those whose grammars are compiled by now enter."""
+        """Collect finished grammar work; requests whose grammars are now compiled enter the scheduler."""
         guides.collect()
         waiting, self._compiling = self._compiling, {}
         for request, is_restored in waiting.values():
@@ -238,7 +239,7 @@ class Engine:
         return self.scheduler.apply(result, now_s)
 
     def _give_up_states(self) -> None:
-        """It is unknown which copies of states a broken step has made: what runs begins again from a kept one."""
+        """Preempt all sequences with recurrent state: an aborted step may have copied some states and not others."""
         self.recorder.giving_up()
         while self.memory.states is not None and self.scheduler.running:
             self.scheduler.preempt_latest()
@@ -250,7 +251,7 @@ class Engine:
         return events
 
     def _result_of(self, plan: StepPlan) -> StepResult:
-        """Masks are made while the step runs."""
+        """Run the plan; masks are computed while the device works."""
         pending, planned = self.runner.start(plan), self.scheduler.planned
         if self.guides is None:
             return pending.wait()
@@ -263,7 +264,7 @@ class Engine:
         return self.guides
 
     def _check_tokens(self, result: StepResult) -> None:
-        """A runner that names a token outside the vocabulary is broken, and must not get as far as a client."""
+        """Raise InvariantError if the runner returned a token outside the vocabulary, before it reaches a client."""
         size = self.runner.capacity.vocabulary_size
         for row in result.rows.values():
             for token_id in (*row.token_ids, *row.forced):
@@ -276,7 +277,7 @@ class Engine:
         return sorted(names if self.guides is None else names.union(self.guides.request_ids))
 
     def begin_watch(self, period_s: float, show: ShowSnapshot) -> None:
-        """Show a snapshot so often, from now on."""
+        """Show a snapshot every `period_s` seconds from now on."""
         self.end_watch()
         self.watch = EngineWatch(self.scheduler, self.memory, period_s, show)
 
@@ -285,7 +286,7 @@ class Engine:
         self._num_snapshots, self.watch = self.num_snapshots, None
 
     def close(self) -> None:
-        """Give the runner's memory back, and end the trace if there is one."""
+        """Close the trace and the grammar thread, and release the runner's memory."""
         self.recorder.close()
         if self.guides is not None:
             self.guides.close()

@@ -1,7 +1,7 @@
-"""What an engine shows while it is watched: made between planning a step and running it, and while it is idle.
+"""Makes an engine's snapshots while it is watched: between planning a step and running it, and while it is idle.
 
-Nothing of this exists without a watcher: `Engine.watch` is None, and a step costs nothing more. A drawing of a large
-pool is made a little at each step, so that no step waits for it; the tree, which costs most, is drawn less often.
+Without a watcher `Engine.watch` is None and a step has no extra cost. The map of a large pool is drawn piece by piece,
+a few at each step, so that no step waits long for it; the tree map, the most expensive part, is drawn less often.
 """
 
 from collections import deque
@@ -23,13 +23,13 @@ from quire.core.scheduling.sequence import Sequence
 from quire.core.step import StepPlan
 
 WORK_S = 0.002
-"""How long a step may wait for a drawing, unless it takes long itself."""
+"""Longest time that a step waits for drawing, unless WORK_SHARE allows more."""
 WORK_SHARE = 0.02
-"""The share of the step before that a piece may take, where that is more."""
+"""Longest time that a step waits for drawing, as a share of the previous step's duration."""
 MAX_STEP_S = 1.0
-"""An engine that was idle for longer than this has had no step that long."""
+"""Cap on the assumed duration of the previous step, because the time between two calls includes idle time."""
 POOL_SHARE = 0.01
-"""Of the time, for drawing a pool of several pieces: it is drawn less often than it is asked for."""
+"""Longest share of time spent on drawing large pools; beyond it, snapshots are less frequent than requested."""
 TREE_SHARE = 0.005
 MAX_TREE_AGE_S = 30.0
 
@@ -38,7 +38,7 @@ ShowSnapshot = Callable[[EngineSnapshot], None]
 
 
 class EngineWatch:
-    """From the first watcher to the last."""
+    """Makes snapshots; exists while the engine has watchers."""
 
     def __init__(self, scheduler: Scheduler, memory: KVMemory, period_s: float, show: ShowSnapshot) -> None:
         self._scheduler = scheduler
@@ -47,23 +47,23 @@ class EngineWatch:
         self._period_s = period_s
         self._due_s = self._tree_due_s = float("-inf")
         self._last_work_s: float | None = None
-        """When there was last a chance to draw."""
+        """Time of the last call of `work`."""
         self._pool: tuple[PoolDrawing, Iterator[None]] | None = None
         self._tree: tuple[TreeDrawing, Iterator[None]] | None = None
         self._pool_s = self._tree_s = 0.0
-        """How long the drawings under way have taken so far."""
+        """Time spent so far on each map in progress."""
         self._tree_drawn = TreePicture()
         self._steps: deque[tuple[StepFigures, float]] = deque(maxlen=MAX_STEPS_SHOWN)
-        """With when they ended."""
+        """Metrics of recent steps, each with the time at which the step ended."""
         self._began: tuple[StepPlan, float, int, int] | None = None
         self.num_snapshots = 0
 
     def due_in(self, now_s: float) -> float:
-        """How long there is nothing to do."""
+        """Seconds until there is something to draw."""
         return 0.0 if self._pool or self._tree else max(0.0, self._due_s - now_s)
 
     def began(self, plan: StepPlan, clock: MonotonicClock) -> None:
-        """This step is planned, and is about to run."""
+        """Record the start of a planned step, after drawing a little."""
         self.work(clock)
         num_prompt = sum(
             max(0, min(item.first_position + len(item.token_ids), one.num_prompt_tokens) - item.first_position)
@@ -72,7 +72,7 @@ class EngineWatch:
         self._began = plan, clock(), num_prompt, self._scheduler.stats.num_output_tokens
 
     def ended(self, now_s: float) -> None:
-        """It has returned, and what came of it is known."""
+        """Record the end of the step, after its result was applied."""
         if self._began is None:
             return
         plan, began_s, num_prompt, num_output = self._began
@@ -82,7 +82,7 @@ class EngineWatch:
         self._steps.append((StepFigures(plan.step, 0.0, num_prompt, num_output, len(plan.items), ms), now_s))
 
     def work(self, clock: MonotonicClock) -> None:
-        """Draw a little more, if it is time; show it when it is done."""
+        """Draw the next pieces if a snapshot is due, and show the snapshot when it is complete."""
         now_s = clock()
         since_s = 0.0 if self._last_work_s is None else min(now_s - self._last_work_s, MAX_STEP_S)
         self._last_work_s = now_s
@@ -136,7 +136,7 @@ class EngineWatch:
 
 
 def _drawn_by(pieces: Iterator[None], until_s: float, clock: MonotonicClock) -> bool:
-    """Draw until this moment, at least one piece; whether all is drawn."""
+    """Draw at least one piece, and more until `until_s`; return whether all pieces are drawn."""
     return all(clock() < until_s for _ in pieces)
 
 

@@ -1,9 +1,9 @@
-"""The thread beside the steps: what may take long of grammars is done here, so that no step waits for it.
+"""A background thread for slow grammar work, so that no step waits for it.
 
-    put ─► waiting, by tenant ─► the tenant that has had the least time ─► one piece ─► take
+    put ─► waiting, by tenant ─► the tenant with the least processor time so far ─► one piece ─► take
 
-One piece runs at a time, with a priority below the steps'. The libraries let go of the interpreter's lock meanwhile.
-Knows nothing of what the work is; a piece must touch nothing that its owner touches before it has taken it back.
+One piece of work runs at a time, at a lower priority than steps; the grammar library releases the GIL meanwhile. A
+piece is an arbitrary function, which must not touch state that its owner uses before `take` returns the piece.
 """
 
 import contextlib
@@ -15,58 +15,64 @@ from dataclasses import dataclass
 from time import thread_time
 
 NICENESS = 10
-"""Of a core that a step wants too, about a tenth is left for this."""
+"""With this nice value the thread gets about a tenth of a core that a step wants as well."""
 MAX_TENANTS = 1024
-"""Of which it is known what they have had; beyond that only of those who wait."""
+"""Bound on the tenants with recorded processor time; beyond it, only tenants with waiting pieces are kept."""
 
 
 @dataclass(eq=False, slots=True)
 class ThreadWork:
-    """Work that is done in one go, and how long it took."""
+    """One piece of work, and its processor time."""
 
     tenant: str
     request_id: str
-    """Named when a worker dies while it is under way."""
+    """Reported as in flight if the worker dies during this piece."""
     work: Callable[[], None]
     finish: Callable[["ThreadWork"], None]
-    """Called by the owner when it has taken the piece back."""
+    """Called on the owner's thread after it has taken the piece back."""
     owner: object = None
-    """By which it can be removed."""
+    """Key by which waiting pieces can be removed."""
     is_brief: bool = True
-    """Expected to be done at once, so that a step may wait a moment for it."""
+    """Expected to finish quickly, so that a step may wait briefly for it."""
     seconds: float = 0.0
     error: BaseException | None = None
 
 
+def lower_thread_priority() -> None:
+    """Lower the priority of the calling thread and of threads it starts later. Raising it again needs privileges."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
 class GrammarThread:
-    """For one owner, who puts, takes and closes. The thread begins with the first piece."""
+    """Runs the pieces of one owner, which calls `put`, `take` and `close`. The thread starts with the first piece."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[ThreadWork]] = {}
-        """By tenant; none is listed without a piece."""
+        """Waiting pieces by tenant; a tenant without pieces is not listed."""
         self._had_s: dict[str, float] = {}
-        """The time that those who wait have had; one that comes anew begins with the least of the others."""
+        """Processor seconds by tenant; a tenant that starts waiting is lifted to the least of the waiting tenants."""
         self._running: ThreadWork | None = None
         self._done: list[ThreadWork] = []
         self._num_brief = 0
-        """Pieces that are not done, of those that are expected to be brief."""
+        """Number of unfinished pieces that are expected to be brief."""
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way, and nothing waits to be taken."""
+        """Whether no piece is waiting, running or ready to be taken."""
         return not (self._waiting or self._running or self._done)
 
     @property
     def request_ids(self) -> list[str]:
-        """The request whose piece is under way, if one is."""
+        """The request of the running piece, as a list of at most one id."""
         running = self._running
         return [] if running is None else [running.request_id]
 
     def put(self, piece: ThreadWork) -> None:
-        """Have this done when it is its tenant's turn."""
+        """Queue a piece of work; it runs when it is its tenant's turn."""
         with self._changed:
             if piece.tenant not in self._waiting:
                 least = min((self._had_s[tenant] for tenant in self._waiting), default=0.0)
@@ -79,7 +85,7 @@ class GrammarThread:
             self._changed.notify_all()
 
     def remove(self, owner: object) -> None:
-        """A client has left: what has not begun is not done."""
+        """Drop an owner's waiting pieces, for example because its client has disconnected."""
         with self._changed:
             for tenant, pieces in list(self._waiting.items()):
                 for piece in [one for one in pieces if one.owner is owner]:
@@ -90,36 +96,35 @@ class GrammarThread:
             self._changed.notify_all()
 
     def take(self) -> list[ThreadWork]:
-        """What is done by now."""
+        """Return the finished pieces."""
         with self._changed:
             done, self._done = self._done, []
         return done
 
     def wait_for_brief(self, timeout_s: float) -> None:
-        """Until nothing that was expected to be brief is left, or for so long."""
+        """Wait until no brief piece is unfinished, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._num_brief == 0, timeout_s)
 
     def wait_for_any(self, timeout_s: float) -> None:
-        """Until something can be taken, or for so long."""
+        """Wait until a piece can be taken or none is left, or until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._done or not (self._waiting or self._running), timeout_s)
 
     def close(self) -> None:
-        """Begin nothing more; what is under way is left to end."""
+        """Start no further pieces; the running piece finishes."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
             self._changed.notify_all()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        lower_thread_priority()
         while (piece := self._next()) is not None:
             started_s = thread_time()
             try:
                 piece.work()
-            except BaseException as error:  # a panic of the library is one: its owner sees to it
+            except BaseException as error:  # includes a panic of the library; the owner handles it
                 piece.error = error
             piece.seconds = thread_time() - started_s
             self._end(piece)

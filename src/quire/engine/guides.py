@@ -1,20 +1,19 @@
-"""What grammars allow and force, sequence by sequence: the one room that knows what is in a request's grammar.
+"""Applies grammars to sequences: which tokens are allowed and which are forced. The only module that reads grammars.
 
-    collect ─► holds? ─► plan ─► masks: which tokens may stand at each place ─► runner ─► chosen ─► forced: what follows
+    collect ─► holds? ─► plan ─► masks: allowed tokens per position ─► runner ─► sampled ─► forced: tokens that follow
 
-A grammar and the tokens produced so far are all there is to know. So a matcher here is a shortcut and never the truth:
-after a crash, a preemption, or for one of several answers, one is made anew of the grammar and fed the tokens that the
-sequence has. One pristine matcher for each grammar is kept, for it has done what the first mask costs; sequences get
-copies of it.
+The grammar and the tokens produced so far are the whole state; a matcher only caches it. After a crash or a preemption,
+or for one of several continuations, a new matcher is made and fed the sequence's tokens. For each grammar one pristine
+matcher is kept, which has already paid the cost of the first mask; sequences get copies of it.
 
-How long a mask takes follows from what a client wrote. Those of a grammar that has shown itself quick are made in the
-step; all others in a thread beside it (`grammar_thread`), as is compiling, and following again what was known before a
-crash. A sequence whose mask is not there is held: the plan leaves it out, and its neighbours lose nothing. Every second
-is charged to its tenant, and a sequence that takes more than `work_budget` allows ends with its error.
+The duration of a mask depends on the client's grammar. Masks of grammars that have proven quick are computed during the
+step. All other masks run in a background thread (`grammar_thread`), and so do compilation and feeding known tokens to
+a new matcher. A sequence whose mask is not ready is left out of the plan, without delaying other sequences. All
+processor time is charged to the tenant, and a sequence that exceeds its `work_budget` ends with an error.
 
-What is forced is appended without being sampled, and the end of an answer that is complete is forced too. This is a
-rule of the build and not of the load: the grammar may allow other spellings of what it forces, which a model could have
-chosen. A request that is owed log-probabilities is owed a row for each token: for it nothing is forced.
+Forced tokens are appended without sampling, including the end token of a complete output. This depends on quire's
+version, not on load: the grammar may allow other tokenizations of the forced text, which the model could have sampled.
+With log-probabilities nothing is forced, because every token then needs a computed row.
 """
 
 from collections import OrderedDict
@@ -28,7 +27,7 @@ from quire.core import request as core
 from quire.core.events import RequestEvent, SequenceFinished
 from quire.core.scheduling import sequence as scheduled
 from quire.core.step import GRAMMAR_FAILED, NO_MASKS, Masks, RowError, RowResult, StepPlan, StepResult, WorkItem
-from quire.core.work_budget import SERVICE_TOKENS_PER_S, WorkAccount, WorkBudget, WorkKind
+from quire.core.work_budget import SERVICE_TOKENS_PER_S, WorkAccount, WorkBudget
 from quire.engine.grammar_thread import GrammarThread, ThreadWork
 from quire.errors import CheckpointError, InvalidParameterError
 
@@ -36,31 +35,28 @@ if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 KEPT_BYTES = 2 << 20
-"""Of the texts of grammars whose pristine matchers are kept, the latest used: compiled they take some forty times as
-much memory."""
+"""Bound on the total text size of cached grammars (LRU); compiled grammars take about forty times as much memory."""
 COUNTS_TOKENS = "[max_tokens="
-"""In a grammar with a rule that may have so many tokens: of such the library takes nothing back."""
+"""Part of grammars that limit a rule's number of tokens; the library cannot roll back matchers of such grammars."""
 SLOW_S = 0.003
-"""Masks of a grammar of which one took longer than this are made beside the steps from then on."""
+"""After one mask that took longer, all masks of a grammar are computed in the background thread."""
 QUICK_PIECES = 64
-"""And so are those of one that has not yet shown so many that took less."""
+"""Until this many masks of a grammar have been measured, its masks are computed in the background as well."""
 STEP_S = 0.01
-"""Following the tokens of slow grammars, and drafts of theirs, take no more than this of a step."""
+"""Bound on the time per step for following sampled tokens, and for masks of drafts, of slow grammars."""
 BRIEF_WAIT_S = 0.003
-"""So long a step waits for masks that are expected at once."""
+"""Longest wait of a step for masks that are expected soon."""
 KEPT_FAILURES = 16
-"""Texts that could not be compiled, the latest."""
+"""Number of remembered grammar texts that failed to compile, newest last."""
 MAX_OWING = 1024
-"""Tenants that have not been charged yet."""
+"""Bound on the number of tenants with uncharged time."""
 COMPILE_WAIT_S = 1.0
 CATCH_UP = 16
-"""Known tokens that are followed again in one piece."""
+"""Number of known tokens fed to a new matcher in one piece of work."""
 
 
 class _Grammar:
-    """One that is compiled."""
-
-    __slots__ = ("counts_tokens", "first_mask", "is_slow", "num_pieces", "pristine", "text")
+    """A compiled grammar."""
 
     def __init__(self, text: str, pristine: "LLMatcher", first: bytes) -> None:
         self.text = text
@@ -68,12 +64,12 @@ class _Grammar:
         self.first_mask = first
         self.counts_tokens = COUNTS_TOKENS in text
         self.num_pieces = 0
-        """Masks made so far, all its answers together."""
+        """Masks measured so far, of all sequences together."""
         self.is_slow = False
 
     @property
     def is_quick(self) -> bool:
-        """Its masks are made in the step."""
+        """Whether masks are computed during the step."""
         return not self.is_slow and self.num_pieces >= QUICK_PIECES
 
     def took(self, seconds: float) -> None:
@@ -82,42 +78,39 @@ class _Grammar:
 
 
 class GrammarMatcher:
-    """One answer on its way through its grammar."""
-
-    __slots__ = ("account", "error", "follow_s", "grammar", "is_at_work", "mask", "matcher", "num_consumed",
-                 "num_true_masks")  # fmt: skip
+    """The state of one sequence in its grammar."""
 
     def __init__(self, grammar: _Grammar, tenant: str) -> None:
         self.grammar = grammar
         self.matcher = grammar.pristine.deep_copy()
         self.num_consumed = 0
-        """Tokens of the answer that the matcher has seen."""
+        """Output tokens that the matcher has consumed."""
         self.mask: bytes | None = grammar.first_mask
-        """Of the place behind them, once it is made."""
+        """Mask of the next position, once computed."""
         self.is_at_work = False
-        """The matcher is the thread's, until its piece is taken back."""
+        """The background thread uses the matcher, until its piece of work is taken back."""
         self.error: RowError | None = None
-        """Why this answer ends."""
+        """The error that ends this sequence."""
         self.account = WorkAccount(tenant)
         self.follow_s = 0.0
-        """What following took the last time."""
+        """Processor time of the last call of `_followed_tokens`."""
         self.num_true_masks = 1
-        """Places of the step's drafts, and one behind them, for which there is a mask."""
+        """Number of positions in the step with a real mask, of all drafts and the position after them."""
 
     def consume(self, tokens: Sequence[int]) -> None:
-        """Follow these; if that cannot be, the matcher says so from now on."""
+        """Consume tokens; if the grammar forbids one, the matcher is in an error state from then on."""
         self.matcher.consume_tokens(list(tokens))
         self.num_consumed += len(tokens)
         self.mask = None
 
     def make_mask(self) -> None:
-        """The tokens that may follow, for the next step."""
+        """Compute the mask of the next position."""
         self.mask = self.matcher.compute_bitmask()
 
     def masks_of_drafts(self, drafts: Sequence[int], width: int, within_s: float) -> tuple[bytes, ...]:
-        """For the place of every draft and for what follows the last, on a copy: nothing has to be taken back. Behind a
-        draft that cannot be, nothing will count, and anything is allowed; so it is where the time is over, and what is
-        chosen behind that will not count either."""
+        """Return a mask for each draft's position and for the position after the last, computed on a copy so that
+        nothing is rolled back. All tokens are allowed after a draft that the grammar forbids, and once `within_s` has
+        passed, because tokens sampled there are discarded."""
         started_s, matcher, made = thread_time(), self.matcher.deep_copy(), list[bytes]()
         self.num_true_masks = len(drafts) + 1
         for draft in (*drafts, None):
@@ -132,37 +125,37 @@ class GrammarMatcher:
 
 
 class GrammarMatchers:
-    """The grammars of one engine's requests."""
+    """Compiles and applies the grammars of one engine's requests."""
 
     def __init__(self, read_vocabulary: Callable[[], "LLTokenizer"]) -> None:
         self.read_vocabulary = read_vocabulary
         self._opened: tuple[LLTokenizer, LLExecutor] | None = None
         self.grammars: OrderedDict[str, _Grammar] = OrderedDict()
         self._num_bytes = 0
-        """Of their texts."""
+        """Total size of the cached grammar texts."""
         self._failures: OrderedDict[str, str] = OrderedDict()
-        """Of the latest that could not be compiled."""
+        """Error messages of the grammars that failed to compile last, by text."""
         self._compiling: set[str] = set()
         self.guides: dict[tuple[str, int], GrammarMatcher] = {}
-        """By request and answer."""
+        """By request id and sequence index."""
         self._owed_s: OrderedDict[str, float] = OrderedDict()
-        """What work took that was not charged yet, by tenant: the next row of the tenant pays."""
+        """Processor time by tenant that is not charged yet; the tenant's next row is charged."""
         self._thread = GrammarThread()
         self._step_s = 0.0
-        """What slow grammars will take of the step that is planned."""
+        """Expected time of slow grammars in the step that is being planned."""
         self._now_s = 0.0
         self.budget = WorkBudget()
-        """Tenants are not cut here: they take turns in the thread."""
+        """Cuts off requests but not tenants, because tenants take turns in the grammar thread."""
         self.num_forced_tokens = 0
         self.compile_s = 0.0
         self.mask_s = 0.0
-        """Processor time of masks, and of following the tokens chosen."""
+        """Processor time of masks, and of following sampled tokens."""
 
     # -- between steps -------------------------------------------------------------------------------------------------
 
     def is_compiled(self, request: core.Request) -> bool:
-        """Whether a sequence can begin; if not, its grammar is being compiled. Raises InvalidParameterError if that
-        cannot be."""
+        """Whether the request's grammar is compiled; if not, compilation is under way. Raises InvalidParameterError if
+        it failed."""
         text = request.grammar or ""
         if text in self.grammars:
             self.grammars.move_to_end(text)
@@ -183,13 +176,13 @@ class GrammarMatchers:
         return False
 
     def compile(self, request: core.Request) -> None:
-        """The same, and wait for it: for those who have nothing else to do."""
+        """Compile the request's grammar and block until it is done. Raises InvalidParameterError if that fails."""
         while not self.is_compiled(request):
             self.wait(COMPILE_WAIT_S)
             self._take_back()
 
     def collect(self) -> None:
-        """Take back what the thread has done. A moment is waited for what is brief."""
+        """Take back finished work, after a short wait for work that is expected to be brief."""
         if not self._thread.is_idle:
             self._thread.wait_for_brief(BRIEF_WAIT_S)
             self._take_back()
@@ -199,15 +192,15 @@ class GrammarMatchers:
             piece.finish(piece)
 
     def begin(self, now_s: float) -> None:
-        """A step is about to be planned."""
+        """Reset the time of slow grammars, before a step is planned."""
         self._now_s, self._step_s = now_s, 0.0
 
     def wait(self, timeout_s: float) -> None:
-        """There is nothing else to do: until something is done in the thread."""
+        """Block until some background work is done, or until the timeout."""
         self._thread.wait_for_any(timeout_s)
 
     def holds(self, sequence: scheduled.Sequence) -> bool:
-        """Whether what this sequence needs is not there; then it is being made."""
+        """Whether this sequence must wait for grammar work; if so, the work is under way."""
         if (text := sequence.request.grammar) is None:
             return False
         guide = self.guides.get((sequence.request.request_id, sequence.index))
@@ -217,7 +210,7 @@ class GrammarMatchers:
             guide = GrammarMatcher(grammar, sequence.request.tenant)
             self.guides[sequence.request.request_id, sequence.index] = guide
         if guide.error is not None:
-            return False  # it ends with its next row
+            return False  # the sequence ends with its next row
         if guide.is_at_work:
             return True
         if guide.num_consumed < sequence.num_output_tokens:
@@ -231,7 +224,7 @@ class GrammarMatchers:
         return not self._has_room(guide)
 
     def _has_room(self, guide: GrammarMatcher) -> bool:
-        """Whether what following took the last time has room in this step."""
+        """Whether following this grammar fits into the step's STEP_S, if it takes as long as last time."""
         if self._step_s and self._step_s + guide.follow_s > STEP_S:
             return False
         self._step_s += guide.follow_s
@@ -239,11 +232,11 @@ class GrammarMatchers:
 
     @property
     def request_ids(self) -> list[str]:
-        """Whose grammar is worked on at this moment: if the worker dies now, they are named."""
+        """The request whose grammar is being worked on: it is reported as in flight if the worker dies."""
         return self._thread.request_ids
 
     def forget(self, events: Iterable[RequestEvent]) -> None:
-        """Let go of the answers that have ended."""
+        """Drop the matchers of finished sequences."""
         for event in events:
             if isinstance(event, SequenceFinished):
                 guide = self.guides.pop((event.request_id, event.sequence_index), None)
@@ -251,13 +244,13 @@ class GrammarMatchers:
                     self._thread.remove(guide)
 
     def close(self) -> None:
-        """No more work is begun."""
+        """Start no more background work."""
         self._thread.close()
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
     def masks(self, plan: StepPlan, planned: Sequence[scheduled.Sequence]) -> Masks:
-        """What may be chosen, for every guided item of a plan that samples; `planned` are its sequences."""
+        """Return masks of allowed tokens for all sampling items with a grammar; `planned`: the plan's sequences."""
         rows = [
             (item, guide)
             for item, sequence in zip(plan.items, planned, strict=True)
@@ -272,7 +265,7 @@ class GrammarMatchers:
         for item, guide in rows:
             guide.num_true_masks = 1 + item.num_drafts
             if not item.num_drafts:
-                # One by one and here: a thread would have to be woken, and finds nothing in its caches.
+                # Computed one by one on this thread: another thread would have to be woken and has cold caches.
                 masks[item.sequence_id] = (self._mask_now(guide)[:width],)
             elif guide.grammar.counts_tokens or not guide.grammar.is_quick:
                 masks[item.sequence_id] = self._masks_on_a_copy(item, guide, width)
@@ -281,8 +274,8 @@ class GrammarMatchers:
         return {item.sequence_id: masks[item.sequence_id] for item, guide in rows if guide.error is None}
 
     def guided(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
-        """The same result with what is forced behind the tokens chosen, with the errors of grammars, and with what
-        tenants are charged."""
+        """Return the result with forced tokens after the sampled ones, with grammar errors, and with tenants'
+        charges."""
         found: dict[int, RowResult] = {}
         for item, sequence in zip(plan.items, planned, strict=True):
             row = result.rows[item.sequence_id]
@@ -310,10 +303,10 @@ class GrammarMatchers:
     def _masks_of_drafts(
         self, drafted: Sequence[tuple[WorkItem, GrammarMatcher]], width: int
     ) -> dict[int, tuple[bytes, ...]]:
-        """Of each item one for the place of every draft, and one for what follows the last."""
+        """Return one mask for each draft's position, and one for the position after the last, for each item."""
         if not drafted:
             return {}
-        import llguidance.numpy as bits  # noqa: PLC0415 - paid by who has a grammar
+        import llguidance.numpy as bits  # noqa: PLC0415 - loaded on first use of a grammar
 
         started_s = thread_time()
         vocabulary, executor = self._open()
@@ -337,7 +330,7 @@ class GrammarMatchers:
             return RowResult(error=_grammar_error("it cannot be compiled"))
         if guide.error is not None:
             return RowResult(error=guide.error)
-        is_forced = params.logprobs is None  # else every token is owed a row of its own
+        is_forced = params.logprobs is None  # with logprobs every token needs its own row
         chosen, started_s = row.token_ids[: guide.num_true_masks], thread_time()
         count, forced = self._followed_tokens(guide, chosen, params.stop_token_ids, is_forced=is_forced)
         guide.follow_s = thread_time() - started_s
@@ -353,17 +346,17 @@ class GrammarMatchers:
     def _followed_tokens(
         self, guide: GrammarMatcher, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
     ) -> tuple[int, tuple[int, ...]]:
-        """How many of the tokens chosen count, and what is forced behind them.
+        """Return how many of the sampled tokens count, and the tokens forced after them.
 
-        Where a token forces others, those are the ones that follow, whatever was chosen in their places: a step with
-        drafts comes to the same as one token after the other. What was chosen as it had to be counts as chosen.
+        When a token forces others, they replace what was sampled in their positions, so that a step with drafts has the
+        result of one token at a time. A sampled token that equals the forced one counts as sampled.
         """
         ends = [token for token in self._open()[0].eos_tokens if token in stops]
         count = 0
         while count < len(chosen):
             token_id, count = chosen[count], count + 1
             if token_id in stops:
-                break  # it ends: a matcher takes nothing behind a text that is complete
+                break  # a matcher accepts no tokens after a complete output
             guide.consume([token_id])
             if guide.matcher.is_error():
                 break
@@ -385,8 +378,8 @@ class GrammarMatchers:
         self._put(guide, sequence, guide.make_mask, lambda piece: self._took(guide, piece.seconds))
 
     def _catch_up(self, guide: GrammarMatcher, sequence: scheduled.Sequence) -> None:
-        """Follow what is known from before a crash. It was paid then, and is not cut: whatever the clock says now, it
-        was within its budget."""
+        """Feed known tokens to a new matcher. Never cut by the work budget: the tokens were within it at first, and the
+        same work may take longer now."""
         first = sequence.num_prompt_tokens + guide.num_consumed
         tokens = sequence.tokens[first : first + CATCH_UP]
         self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._look(guide))
@@ -409,7 +402,7 @@ class GrammarMatchers:
         self._thread.put(ThreadWork(request.tenant, request.request_id, work, finish, guide, not guide.grammar.is_slow))
 
     def compiled(self, text: str) -> _Grammar:
-        """Compile a grammar; runs in the grammar thread."""
+        """Compile a grammar. Runs in the grammar thread. Raises InvalidParameterError if that fails."""
         matcher = matcher_of(self._open()[0], text)
         try:
             return _Grammar(text, matcher, first_mask(matcher))
@@ -420,7 +413,7 @@ class GrammarMatchers:
         self._compiling.discard(text)
         self.compile_s += piece.seconds
         self._owe(piece.tenant, piece.seconds)
-        self.budget.spend(WorkAccount(piece.tenant), WorkKind.GRAMMAR_COMPILE, piece.seconds, self._now_s)
+        self.budget.spend(WorkAccount(piece.tenant), "grammar_compile", piece.seconds, self._now_s)
         for grammar in made:
             self.grammars[text] = grammar
             self._num_bytes += len(text)
@@ -433,11 +426,11 @@ class GrammarMatchers:
 
     def _open(self) -> "tuple[LLTokenizer, LLExecutor]":
         if self._opened is None:
-            from llguidance import LLExecutor  # noqa: PLC0415 - the same
+            from llguidance import LLExecutor  # noqa: PLC0415 - loaded on first use of a grammar
 
             try:
                 self._opened = self.read_vocabulary(), LLExecutor(num_threads=1)
-            except CheckpointError as error:  # who asks for a grammar is refused; the model answers all others
+            except CheckpointError as error:  # only requests with a grammar fail
                 raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
         return self._opened
 
@@ -450,7 +443,7 @@ class GrammarMatchers:
     def _spend(self, guide: GrammarMatcher, seconds: float, num_units: int) -> None:
         self.mask_s += seconds
         self._owe(guide.account.tenant, seconds)
-        cut = self.budget.spend(guide.account, WorkKind.GRAMMAR_MASK, seconds, self._now_s, num_units)
+        cut = self.budget.spend(guide.account, "grammar_mask", seconds, self._now_s, num_units)
         self._look(guide)
         if cut is not None and guide.error is None:
             guide.error = RowError(cut.error.code, f"the work budget was passed: {cut.error}")
@@ -466,7 +459,7 @@ class GrammarMatchers:
             self._owed_s.popitem(last=False)
 
     def _charge(self, tenant: str) -> int:
-        """What a row of this tenant pays, in whole tokens; the rest is owed."""
+        """Return the charge of a row in whole tokens; the fraction remains owed."""
         owed_s = self._owed_s.get(tenant, 0.0)
         num_tokens = int(owed_s * SERVICE_TOKENS_PER_S)
         if num_tokens:
@@ -475,7 +468,7 @@ class GrammarMatchers:
 
 
 def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
-    """How many of the first ones are the same."""
+    """Return the length of the common prefix."""
     pairs = zip(some, others, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
 

@@ -1,4 +1,4 @@
-"""From a checkpoint to an engine that steps: weights loaded, memory decided, and one line that says how much."""
+"""Builds an engine from a checkpoint: loads weights, fixes the memory sizes, and describes them in one line."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def open_engine(
 ) -> Engine:
     """Load a checkpoint's weights and build an engine on them. Raises CheckpointError or ConfigError.
 
-    `emit` is told what becomes of cached blocks, in the middle of steps.
+    `emit` receives the events of cached blocks; it is called during steps.
     """
     loaded = load_backend(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
@@ -64,7 +64,7 @@ def open_engine(
 
 
 def _shorter(settings: ModelSettings, longest: int) -> Iterator[str]:
-    """A pool that is too small for what was asked for is refused, so this is the model's own limit."""
+    """Warn if the model supports fewer tokens than requested; a KV pool that is too small was refused earlier."""
     if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > longest:
         yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model supports; using {longest:,}"
 
@@ -81,12 +81,12 @@ def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> GrammarMatchers | N
 
 
 def kv_key(serving: ServingSettings) -> bytes:
-    """The secret that names blocks. Without a key file names need not outlive this process."""
+    """Return the secret key of block digests. Without a key file it is random and valid in this process only."""
     return serving.read_kv_key() or os.urandom(KEY_BYTES)
 
 
 def queue_of(serving: ServingSettings) -> QueueConfig:
-    """The core's queue by the settings."""
+    """Return the queue's configuration from the serving settings."""
     return QueueConfig(
         max_requests=serving.queue,
         high_head_start_s=serving.head_start_high_s,

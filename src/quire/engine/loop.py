@@ -1,13 +1,13 @@
-"""The loop that steps an engine, and the thread that runs it in this process. A worker runs the same loop.
+"""The loop that steps an engine, and the thread that runs the loop in this process. A worker runs the same loop.
 
-    next command … ─► [ obey · step · tell ] ─► events, once for what was said and once for each step
+    next command … ─► [ execute · step · send ] ─► events, sent once for the commands and once for each step
 
-An idle loop waits for a command. What goes wrong in a step is a bug or the end of the device: the loop ends with it and
-nothing is retried here. A command that comes too late for a step is refused, never forgotten.
+An idle loop waits for a command. An exception in a step is a bug or a device failure: it ends the loop, and nothing is
+retried here. A request that arrives after the last step is refused, never lost.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Protocol
@@ -30,43 +30,38 @@ from quire.engine.calls import (
 )
 from quire.engine.commands import Cancel, ClearCache, Close, Command, Restore, StartSnapshots, StopSnapshots, Submit
 from quire.engine.engine import Clock, Engine
-from quire.engine.port import Listener, OnFailure, WorkerRecord
+from quire.engine.port import CommandWatch, Listener, OnFailure
 from quire.errors import EngineDeadError
 
 STOPPED = "the engine has stopped; start it again"
 
 
 class LoopHost(Protocol):
-    """Where a loop's commands come from, and where what happened goes."""
+    """The source of a loop's commands, and the destination of its results."""
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None if there is none; `waits` says that there is nothing to do meanwhile."""
-        ...
+        """Return the next command, or None; `waits` allows blocking, because the engine has nothing to do."""
 
     def began(self, request_ids: list[str]) -> None:
-        """These are about to be looked at or computed."""
-        ...
+        """Note the requests that are about to be examined or computed."""
 
     def send(self, events: Sequence[RequestEvent]) -> None:
-        """What commands or a step brought, perhaps nothing."""
-        ...
+        """Send the events of commands or of a step; there may be none."""
 
     def show(self, snapshot: EngineSnapshot) -> None:
-        """The engine at this moment, for those who watch."""
-        ...
+        """Send a snapshot to the watchers."""
 
     def reply(self, reply: CallReply) -> None:
-        """The reply to a call."""
-        ...
+        """Send the reply to a call."""
 
 
 def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
-    """Obey and step until `Close`."""
+    """Execute commands and steps until `Close`."""
     is_open = True
     while is_open:
         events: list[RequestEvent] = []
         is_open = _obey_all(engine, host, clock, events)
-        if events:  # before the step, which may take long; and before the end, which may be now
+        if events:  # before the step, which may take long, and before a return
             host.send(events)
         if is_open:
             host.send(engine.step(clock, host.began))
@@ -75,7 +70,7 @@ def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
 
 
 def _obey_all(engine: Engine, host: LoopHost, clock: Clock, events: list[RequestEvent]) -> bool:
-    """Carry out all commands that are there, and add what came of them; false after the last one there will be."""
+    """Execute all commands that have arrived, and add their events; return False after `Close`."""
     while (command := host.next_command(waits=not engine.has_work and not events)) is not None:
         match command:
             case Submit() | Restore():
@@ -102,34 +97,10 @@ def _result(engine: Engine, op: CallOp, now_s: float) -> CallResult:
     return BlockInfo(facts_of_block(engine.memory, engine.scheduler.running, op.block_id, now_s))
 
 
-class ThreadWatch:
-    """Looks at an engine through the queue of the thread that steps it."""
-
-    workers: Sequence[WorkerRecord] = ()
-
-    def __init__(self, put: Callable[[Command], object]) -> None:
-        self._put = put
-        self.show: Callable[[EngineSnapshot], None] = _noop
-
-    def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
-        """Show a snapshot so often."""
-        self.show = show
-        self._put(StartSnapshots(period_s))
-
-    def unwatch(self) -> None:
-        """Stop the snapshots."""
-        self.show = _noop
-        self._put(StopSnapshots())
-
-
-def _noop(_snapshot: EngineSnapshot) -> None:
-    """Discard a snapshot that was made after the watch ended."""
-
-
 class EngineThread:
-    """A port to an engine that a thread of its own steps, from `start` to `close`.
+    """A port to an engine that is stepped by its own thread, from `start` to `close`.
 
-    The listener runs on that thread, or on the caller's, and must return at once.
+    The listener is called on that thread or on the caller's, and must return quickly.
     """
 
     def __init__(self, engine: Engine, listener: Listener, failed: OnFailure) -> None:
@@ -138,37 +109,33 @@ class EngineThread:
         self._failed = failed
         self.commands: SimpleQueue[Command] = SimpleQueue()
         self._lock = threading.Lock()
-        self.watching = ThreadWatch(self._try_put)
+        self.watching = CommandWatch(self._try_put)
         self._calls = PendingCalls()
         self.verdicts: Sequence[AdmissionHint] = ()
         self._is_over = False
-        """Guarded by the lock: once true, no command is put into the queue."""
+        """Guarded by the lock: once true, `_try_put` rejects commands."""
         self.thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start the thread."""
         self.thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request: `Queued` or `Refused` is its first event."""
         if not self._try_put(Submit.sent(request, monotonic())):
             self._listener([Refused.of(request.request_id, EngineDeadError(STOPPED))])
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Query the engine between two steps."""
         if not self._try_put(self._calls.open(op, on_reply)):
             self._calls.fail_all(EngineDeadError(STOPPED))
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it lives."""
         self.commands.put(Cancel(request_id, index))
 
     def clear_cache(self) -> None:
-        """Forget every cached block that is not in use."""
         self.commands.put(ClearCache())
 
     def close(self) -> None:
-        """Stop after the step in flight, and wait for it."""
+        """Stop after the step in flight, and wait for the thread."""
         self.commands.put(Close())
         self.thread.join()
 
@@ -181,7 +148,6 @@ class EngineThread:
     # -- on its own thread ---------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None if there is none and there is something else to do."""
         watch = self._engine.watch
         try:
             return self.commands.get(waits, None if watch is None else watch.due_in(monotonic()))
@@ -189,18 +155,15 @@ class EngineThread:
             return None
 
     def began(self, request_ids: list[str]) -> None:
-        """Not needed: what ends this thread ends the engine."""
+        """Do nothing, because without a worker process a crash ends the engine and all its requests."""
 
     def show(self, snapshot: EngineSnapshot) -> None:
-        """For those who watch."""
         self.watching.show(snapshot)
 
     def reply(self, reply: CallReply) -> None:
-        """For the caller that waits for it."""
         self._calls.resolve(reply)
 
     def send(self, events: Sequence[RequestEvent]) -> None:
-        """Pass on what there is."""
         if events:
             shares = self._engine.scheduler.queue.shares
             self.verdicts = shares.update_hints() if shares.refused else ()

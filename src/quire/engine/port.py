@@ -1,9 +1,9 @@
-"""What stands between a client and an engine, wherever it steps: a thread, a worker, or another machine.
+"""The interface between a client and an engine, whether it runs in a thread, a worker or on another machine.
 
     submit · cancel ─► engine ─► events, all through one listener
-               call ─► engine ─► one reply for each
+               call ─► engine ─► one reply for each call
 
-Whatever becomes of a request is an event of its id, a refusal too.
+Every outcome of a request, refusals included, is an event with its id.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.request import Request
 from quire.core.scheduling.shares import AdmissionHint
 from quire.engine.calls import CallOp, OnReply
+from quire.engine.commands import Command, StartSnapshots, StopSnapshots
 
 Listener = Callable[[Sequence[RequestEvent]], None]
 OnFailure = Callable[[BaseException], None]
@@ -22,59 +23,74 @@ OnFailure = Callable[[BaseException], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """One worker process, from its beginning to its end."""
+    """The lifetime of one worker process."""
 
     number: int
-    """1 is the first."""
+    """Counted from 1."""
     state: str
     """`loading`, `ready` or `ended`."""
     started_s: float
     ended_s: float | None = None
     why: str | None = None
-    """It ended."""
+    """Why the worker ended."""
 
 
 class WatchPort(Protocol):
-    """Through which an engine is watched. Nothing is made while no one watches."""
+    """The interface for watching an engine. Snapshots are made only while it is watched."""
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        """Of its workers, if it has any: the oldest first."""
-        ...
+        """The engine's worker processes, oldest first; empty if it runs in this process."""
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
-        """Show a snapshot so often, until `unwatch`; on whatever thread. The second time replaces the first."""
-        ...
+        """Call `show` every `period_s` seconds until `unwatch`, on any thread. A second call replaces the first."""
 
     def unwatch(self) -> None:
         """Stop the snapshots."""
-        ...
+
+
+class CommandWatch:
+    """Watches an engine by sending it commands."""
+
+    def __init__(self, put: Callable[[Command], object]) -> None:
+        self._put = put
+        self.workers: Sequence[WorkerRecord] = ()
+        self.show: Callable[[EngineSnapshot], None] = _discard
+        self.period_s: float | None = None
+        """Seconds between snapshots; None: not watched."""
+
+    def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
+        self.show, self.period_s = show, period_s
+        self._put(StartSnapshots(period_s))
+
+    def unwatch(self) -> None:
+        self.show, self.period_s = _discard, None
+        self._put(StopSnapshots())
+
+
+def _discard(_snapshot: EngineSnapshot) -> None:
+    """Discard a snapshot that was in transit at `unwatch`."""
 
 
 class EnginePort(Protocol):
-    """Where requests go."""
+    """The client's interface to an engine."""
 
     verdicts: Sequence[AdmissionHint]
-    """What tenants would be told that the queue turned away lately, as of the last events. Never changed, but replaced
-    by others."""
+    """Admission hints for tenants with recently refused requests, as of the last events. Never modified, only
+    replaced."""
 
     @property
     def watching(self) -> WatchPort:
-        """Through which it is looked at."""
-        ...
+        """The interface for watching this engine."""
 
     def submit(self, request: Request) -> None:
-        """Queue a request: `Queued` or `Refused` is its first event."""
-        ...
+        """Queue a request; its first event is `Queued` or `Refused`."""
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone, if it lives."""
-        ...
+        """End a request, or a single continuation of it; unknown ids are ignored."""
 
     def clear_cache(self) -> None:
-        """Forget every cached block that is not in use."""
-        ...
+        """Drop every cached block that is not in use."""
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Query the engine."""
-        ...
+        """Send a query to the engine; `on_reply` receives its result or an error."""

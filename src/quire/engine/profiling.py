@@ -1,11 +1,11 @@
-"""Steps of an engine, timed under loads of all kinds: a few sequences or many, short contexts or long, prompts alone,
-beside answers, and answers alone.
+"""Measures the steps of an engine under varied loads: few and many sequences, short and long contexts, prefill alone,
+mixed with decode, and decode alone.
 
-The load changes from one episode to the next, and episodes of one round come in a new order: a machine drifts, and no
-kind of step should have its slow minutes to itself.
+The load changes with each episode, and each round shuffles the order of its episodes: the machine's speed drifts, and
+the drift should not affect one kind of step only.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
 from time import monotonic, perf_counter
 
@@ -19,38 +19,30 @@ from quire.engine.step_profile import StepLoad
 EPISODE_STEPS = 40
 MOST_OUTPUT_TOKENS = 48
 EPISODE_TOKENS = 8192
-"""Of the longest prompts of an episode together: with many at once each is shorter."""
+"""Upper bound on the sum of the longest prompts of an episode: with more sequences, each prompt is shorter."""
 
 MakeLoadRequest = Callable[[int, int], Request]
-"""Of so many fresh prompt tokens, asking for so many."""
+"""Makes a request from a number of prompt tokens, none of them cached, and a number of output tokens."""
 
 
 class _Watched:
-    """A runner, and the plan of its last step."""
+    """A runner that records the plan of its last step."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.plan: StepPlan | None = None
         self.capacity = runner.capacity
+        self.read_blocks, self.write_blocks, self.close = runner.read_blocks, runner.write_blocks, runner.close
 
     def start(self, plan: StepPlan) -> PendingStep:
         self.plan = plan
         return self._runner.start(plan)
 
-    def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        return self._runner.read_blocks(block_ids)
-
-    def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        self._runner.write_blocks(block_ids, data)
-
-    def close(self) -> None:
-        self._runner.close()
-
 
 def timed_steps(
     engine: Engine, make: MakeLoadRequest, num_rounds: int, longest_tokens: int, random: Random
 ) -> list[TimedStep]:
-    """Steps of an engine that has no other user; it is empty again at the end."""
+    """Return timed steps of an engine without other users; it is empty again afterwards."""
     runner = engine.runner
     watched = _Watched(runner)
     engine.runner = watched
@@ -66,7 +58,7 @@ def timed_steps(
 
 
 class _Mix:
-    """Requests of one episode: so many at once, with prompts of all lengths up to the longest."""
+    """The requests of one episode: `num_running` at a time, with prompts of all lengths up to the longest."""
 
     def __init__(self, random: Random, make: MakeLoadRequest, num_running: int, longest_tokens: int) -> None:
         self._random = random
@@ -75,13 +67,13 @@ class _Mix:
         self._longest = max(2, min(longest_tokens - MOST_OUTPUT_TOKENS, EPISODE_TOKENS // num_running))
 
     def next(self) -> Request:
-        """Short prompts as often as long ones: lengths are drawn by their logarithm."""
+        """Make a request. Prompt lengths are log-uniform, so that short prompts are as frequent as long ones."""
         num_prompt_tokens = int(self._longest ** self._random.uniform(0.3, 1.0))
         return self._make(max(1, num_prompt_tokens), self._random.randint(2, MOST_OUTPUT_TOKENS))
 
 
 def _shuffled(random: Random, max_running: int) -> list[int]:
-    """1, 2, 4, ... up to as many as may run, in some order."""
+    """Return 1, 2, 4, ... up to `max_running`, in random order."""
     counts = [1 << exponent for exponent in range(max_running.bit_length())]
     random.shuffle(counts)
     return counts

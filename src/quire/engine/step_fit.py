@@ -1,10 +1,10 @@
-"""From steps that were timed to a profile: costs of at least zero that come nearest, by the square of the relative
-difference. Pure; a dozen unknowns, so that plain loops do.
+"""Fits a step profile to timed steps: the non-negative costs with the least sum of squared relative errors
+(non-negative least squares). Pure; with about a dozen unknowns, plain Python loops are fast enough.
 
-What a step costs by its tokens is a curve of short straight parts, each with a rise of its own that cannot be negative:
-more tokens never cost less.
+The cost as a function of the number of rows is piecewise linear. Each segment has its own non-negative rise, so more
+tokens never cost less.
 
-    rise between two points:   0 before the first, 1 behind the second, straight between
+    share of a segment's rise:   0 before the segment, 1 after it, linear within it
 """
 
 from collections.abc import Sequence
@@ -12,26 +12,27 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from quire.core.scheduling.step_size import refine_costs
 from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import InvariantError
 
 ROUNDS = 5_000
-"""Of going through all unknowns in turn; each round brings the sum of squares down."""
+"""Passes of coordinate descent over all unknowns."""
 HELD_OUT = 5
-"""Every so manyth step is not fitted to: by these the error is told."""
+"""Every fifth step is left out of the fit and used to estimate its error."""
 LEAST_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """What a step had to do, and how long it took."""
+    """The load of one step and its measured duration."""
 
     load: StepLoad
     duration_s: float
 
 
 def fitted_profile(name: str, steps: Sequence[TimedStep]) -> StepProfile:
-    """The profile that is nearest to these steps."""
+    """Return the best-fitting profile. Raises InvariantError if there are fewer than LEAST_STEPS steps."""
     if len(steps) < LEAST_STEPS or min(one.duration_s for one in steps) <= 0.0:
         raise InvariantError(f"expected at least {LEAST_STEPS} steps that took time for a profile, got {len(steps)}")
     points = _points(max(one.load.num_rows for one in steps))
@@ -42,7 +43,7 @@ def fitted_profile(name: str, steps: Sequence[TimedStep]) -> StepProfile:
 
 
 def _points(most_rows: int) -> list[int]:
-    """1, 2, 4, ... up to the first that is not less."""
+    """Return 0, 1, 2, 4, ... up to the first power of two that is at least `most_rows`."""
     points = [0, 1]
     while points[-1] < most_rows:
         points.append(points[-1] * 2)
@@ -50,24 +51,19 @@ def _points(most_rows: int) -> list[int]:
 
 
 def _parts(load: StepLoad, points: Sequence[int]) -> list[float]:
-    """How much of each unknown this step has."""
+    """Return the coefficients of one step: its quantity of each unknown cost."""
     rises = [min(1.0, max(0.0, (load.num_rows - before) / (after - before))) for before, after in pairwise(points)]
     return [*rises, load.num_answering, load.num_context_tokens, load.num_pairs]
 
 
 def _nearest(steps: Sequence[tuple[list[float], float]]) -> list[float]:
-    """Costs of at least zero with the least sum of squared relative differences: one unknown after the other is set to
-    its best value while the others stay."""
+    """Return the non-negative costs with the least sum of squared relative errors."""
     count = len(steps[0][0])
     scaled = [[part / took_s for part in parts] for parts, took_s in steps]
     products = [[sum(row[one] * row[two] for row in scaled) for two in range(count)] for one in range(count)]
     wanted = [sum(row[one] for row in scaled) for one in range(count)]
     costs = [0.0] * count
-    for _ in range(ROUNDS):
-        for one in range(count):
-            if products[one][one] > 0.0:
-                others = sum(products[one][two] * costs[two] for two in range(count)) - products[one][one] * costs[one]
-                costs[one] = max(0.0, (wanted[one] - others) / products[one][one])
+    refine_costs(costs, products, wanted, ROUNDS)
     return costs
 
 

@@ -1,13 +1,13 @@
-"""How long a step takes on some machine with some model: what was measured there, or numbers that a person gives.
+"""A cost model of the duration of a step on one machine with one model: measured there, or set by hand.
 
     seconds =  per step
-             + a curve over all tokens fed                weights are read once, and then shared by more and more rows
-             + per sequence that answers                  the last row is multiplied with the vocabulary, and sampled
-             + per prompt token                           where a person knows only this
+             + a curve over all tokens fed                weights are read once and shared by all rows
+             + per decoding sequence                      its last row is multiplied by the vocabulary, and sampled
+             + per prompt token                           only for profiles set by hand
              + per token of context                       keys and values that the step reads
              + per pair of prompt token and context       attention over long prompts
 
-A profile says where it comes from and how far off it is from the steps it was made of.
+A profile states its origin and its error on steps that were not used to fit it.
 """
 
 import json
@@ -22,23 +22,23 @@ from quire.errors import ConfigError
 
 COSTS = ("step_s", "answering_s", "prompt_token_s", "context_token_s", "pair_s")
 BY_HAND = {"prompt": "prompt tokens/s", "answer": "answer tokens/s of one sequence", "kv": "KV bytes of a token"}
-"""What a person may give, and `bytes`, the bytes/s at which those are read."""
+"""The numbers of a profile set by hand; in addition `bytes`: bytes/s at which keys and values are read."""
 
 
 class StepLoad(NamedTuple):
-    """What of a step costs time."""
+    """The quantities of a step that determine its duration."""
 
     num_answering: int
-    """Sequences that feed one token."""
+    """Number of sequences that feed exactly one token."""
     num_prompt_tokens: int
     num_context_tokens: int
-    """Tokens whose keys and values are read: of each sequence once."""
+    """Number of tokens whose keys and values are read, summed over sequences."""
     num_pairs: int = 0
-    """Of each prompt token with each token before it."""
+    """Attention pairs: each prompt token with every earlier token."""
 
     @classmethod
     def of(cls, plan: StepPlan) -> "StepLoad":
-        """Of what was planned."""
+        """Return the load of a plan."""
         num_answering = num_prompt_tokens = num_context_tokens = num_pairs = 0
         for item in plan.items:
             num_fed, first = len(item.token_ids), item.first_position
@@ -57,7 +57,7 @@ class StepLoad(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """The cost of steps."""
+    """The costs of a step, in seconds per unit."""
 
     name: str
     step_s: float = 0.0
@@ -66,11 +66,11 @@ class StepProfile:
     context_token_s: float = 0.0
     pair_s: float = 0.0
     row_points: tuple[tuple[int, float], ...] = ()
-    """Tokens fed and seconds, rising in both; straight lines between, and on behind the last two."""
+    """(tokens fed, seconds), both rising; linear between two points, and extrapolated from the last two."""
     is_by_hand: bool = False
-    """Given by a person and not measured."""
+    """Set by hand, not measured."""
     relative_error: float = 0.0
-    """The median difference from steps it was not fitted to, over what they took."""
+    """Median relative error on steps that the profile was not fitted to."""
 
     def __post_init__(self) -> None:
         costs = {name: getattr(self, name) for name in COSTS}
@@ -90,13 +90,13 @@ class StepProfile:
 
     @property
     def origin(self) -> str:
-        """Where it comes from, for readers of figures made with it."""
+        """Describes the source of the step times, for reports."""
         if self.is_by_hand:
             return "step times by hand: not measured"
         return f"step times of {self.name}, within {self.relative_error:.0%}"
 
     def duration_s(self, load: StepLoad, speed: float = 1.0) -> float:
-        """Of one step, on a machine so many times as fast."""
+        """Return the predicted duration of one step on a machine that is `speed` times as fast."""
         return (
             self.step_s
             + self.answering_s * load.num_answering
@@ -116,8 +116,8 @@ class StepProfile:
     def by_hand(
         cls, prompt_tokens_per_s: float, step_s: float, kv_bytes_per_token: float = 0.0, bytes_per_s: float = 1.0
     ) -> "StepProfile":
-        """Of a machine that was not measured: how fast prompts are read, how long a step takes that only reads weights,
-        and how fast keys and values are."""
+        """Return a profile of a machine that was not measured, from its prefill speed, the duration of a step that only
+        reads weights, and the size and read speed of keys and values."""
         return cls(
             "by hand",
             step_s,
@@ -128,7 +128,7 @@ class StepProfile:
 
     @classmethod
     def parse(cls, text: str) -> "StepProfile":
-        """A file, or numbers by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
+        """Read a file, or numbers set by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
         if "=" not in text:
             return cls.read(Path(text))
         try:
@@ -147,7 +147,7 @@ class StepProfile:
 
     @classmethod
     def read(cls, path: Path) -> "StepProfile":
-        """From a JSON file with the fields of this class under `profile`."""
+        """Read a JSON file with the fields of this class under `profile`. Raises ConfigError if it is invalid."""
         try:
             fields = json.loads(path.read_text(encoding="utf-8"))["profile"]
             points = tuple((int(rows), float(took_s)) for rows, took_s in fields.pop("row_points", ()))
@@ -160,5 +160,5 @@ class StepProfile:
             ) from error
 
     def as_json(self) -> dict[str, object]:
-        """What `read` takes."""
+        """Return the object that `read` expects in a file."""
         return {"profile": asdict(self)}

@@ -1,19 +1,19 @@
-"""The lines of a trace: what an engine was told and what it did, in order, as tagged JSON objects.
+"""The lines of a trace: an engine's commands and steps, in order, as tagged JSON objects.
 
-    header                                          once for each life of a worker
-    submit | restore  ─► refused?                   a request as the scheduler got it, and whether it was let in
+    header                                          begins a session: the life of one worker
+    submit | restore  ─► refused?                   a request as the scheduler received it, and whether it was refused
     cancel, clear, explain
-    plan ─► result ─► events?                       a step: what was planned, what came of it, what was told
+    plan ─► result ─► events?                       a step: its plan, its result, and the events returned
 
-All that plans depend on is here: settings, commands in their order, every reading of the clock that was handed in, and
-what the device answered. So a scheduler that gets these lines again must make the same plans. Token ids are
-under the names that `PermutedNames` gives them; no text is here, and of a grammar only that there was one.
+A trace contains everything that plans depend on: settings, commands in order, every time passed to the scheduler, and
+the runner's results. A scheduler that receives these lines again must therefore make identical plans. Token ids are
+replaced by those of `PermutedNames`. Text is not recorded, and of a grammar only that the request had one.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -39,31 +39,31 @@ Seconds = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
 
 
 class TraceRecord(msgspec.Struct, frozen=True, tag_field="is"):
-    """An object that says what it is."""
+    """A line of a trace, tagged with its type."""
 
 
 class TraceHeader(TraceRecord, frozen=True, kw_only=True, tag="header"):
-    """A worker's life begins."""
+    """The start of a session."""
 
     quire_trace: int = TRACE_VERSION
-    """Of this form. By this field the file is known."""
+    """Version of the trace format. This field identifies a trace file."""
     quire: str
-    """The version that wrote it."""
+    """The version of quire that wrote the trace."""
     model: str
-    """What its blocks are named by."""
+    """The model's fingerprint and KV layout, as in block namespaces."""
     started_unix_s: float
     vocabulary_size: Count
     has_own_tokens: bool
-    """Tokens have their own ids, and not those of a permutation."""
+    """Tokens have their real ids, not permuted ones."""
     has_grammars: bool
     guesses: bool
-    """Whether sequences guess what follows (`core.ngrams`)."""
+    """Whether draft tokens are proposed from n-grams (`core.scheduling.ngrams`)."""
     memory: KVMemoryConfig
     scheduler: SchedulerConfig
 
 
 class TracedSampling(msgspec.Struct, frozen=True):
-    """What of a request's parameters the scheduler looks at, and a little beside."""
+    """The request parameters that affect the scheduler, and a few more for statistics."""
 
     max_tokens: Count
     min_tokens: Count = 0
@@ -74,7 +74,7 @@ class TracedSampling(msgspec.Struct, frozen=True):
 
 
 class _Entered(TraceRecord, frozen=True, kw_only=True):
-    """A request as the scheduler got it."""
+    """A request as the scheduler received it."""
 
     request_id: str
     prompt: tuple[TokenName, ...]
@@ -94,58 +94,58 @@ class _Entered(TraceRecord, frozen=True, kw_only=True):
 
 
 class Submitted(_Entered, frozen=True, kw_only=True, tag="submit"):
-    """A new one."""
+    """A new request."""
 
 
 class Restored(_Entered, frozen=True, kw_only=True, tag="restore"):
-    """One that an engine before this one had let in, with the tokens it had."""
+    """A request that an earlier engine had admitted, with the tokens produced so far."""
 
 
 class TurnedAway(TraceRecord, frozen=True, kw_only=True, tag="refused"):
-    """The request of the line before was not let in."""
+    """The scheduler refused the request of the previous line."""
 
     request_id: str
     kind: str
-    """Name of the error."""
+    """Class name of the error."""
 
 
 class Cancelled(TraceRecord, frozen=True, kw_only=True, tag="cancel"):
-    """A request, or one of its answers alone, was to end."""
+    """A request, or a single continuation of it, was cancelled."""
 
     request_id: str
     index: int | None = None
 
 
 class Cleared(TraceRecord, frozen=True, kw_only=True, tag="clear"):
-    """Every cached block was forgotten."""
+    """Every unused cached block was dropped."""
 
 
 class ExplainedRecord(TraceRecord, frozen=True, kw_only=True, tag="explain"):
-    """An explain request, which passes the time to the memory."""
+    """An explain request, which passes its time to the memory."""
 
     at_s: Seconds
 
 
 class PlannedRow(NamedTuple):
-    """What one sequence was to do in a step."""
+    """The work of one sequence in a step."""
 
     sequence_id: Count
     num_tokens: Count
-    """Fed, drafts among them."""
+    """Tokens fed, including drafts."""
     first_position: Count
     num_held: Count
-    """So many of its blocks, from the first on, are as in the plan before."""
+    """Number of leading blocks that are the same as in the previous plan."""
     new_blocks: tuple[Count, ...]
-    """And these follow them."""
+    """The blocks after those."""
     sampled_position: Count | None
-    """Where the token stands that is chosen first; None: none is."""
+    """Position of the first sampled token; None: no token is sampled."""
     num_scored: Count
     drafts: tuple[TokenName, ...]
     state_slot: Count
 
 
 class Planned(TraceRecord, frozen=True, kw_only=True, tag="plan"):
-    """A step was planned at this moment; without rows nothing runs, and no result follows."""
+    """A planned step. Without rows nothing runs, and no result follows."""
 
     step: Count
     at_s: Seconds
@@ -154,24 +154,24 @@ class Planned(TraceRecord, frozen=True, kw_only=True, tag="plan"):
     slot_copies: tuple[tuple[Count, Count], ...] = ()
     keeps: tuple[tuple[Count, Count], ...] = ()
     held: tuple[Count, ...] = ()
-    """Sequences that ran and were left out: what they needed beside the step was not there yet."""
+    """Running sequences that were left out, because their grammar masks were not ready."""
 
 
 class TracedOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What came of a row where that is more than tokens."""
+    """The outcome of a row that has more than tokens."""
 
     tokens: tuple[TokenName, ...] = ()
     forced: tuple[TokenName, ...] = ()
     num_scores: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
     error: str | None = None
     work_tokens: Count = 0
-    """What was charged beside the tokens: a replay has no clock of its own."""
+    """Charge in addition to the tokens; recorded because a replay cannot measure time."""
     code: str | None = None
-    """Of the error; files of earlier versions have none."""
+    """Code of the error; missing in files of earlier versions."""
 
 
 class Returned(TraceRecord, frozen=True, kw_only=True, tag="result"):
-    """What the device answered: of each row the tokens chosen, or more; null where a row has no answer."""
+    """The runner's result: for each row its sampled tokens or a TracedOutcome; null for a row without result."""
 
     step: Count
     at_s: Seconds
@@ -179,17 +179,17 @@ class Returned(TraceRecord, frozen=True, kw_only=True, tag="result"):
 
 
 class EventsRecord(TraceRecord, frozen=True, kw_only=True, tag="events"):
-    """What was told since the line before, tokens aside: they are in the result."""
+    """Events returned since the previous line, except tokens, which are in the result."""
 
     events: tuple[tuple[str | int, ...], ...]
 
 
 class GaveUp(TraceRecord, frozen=True, kw_only=True, tag="gave_up"):
-    """The step broke off, and what ran was to begin again from a kept state."""
+    """The step was aborted, and sequences with recurrent state restart from a saved state."""
 
 
 class RequestEnded(TraceRecord, frozen=True, kw_only=True, tag="ended"):
-    """The trace ends before the worker does."""
+    """Recording ended before the worker did."""
 
     why: str
 
@@ -211,7 +211,7 @@ AnyTraceRecord = (
 
 
 def event_fields(events: Iterable[RequestEvent]) -> tuple[tuple[str | int, ...], ...]:
-    """What a trace has of these."""
+    """Return the recorded fields of these events."""
     return tuple(found for event in events if type(event) is not Token and (found := _fields_of(event)))
 
 
@@ -232,16 +232,14 @@ def _fields_of(event: RequestEvent) -> tuple[str | int, ...]:
 
 
 class PlanRows:
-    """Plans as a trace has them: of a sequence's blocks those that are new since the plan before."""
-
-    __slots__ = ("blocks",)
+    """Converts plans to and from trace rows, which list only the blocks that are new since the previous plan."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int, ...]] = {}
-        """Of each sequence of the last plan that had any."""
+        """Block ids by sequence, from the last plan with rows."""
 
     def of(self, plan: StepPlan, drafts: Mapping[int, tuple[int, ...]]) -> tuple[PlannedRow, ...]:
-        """The rows of a plan; `drafts` by sequence, as the trace has them."""
+        """Convert a plan to rows; `drafts` contains each sequence's drafts as the trace records them."""
         rows, before = [], self.blocks
         for item in plan.items:
             sequence_id, blocks, sampling = item.sequence_id, item.block_ids, item.sampling
@@ -264,7 +262,7 @@ class PlanRows:
         return tuple(rows)
 
     def follow(self, rows: Iterable[PlannedRow]) -> dict[int, tuple[int, ...]]:
-        """The whole tables of rows that a trace has, by sequence."""
+        """Return the full block tables of recorded rows, by sequence."""
         before = self.blocks
         found = {row.sequence_id: (*before.get(row.sequence_id, ())[: row.num_held], *row.new_blocks) for row in rows}
         self.blocks = found or before
@@ -272,30 +270,19 @@ class PlanRows:
 
 
 def num_equal(some: tuple[int, ...], others: tuple[int, ...]) -> int:
-    """How many of the first ones are the same."""
+    """Return the length of the common prefix."""
     count = min(len(some), len(others))
     if some[:count] == others[:count]:
         return count
     return next(at for at in range(count) if some[at] != others[at])
 
 
-class TraceTokenNames(Protocol):
-    """From token ids to what a trace has in their place."""
-
-    def __call__(self, token_ids: Iterable[int]) -> list[int]:
-        """The names of these, in their order."""
-        ...
-
-
-def own_names(token_ids: Iterable[int]) -> list[int]:
-    """Tokens under the ids they have."""
-    return list(token_ids)
+TraceTokenNames = Callable[[Iterable[int]], list[int]]
+"""Maps token ids to recorded ids, in order; `list` keeps them unchanged."""
 
 
 class PermutedNames:
-    """Each id of a vocabulary under another of its ids."""
-
-    __slots__ = ("_names",)
+    """Replaces token ids by a keyed permutation of the vocabulary."""
 
     def __init__(self, vocabulary_size: int, key: bytes) -> None:
         keyed = blake2b(key=key, digest_size=16, person=b"quire.trace")
@@ -308,6 +295,5 @@ class PermutedNames:
         self._names = array("I", sorted(range(vocabulary_size), key=mixed))
 
     def __call__(self, token_ids: Iterable[int]) -> list[int]:
-        """As `TraceTokenNames` says."""
         names, size = self._names, len(self._names)
         return [names[token_id] if token_id < size else token_id for token_id in token_ids]

@@ -1,8 +1,9 @@
-"""Several members behind one address. This is the routing: pure, standard library only, time is a parameter.
+"""Several members (workers with network addresses) behind one gateway, with cache-aware routing.
 
-Reading order in `routing`: `block_names`, `block_index` (which member holds which block), `member_load` (how much each
-has to compute), `membership` (which members there are), `router` (which gets a request), `invariants` (all agree).
+`routing` is pure logic: standard library only, and the current time is a parameter. Reading order: `block_names`,
+`block_index` (which member holds which block), `member_load` (uncomputed tokens of each member), `membership` (member
+states), `router` (chooses the member for a request).
 
-What a router expects of a member's cache may be wrong. That costs a prefill, never a wrong response: members check
-their own cache.
+The router's view of a member's cache may be wrong. A wrong view costs a prefill, never a wrong response, because
+members check their own cache.
 """

@@ -1,1 +1,1 @@
-"""Metrics and logs. Takes plain figures from its callers; imports neither the engine nor the API."""
+"""Metrics, logs, traces and spans. Callers pass in plain values; this package imports neither engine nor API."""

@@ -1,6 +1,6 @@
-"""Logs on stderr, as JSON or plain text: one line for each request, and other messages.
+"""Logs on stderr, as JSON or plain text: one line per request, and other messages.
 
-JSON has every field by its name; plain text has the same fields as `name=value` after the time.
+A JSON line is one object with all fields; a plain-text line has the same fields as `name=value` after the time.
 """
 
 import logging
@@ -37,10 +37,10 @@ def write_routine(fields: Mapping[str, Any]) -> None:
 
 
 class OnStderr(logging.Handler):
-    """Writes to the current sys.stderr: while a progress bar is drawn, that is its console."""
+    """Writes to the current `sys.stderr`, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line, in one piece."""
+        """Write a record as one line, in a single write."""
         try:
             sys.stderr.write(f"{self.format(record)}\n")
         except Exception:  # as every handler does: a logging failure must not break the caller
@@ -48,7 +48,7 @@ class OnStderr(logging.Handler):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object on a line."""
+    """Formats a record as a JSON object on one line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {"time": _time(record), "level": record.levelname.lower(), "from": record.name}
@@ -61,7 +61,7 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """A plain-text line."""
+    """Formats a record as a plain-text line."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)

@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, for existing dashboards, gateways and autoscalers.
 
 The API updates counters and histograms: output tokens as they arrive, the rest with one `ModelFigures` per request.
-Gauges are read at each scrape from a `Picture` of each model, with the engine's counters where available.
+Gauges, and the engine's counters where available, are read at each scrape from a snapshot (`Picture`) of each model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ ANSWERS = (1, 2, 5, 10, 20)
 
 
 def one_two_five(up_to: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, 20, 50, … up to a bound."""
+    """Return 1, 2, 5, 10, 20, 50, ... up to a limit."""
     steps = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
     return tuple(step for step in steps if step <= up_to)
 
@@ -36,7 +36,7 @@ TOKENS = one_two_five(LONGEST_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """Figures of one finished request."""
+    """Metrics of one finished request."""
 
     model: str
     reason: str
@@ -50,7 +50,7 @@ class ModelFigures:
     num_preemptions: int
     queue_s: float
     first_token_s: float | None
-    """Since submission; None without any token."""
+    """Time to first token, since submission; None if no token was produced."""
     total_s: float
 
 
@@ -65,8 +65,8 @@ ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
 """An engine's counters since its worker started: metric name and help."""
 Meter = Callable[[float], None]
 TokenMeters = tuple[Meter, Meter]
-"""The first takes the time between two tokens, the second the number of new tokens: both during the response, so that
-rates are current."""
+"""Called with the time between two tokens, and with the number of new tokens. Both are called during the response, so
+that rates are current."""
 
 
 def _noop(_figure: float) -> None: ...
@@ -77,7 +77,7 @@ UNMETERED: TokenMeters = (_noop, _noop)
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A model at the moment of a scrape. None: not available in this process."""
+    """A snapshot of a model at the time of a scrape. None: not available in this process."""
 
     model: str
     num_running: int
@@ -89,13 +89,13 @@ class Picture:
     step_sizes: Sequence[tuple[str, int]] = ()
     """Cumulative histogram of steps by tokens computed; the last bound is `+Inf`."""
     num_step_tokens: int = 0
-    """Tokens of all these steps."""
+    """Sum of the tokens of all steps in `step_sizes`."""
     totals: Sequence[tuple[str, float]] = ()
     """Values of `ENGINE_TOTALS` since the worker started."""
 
 
 class Metrics:
-    """Metrics with their own registry: nothing else of the process is exported."""
+    """Metrics with their own registry, so that no other metrics of the process are exported."""
 
     def __init__(self, prefix: str = "vllm") -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -105,20 +105,20 @@ class Metrics:
         self._make_counters()
         self._make_histograms()
         self.num_prompt_tokens = self.num_cached_tokens = 0
-        """Of all finished requests."""
+        """Totals over all finished requests."""
 
     def watch(
         self, pictures: Callable[[], Iterable[Picture]], work_cut: Callable[[], Mapping[str, int]] = dict
     ) -> None:
-        """Set the sources of gauges and of the counts of cut work, by kind."""
+        """Set the sources of the gauges, and of the number of work cuts by kind (`work_budget`)."""
         self._pictures.source, self._pictures.work_cut = pictures, work_cut
 
     def token_meters(self, model: str) -> TokenMeters:
-        """The token meters of one model."""
+        """Return the token meters of one model."""
         return self._gap.labels(model, ENGINE).observe, self._generated.labels(model, ENGINE).inc
 
     def page(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def observe(self, figures: ModelFigures) -> None:
@@ -150,7 +150,7 @@ class Metrics:
         self._lost.labels(model, ENGINE, reason).inc(num_lost_tokens)
 
     def count_guarded(self, model: str, num_lost_tokens: int) -> None:
-        """Record tokens lost to unstable lines that were warned about."""
+        """Record prompt tokens computed again because of changing lines, after the client was warned about them."""
         self._guarded.labels(model, ENGINE).inc(num_lost_tokens)
 
     def _observe_times(self, figures: ModelFigures, where: tuple[str, str]) -> None:
@@ -207,7 +207,7 @@ class Metrics:
         return Counter(f"{self._prefix}:{name}", help_text, (*LABELS, *labels), registry=self.registry)
 
     def _own_counter(self, name: str, help_text: str, *labels: str) -> Counter:
-        """A counter without an equivalent in vLLM."""
+        """Make a counter without an equivalent in vLLM."""
         return Counter(f"quire:{name}", help_text, (*LABELS, *labels), registry=self.registry)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
@@ -223,7 +223,7 @@ class _Pictures(Collector):
         self.work_cut: Callable[[], Mapping[str, int]] = dict
 
     def collect(self) -> Iterator[Metric]:
-        """All metric families; values that a model does not have are left out."""
+        """Yield all metric families; values that a model does not have are left out."""
         pictures = list(self.source())
         running = self._gauge("num_requests_running", "Running requests.")
         waiting = self._gauge("num_requests_waiting", "Waiting requests.")

@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, one for each request, with the extra `otel`. Spans contain plain figures and no tokens.
+"""OpenTelemetry spans, one per request; needs the extra `otel`. Spans contain metrics and no tokens.
 
-The library's own thread holds a bounded number of spans and sends them in batches; it drops those that it cannot send.
-The library is imported only if spans are enabled.
+A thread of the OpenTelemetry library queues a bounded number of spans and sends them in batches; spans that cannot be
+sent are dropped. The library is imported only if spans are enabled.
 """
 
 import logging
@@ -20,14 +20,14 @@ log = logging.getLogger("quire.spans")
 
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORT_S = 5
-"""Seconds that sending a batch may take."""
+"""Timeout for sending a batch, in seconds."""
 CLOSE_S = 5.0
 AttributeValue = str | int | float | Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSpan:
-    """The exported data of one request."""
+    """The span data of one request."""
 
     name: str
     started_unix_s: float
@@ -40,7 +40,7 @@ class RequestSpan:
 
 
 class RequestSpanWriter:
-    """Writes spans through one processor of the library."""
+    """Writes spans to one span processor of the library."""
 
     def __init__(self, processor: "SpanProcessor", version: str) -> None:
         from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
@@ -74,7 +74,7 @@ class RequestSpanWriter:
             TraceContextTextMapPropagator,
         )
 
-        # Not its tracestate: that is free text from the client.
+        # The tracestate header is ignored, because it is free text from the client.
         context = TraceContextTextMapPropagator().extract({"traceparent": span.traceparent})
         otel_span = self._tracer.start_span(
             span.name, context, SpanKind.SERVER, span.attributes, start_time=int(span.started_unix_s * 1e9)
@@ -85,10 +85,10 @@ class RequestSpanWriter:
 
 
 def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> RequestSpanWriter | None:
-    """A span writer, by the setting or else by OpenTelemetry's variables; None: no spans.
+    """Open a span writer for the endpoint of the setting, or of OpenTelemetry's variables; None if neither is set.
 
-    Raises ConfigError if the setting needs the library and it is not installed. With a variable alone, which may be
-    meant for other programs, that is only logged.
+    If the library is not installed: raises ConfigError with the setting, but only logs a warning with the variables,
+    which may be meant for other programs.
     """
     if endpoint is None and not any(environ.get(name) for name in ENDPOINT_VARIABLES):
         return None
@@ -101,6 +101,6 @@ def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = 
             raise ConfigError(words, ("otel",)) from error
         log.warning("%s", words)
         return None
-    # Without one the library reads the variables itself.
+    # Without a URL, the library reads the variables itself.
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     return RequestSpanWriter(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)), version)

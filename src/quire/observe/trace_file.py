@@ -1,8 +1,8 @@
-"""A trace file: lines are queued and written by a thread of its own. The caller never blocks and never fails.
+"""A trace file. Lines are queued and written by a separate thread, so that the caller never blocks and never fails.
 
-The file is private to its owner (0600), newly created and append-only; consecutive workers write into it. At its
-maximum size, or if the disk is full or too slow, the trace ends with a warning and, if there is space,
-a line with the reason; the server continues.
+The file is private to its owner (0600), newly created and append-only; a restarted worker appends to the same file. At
+the maximum size, or if the disk is full or too slow, the trace ends with a warning and, if there is space, a line with
+the reason; the server continues.
 """
 
 import logging
@@ -20,11 +20,11 @@ from quire.errors import ConfigError
 log = logging.getLogger("quire.trace")
 
 LINGER_S = 0.02
-"""How long lines are collected before a write; a killed worker loses at most so much of its trace."""
+"""How long lines are collected before a write; a killed worker loses at most this much of its trace."""
 MAX_PENDING_BYTES = 32 << 20
-"""With more unwritten bytes, the disk is too slow and the trace ends."""
+"""Limit on unwritten bytes; beyond it, the disk is too slow and the trace ends."""
 LAST_LINE_BYTES = 256
-"""Reserved for the last line, with the reason of the end."""
+"""Bytes reserved for the last line, which has the reason for the end."""
 CLOSE_S = 5.0
 Write = Callable[[int, bytes], int]
 
@@ -46,16 +46,16 @@ class TraceFile:
     """Appends lines to a file that `make_trace_file` has made."""
 
     def __init__(self, path: Path, max_bytes: int, write: Write = os.write) -> None:
-        """Raises ConfigError if the file is missing, or not private to this user."""
+        """Open the file. Raises ConfigError if it is missing, or not private to this user."""
         self.why_ended: str | None = None
-        """Why the trace ended; None while it continues."""
+        """The reason why the trace ended; None while it continues."""
         self._descriptor = _opened(path)
         self._path = path
         self._max_bytes = max_bytes
         self._write = write
         self._lines: deque[bytes] = deque()
         self._num_bytes = os.fstat(self._descriptor).st_size
-        """Size of the file including queued lines; updated by the caller's thread."""
+        """Size of the file including queued lines; only the caller's thread updates it."""
         self._num_put = self._num_written = 0
         self._has_lines = threading.Event()
         self._is_closing = False
@@ -65,7 +65,7 @@ class TraceFile:
             self.put(b"\n")
 
     def put(self, line: bytes) -> None:
-        """Write this line, with its newline, soon. Nothing is done once the trace has ended."""
+        """Queue a line, which must end in a newline. Does nothing after the trace has ended."""
         if self.why_ended is not None:
             return
         if self._num_bytes + len(line) > self._max_bytes - LAST_LINE_BYTES:
@@ -76,7 +76,7 @@ class TraceFile:
             self._put(line)
 
     def end(self, why: str) -> None:
-        """End the trace, with the reason in the file and in the log."""
+        """End the trace; write the reason to the file and to the log."""
         if self.why_ended is None:
             line = dumps({"is": "ended", "why": why[: LAST_LINE_BYTES - 32]}).encode() + b"\n"
             if self._num_bytes + len(line) <= self._max_bytes:
@@ -101,7 +101,7 @@ class TraceFile:
         self.why_ended = why
         log.warning("stopping the trace %s: %s", self._path, why)
 
-    # -- on its own thread ---------------------------------------------------------------------------------------------
+    # -- on the writer thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
@@ -127,7 +127,7 @@ class TraceFile:
 
 
 def _opened(path: Path) -> int:
-    """An append descriptor of a regular file that is private to this user, and not a link."""
+    """Open for appending. Raises ConfigError unless it is a regular file, private to this user and not a symlink."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:

@@ -1,5 +1,5 @@
-"""The real scheduler and the real memory with a simulated device, simulated clients and a simulated clock.
+"""Simulations: the real scheduler and KV memory with a simulated device, simulated clients and a simulated clock.
 
-One seed decides everything, so a failure is replayed by one line. `server/` is one server, `fleet/` several behind
-gateways, `planning/` how many of them a trace needs, `replay/` a recorded trace planned again.
+A run depends on one seed only, so one command reproduces a failure. `server/` simulates one server, `fleet/` several
+members behind gateways. `planning/` finds the number of members for a trace; `replay/` re-plans a recorded trace.
 """

@@ -1,4 +1,4 @@
-"""Text to token ids and back. Imports checkpoints and libraries for text; no engine, no worker, no tensors.
+"""Text to token ids and back. Imports checkpoints and text libraries, but no engine, worker or tensors.
 
-`tokenizer`, `detokenizer` and `stop_strings` work on bytes; `chat/` turns a conversation into ids.
+`tokenizer`, `detokenizer` and `stop_strings` work on bytes; `chat/` converts a conversation to token ids.
 """

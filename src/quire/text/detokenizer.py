@@ -1,36 +1,37 @@
-"""Token by token, the text that came out. Works in bytes: a delta is what the new bytes let a UTF-8 decoder say.
+"""Incremental detokenization: each token's bytes go to an incremental UTF-8 decoder, whose output is the delta.
 
-The text of an answer, at once:
+The text of a whole answer is defined as
 
-    what decoding prompt + answer shows beyond what decoding the prompt alone shows
+    decode(prompt + answer) without the prefix that it shares with decode(prompt)
 
-that is `decode(prompt + answer)` without the beginning it has in common with `decode(prompt)`. So an answer that
-follows a prompt keeps its leading space where an answer to nothing loses it; a character that the prompt began and the
-answer completed belongs to the answer; and half a character that stays half is the prompt's U+FFFD, not shown again.
+- An answer after a prompt keeps its leading space. Without a prompt, some tokenizers drop that space.
+- A character that starts in the prompt and is completed by the answer belongs to the answer.
+- If the answer does not complete it, the prompt's text already ends with its U+FFFD, and the answer omits it.
 
-The deltas joined are that text, for every sequence of ids, because both read the same bytes: at most three bytes,
-the beginning of a character that may yet be completed, are kept from one token to the next. Nothing is decoded twice,
-so a token costs the same after a million others that gave no text.
+For every sequence of ids, the joined deltas equal that text, because both decode the same bytes. At most three bytes,
+the start of an incomplete character, are kept between tokens. No byte is decoded twice, so the cost per token is
+constant, even after a million tokens that produced no text.
 """
 
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 
+from quire.text.stop_strings import Delta, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 UTF8_UNFINISHED_BYTES = 3
-"""No unfinished character has more bytes; and a first byte is never taken for a later one, so no more need be read."""
+"""Maximum bytes of an incomplete UTF-8 character. Lead and continuation bytes are distinct, so no more need be read."""
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """One continuation's text. Push each token, send what comes back, finish once."""
+    """The text of one sequence. Push each token, send the returned text, and call `finish` once."""
 
     __slots__ = ("_bytes", "_decoder", "_hidden", "_is_at_start", "_is_mid_character")
 
     stop: str | None = None
-    """The stop string that has ended it; only `AnswerText` looks for any."""
+    """The stop string that ended the text; only `AnswerText` sets it."""
 
     def __init__(
         self,
@@ -44,17 +45,17 @@ class Detokenizer:
         self._decoder = _Utf8Decoder(errors="replace")
         tail = self._last_bytes(prompt_ids)
         self._is_at_start = not tail
-        """Nothing has been shown yet, not even by the prompt: the next token is the first of the text."""
+        """Neither the prompt nor the answer has produced text yet, so the next token is the first of the text."""
         self._decoder.decode(tail)
         kept = self._decoder.getstate()[0].decode("utf-8", "replace")
         if len(kept) > 1:
-            # Python keeps the first two bytes of an encoded surrogate too, though nothing can mend them.
+            # Python also keeps the first two bytes of an encoded surrogate, although no later byte makes them valid.
             self._decoder.reset()
         self._is_mid_character = len(kept) == 1
-        """The prompt ended inside a character, and it is not yet known whether the answer completes it."""
+        """The prompt ended inside a character that the answer may still complete."""
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before; often "", while a character is not whole."""
+        """Return the text that this token completes; "" while a character is incomplete."""
         if token_id in self._hidden:
             return ""
         piece = self._bytes.in_text[token_id]
@@ -66,18 +67,18 @@ class Detokenizer:
         return self._beyond_prompt(self._decoder.decode(piece))
 
     def finish(self) -> str:
-        """The rest: U+FFFD if the answer ends inside a character, else ""."""
+        """Return the remaining text: U+FFFD if the answer ends inside a character, else ""."""
         return self._beyond_prompt(self._decoder.decode(b"", final=True))
 
     def _beyond_prompt(self, text: str) -> str:
         if self._is_mid_character and text:
             self._is_mid_character = False
-            # The prompt's own text already ends with this U+FFFD.
+            # The prompt's text already ends with this U+FFFD.
             return text.removeprefix("\ufffd")
         return text
 
     def _last_bytes(self, prompt_ids: Sequence[int]) -> bytes:
-        """The prompt's last bytes, as many as can be an unfinished character."""
+        """The last bytes of the prompt, at most as many as an incomplete character has."""
         tail = b""
         for token_id in reversed(prompt_ids):
             if len(tail) >= UTF8_UNFINISHED_BYTES:
@@ -85,3 +86,41 @@ class Detokenizer:
             if token_id not in self._hidden:
                 tail = self._bytes.in_text[token_id] + tail
         return tail[-UTF8_UNFINISHED_BYTES:]
+
+
+class AnswerText(Detokenizer):
+    """The text of a sequence with stop strings: it ends at the first stop string.
+
+    The token that completes a stop string counts as generated; text of this token after the stop string is dropped.
+    """
+
+    __slots__ = ("_include_stop", "_stops", "stop")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        stops: Sequence[str],
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(tokenizer, prompt_ids, skip_special_tokens, shown_token_ids)
+        self._stops = StopStrings(stops)
+        self._include_stop = include_stop
+        self.stop = None
+
+    def push(self, token_id: int) -> str:
+        return self._shown(self._stops.push(super().push(token_id)))
+
+    def finish(self) -> str:
+        """Return all text still held back, at the end of generation. The last text may complete a stop string."""
+        text = self._shown(self._stops.push(super().finish()))
+        return text + self._stops.flush()
+
+    def _shown(self, delta: Delta) -> str:
+        if delta.stop is None:
+            return delta.text
+        self.stop = delta.stop
+        return delta.text + delta.stop if self._include_stop else delta.text

@@ -1,11 +1,11 @@
-"""Where a text must end because a client said so. Pure: strings in, strings out; imports errors alone.
+"""Stop strings of a request. Pure functions of strings; imports errors only.
 
-The rule: the stop string that is complete first ends the text, just before its own first character; of those complete
-with the same character, the longest. So the answer depends on the text alone, never on how it was cut into pieces,
-and a stop is known the moment its last character arrives: no token is generated just to find out.
+The first stop string to be completed ends the text, just before the stop string's first character. If one character
+completes several stop strings, the longest counts. So the result does not depend on how the text is split into pieces.
+A stop string is detected at its last character, so no further token is generated.
 
-    stops "abcd", "bc"     text "xabcd"  ->  "xa", stopped by "bc"       it is complete before "abcd" is
-    stops "abc", "bc"      text "xabc"   ->  "x", stopped by "abc"       both at once: the longer
+    stops "abcd", "bc"     text "xabcd"  ->  "xa", stopped by "bc"       completed before "abcd"
+    stops "abc", "bc"      text "xabc"   ->  "x", stopped by "abc"       both completed at once: the longer
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from quire.errors import InvalidTextError
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer that may be sent."""
+    """A piece of text that may be sent to the client."""
 
     text: str
     stop: str | None = None
-    """The stop string that was completed. Nothing follows."""
+    """The completed stop string, if any. No further text follows."""
 
 
 class StopStrings:
-    """Looks for stop strings in a text that arrives in pieces, and holds back only what may yet become one.
+    """Finds stop strings in a text that arrives in pieces, and holds back only a possible start of a stop string.
 
-    A character costs a few steps for each stop string, and a piece a copy of what is held back, however long the text.
+    Cost: a few steps per character and stop string, and one copy of the held text per piece, whatever the total length.
     """
 
     __slots__ = ("_held", "_is_over", "_stops")
@@ -34,20 +34,20 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
             raise InvalidTextError("expected a stop string of at least one character, got an empty one; leave it out")
-        # The longest first, so that of several complete at once it is found first.
+        # Longest first: if one character completes several stop strings, the longest is found first.
         self._stops = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
         self._held = ""
         self._is_over = False
 
     def push(self, text: str) -> Delta:
-        """What may be sent now. With a stop: what came before it, and all later calls give nothing."""
+        """Return the text that may be sent now; at a stop string, the text before it. Later calls then return ""."""
         if self._is_over:
             return Delta("")
         if not self._stops:
             return Delta(text)
         window = self._held + text
         for end, character in enumerate(text, start=len(self._held) + 1):
-            # No `any` here: every search must see every character.
+            # Not `any`, which stops early: every search must receive every character.
             found = [search for search in self._stops if search.feed(character)]
             if found:
                 stop = found[0].stop
@@ -60,14 +60,14 @@ class StopStrings:
         return Delta(window[:border])
 
     def flush(self) -> str:
-        """The text has ended: what was held back is no stop string after all."""
+        """Return the held text at the end of the text, where it can no longer become a stop string."""
         held, self._held = self._held, ""
         self._is_over = True
         return held
 
 
 class _Search:
-    """Knuth, Morris and Pratt: how much of the stop string the text so far ends with."""
+    """Knuth-Morris-Pratt search: `num_matched` is the longest prefix of `stop` that the text so far ends with."""
 
     __slots__ = ("_retreat", "num_matched", "stop")
 
@@ -75,12 +75,12 @@ class _Search:
         self.stop = stop
         self.num_matched = 0
         self._retreat = [0]
-        """By number of characters matched, less one: how many remain matched if the next one differs."""
+        """Failure table: at index n - 1, how many of n matched characters stay matched if the next one differs."""
         for character in stop[1:]:
             self._retreat.append(self._step(self._retreat[-1], character))
 
     def feed(self, character: str) -> bool:
-        """Whether this character completes the stop string. Not to be asked again after it did."""
+        """Return whether this character completes the stop string; must not be called again afterwards."""
         self.num_matched = self._step(self.num_matched, character)
         return self.num_matched == len(self.stop)
 

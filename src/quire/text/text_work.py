@@ -1,123 +1,134 @@
-"""The text work that a thread does: who pays for it, what it may still take, and whether its client has left.
+"""CPU accounting of text work: which tenant is charged, how much budget is left, and whether the client disconnected.
 
-A pool that works for tenants begins a `TextWork` for each piece and makes it current in the thread that does it. What
-costs processor time (`GrammarChecker`, `ChatTemplate`, the tokenizer) asks the current one before and after. Without a
-pool, as in a program that runs a model in its own process, the work is the caller's own: it has the bounds of one
-request.
+A thread pool that serves tenants runs each piece of work through `paid_by`, in the worker thread. Code that costs CPU
+time (`GrammarChecker`, `ChatTemplate`, the tokenizer) calls the functions below before and after the work. Without a
+pool, for example when a program runs a model in its own process, each piece has the budget of one request.
 """
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from time import monotonic, thread_time
 from typing import TypeVar
 
-from quire.core.work_budget import WorkAccount, WorkBudget, WorkCut, WorkKind, WorkSpent
+from quire.core.work_budget import MAX_TENANTS, WorkAccount, WorkBudget, WorkCut, WorkKind, WorkSpent
 from quire.errors import WorkBudgetError
 
 T = TypeVar("T")
+TINY_S = 1e-9
+"""Charged to an exhausted budget, to obtain the error of the limit that is exhausted."""
 
 
 class ClientLeftError(Exception):
-    """The client is gone: what is left of its work is not done."""
+    """The client has disconnected, so the rest of its work is skipped."""
 
 
-class TextBudget:
-    """The budget of all text work of a server. Safe from several threads."""
+class TextBudget(WorkBudget):
+    """The budget for all text work of a server. Thread-safe."""
 
     def __init__(self) -> None:
-        self._budget = WorkBudget()
+        super().__init__()
         self._lock = threading.Lock()
 
-    def left_s(self, account: WorkAccount, kind: WorkKind) -> float:
-        """How long the next piece may take."""
+    def left_s(self, account: WorkAccount, kind: WorkKind, now_s: float, num_units: int = 1) -> float:
         with self._lock:
-            return self._budget.left_s(account, kind, monotonic())
+            return super().left_s(account, kind, now_s, num_units)
 
-    def spend(self, account: WorkAccount, kind: WorkKind, seconds: float) -> WorkCut | None:
-        """Charge a piece."""
+    def spend(
+        self, account: WorkAccount, kind: WorkKind, seconds: float, now_s: float, num_units: int = 1
+    ) -> WorkCut | None:
         with self._lock:
-            return self._budget.spend(account, kind, seconds, monotonic())
+            return super().spend(account, kind, seconds, now_s, num_units)
 
-    def spent(self) -> WorkSpent:
-        """For operators."""
+    def spent(self, most: int = MAX_TENANTS) -> WorkSpent:
         with self._lock:
-            return self._budget.spent()
+            return super().spent(most)
 
 
-class TextWork:
-    """One piece: what one request's words come to."""
-
-    def __init__(self, tenant: str, budget: TextBudget) -> None:
-        self.account = WorkAccount(tenant)
-        self._budget = budget
-        self._num_taken = 0
-        self.is_left = False
-        """Set from another thread when the client has gone."""
-
-    def check_client(self) -> None:
-        """Raise ClientLeftError if no one waits for it any more."""
-        if self.is_left:
-            raise ClientLeftError
-
-    def left_s(self, kind: WorkKind) -> float:
-        """How long the next piece of this kind may take. Raises ClientLeftError."""
-        self.check_client()
-        return self._budget.left_s(self.account, kind)
-
-    def spend(self, kind: WorkKind, seconds: float) -> None:
-        """Charge a piece. Raises WorkBudgetError if there must be no more of it, ClientLeftError."""
-        cut = self._budget.spend(self.account, kind, seconds)
-        self.check_client()
-        if cut is not None:
-            raise cut.error
-
-    def charge(self, kind: WorkKind, seconds: float) -> None:
-        """The same of a piece that was done and is worth keeping: the next one is refused."""
-        self._budget.spend(self.account, kind, seconds)
-        self.check_client()
-
-    @contextmanager
-    def timed(self, kind: WorkKind) -> Iterator[None]:
-        """Charge what this thread does inside. Raises as `spend` when it is done."""
-        self.check_client()
-        started_s = thread_time()
-        yield
-        self.spend(kind, thread_time() - started_s)
-
-    def take_service_tokens(self) -> int:
-        """What the tenant is to be charged with the request that comes of this, beyond what was taken before."""
-        taken, self._num_taken = self._num_taken, self.account.service_tokens
-        return max(0, self._num_taken - taken)
-
-    def refusal(self, kind: WorkKind) -> WorkBudgetError | None:
-        """Why there can be no more of this kind, if nothing is left."""
-        if self.left_s(kind) > 0.0:
-            return None
-        cut = self._budget.spend(self.account, kind, TINY_S)
-        return None if cut is None else cut.error
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Do it as the current one of this thread."""
-        self.check_client()
-        token = _CURRENT.set(self)
-        try:
-            return work()
-        finally:
-            _CURRENT.reset(token)
+def _no_client() -> bool:
+    return False
 
 
-TINY_S = 1e-9
-"""What is spent to learn which bound leaves nothing."""
-_CURRENT: ContextVar[TextWork | None] = ContextVar("text_work", default=None)
+@dataclass(slots=True)
+class _Payer:
+    """The account that is charged for a thread's current piece of work."""
+
+    account: WorkAccount = field(default_factory=lambda: WorkAccount(""))
+    budget: TextBudget = field(default_factory=TextBudget)
+    has_client_left: Callable[[], bool] = _no_client
+    num_taken: int = 0
+
+    def spend(self, kind: WorkKind, seconds: float) -> WorkCut | None:
+        return self.budget.spend(self.account, kind, seconds, monotonic())
 
 
-def current_work() -> TextWork:
-    """What this thread does; the caller's own where no pool began it."""
-    return _CURRENT.get() or TextWork("", TextBudget())
+_PAYER: ContextVar[_Payer | None] = ContextVar("text_work", default=None)
 
 
-def timed_work(kind: WorkKind) -> AbstractContextManager[None]:
-    """Charge what this thread does inside to its current work. Raises as `TextWork.spend` when it is done."""
-    return current_work().timed(kind)
+def paid_by(tenant: str, budget: TextBudget, has_client_left: Callable[[], bool], work: Callable[[], T]) -> T:
+    """Run a piece of work in this thread and charge all of it to one request of this tenant."""
+    token = _PAYER.set(_Payer(WorkAccount(tenant), budget, has_client_left))
+    try:
+        _present_payer()
+        return work()
+    finally:
+        _PAYER.reset(token)
+
+
+def _payer() -> _Payer:
+    """The payer of this thread's work; a new one if no thread pool started the work."""
+    return _PAYER.get() or _Payer()
+
+
+def _present_payer() -> _Payer:
+    """The payer of this thread's work. Raises ClientLeftError if its client has disconnected."""
+    payer = _payer()
+    if payer.has_client_left():
+        raise ClientLeftError
+    return payer
+
+
+def work_left_s(kind: WorkKind) -> float:
+    """Return the seconds that the next piece of this kind may take. Raises ClientLeftError."""
+    payer = _present_payer()
+    return payer.budget.left_s(payer.account, kind, monotonic())
+
+
+def work_refusal(kind: WorkKind) -> WorkBudgetError | None:
+    """Return the error for the next piece of this kind if no budget is left, else None. Raises ClientLeftError."""
+    if work_left_s(kind) > 0.0:
+        return None
+    cut = _payer().spend(kind, TINY_S)
+    return None if cut is None else cut.error
+
+
+def spend_work(kind: WorkKind, seconds: float) -> None:
+    """Charge a piece of work. Raises WorkBudgetError if that exhausts a budget, ClientLeftError."""
+    cut = _payer().spend(kind, seconds)
+    _present_payer()
+    if cut is not None:
+        raise cut.error
+
+
+def charge_work(kind: WorkKind, seconds: float) -> None:
+    """Charge a piece whose result is kept: an exhausted budget refuses only the next piece. Raises ClientLeftError."""
+    _payer().spend(kind, seconds)
+    _present_payer()
+
+
+@contextmanager
+def timed_work(kind: WorkKind) -> Iterator[None]:
+    """Charge the CPU time of the enclosed code; raises like `spend_work` at its end."""
+    _present_payer()
+    started_s = thread_time()
+    yield
+    spend_work(kind, thread_time() - started_s)
+
+
+def take_service_tokens() -> int:
+    """Return the service tokens to charge the tenant's request with, beyond those that earlier calls returned."""
+    payer = _payer()
+    taken, payer.num_taken = payer.num_taken, payer.account.service_tokens
+    return max(0, payer.num_taken - taken)

@@ -1,56 +1,55 @@
-"""The bytes that one token adds to a text. Everything about decoders is here, so that all else can add up bytes.
+"""The bytes that each token adds to a text. All knowledge of tokenizer decoders is here; other modules only join bytes.
 
-A token's bytes do not depend on its neighbours, with one exception: some tokenizers drop the space that the first
-token of a text begins with. So a token has two values, `in_text` and `at_start`, and a text is
+A token's bytes do not depend on adjacent tokens, with one exception: some tokenizers drop the leading space of the
+first token of a text. So a token has two values, `in_text` and `at_start`, and a text is
 
-    at_start(first token) + in_text(second) + in_text(third) + ...      read as UTF-8, U+FFFD for what is not
+    at_start(first token) + in_text(second) + in_text(third) + ...      decoded as UTF-8, invalid bytes as U+FFFD
 
-Two ways to know the bytes:
+Two ways to find the bytes:
 
-    ByteLevelBytes   GPT-2, Llama 3, Qwen, SmolLM, Mistral's newer models: each character of a token stands for one byte
-    DecodedBytes     all others, Llama 2, Mistral 7B and Gemma among them: the library returns what a token looks like
-                     after another token, and alone; `<0xNN>` is the byte NN
+    byte level     GPT-2, Llama 3, Qwen, SmolLM, newer Mistral models: each character of a token stands for one byte
+    DecodedBytes   all others, such as Llama 2, Mistral 7B and Gemma: the library decodes the token, once after
+                   another token and once alone; `<0xNN>` is the byte NN
 
-A decoder that is not such a sum (one that looks at the token after, say) is refused when the model is loaded.
-May touch `tokenizers`; knows no request.
+A tokenizer whose text is not such a sum (if its decoder looks at the next token, for example) is refused when the model
+is loaded. May import `tokenizers`; does not depend on requests.
 """
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from dataclasses import dataclass
 
 import tokenizers
 
 from quire.errors import CheckpointError
 
 SAMPLE = "Hello, world! It isn't 3.14 (or 2).\n\n\tdéjà vu  你好 שלום 👍🏽 {'a': [1]}"
-"""Encoded and decoded once at load, to see whether a decoder is a sum of its tokens."""
+"""Encoded and decoded once when a model is loaded, to check that its text is the sum of its tokens' bytes."""
 
 LARGEST_ID = (1 << 32) - 1
-"""That the library can be asked for."""
+"""Largest token id that the library accepts."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenBytes(Protocol):
-    """What a token adds to a text, by its id. Ids that have no token add nothing."""
+@dataclass(slots=True)
+class TokenBytes:
+    """The bytes that each token adds to a text, by token id. Ids without a token add no bytes."""
 
-    @property
-    def in_text(self) -> Mapping[int, bytes]:
-        """Its bytes after some other token."""
-
-    @property
-    def at_start(self) -> Mapping[int, bytes]:
-        """Its bytes as the first token of a text."""
+    in_text: Mapping[int, bytes]
+    """A token's bytes after another token."""
+    at_start: Mapping[int, bytes]
+    """A token's bytes as the first token of a text."""
 
 
 class TokenTable(dict[int, bytes]):
-    """Bytes by token id. A token is looked up when it is first wanted, and then known."""
+    """Bytes by token id, computed on first use and then cached."""
 
     __slots__ = ("_find",)
 
-    def __init__(self, find: Callable[[int], bytes], known: Mapping[int, bytes] | None = None) -> None:
-        super().__init__(known or {})
+    def __init__(self, find: Callable[[int], bytes]) -> None:
+        super().__init__()
         self._find = find
 
     def __missing__(self, token_id: int) -> bytes:
@@ -61,17 +60,17 @@ class TokenTable(dict[int, bytes]):
 
 
 def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
-    """The way that fits this tokenizer's decoder."""
+    """Return the bytes of a tokenizer's tokens, found in the way that suits its decoder. Raises CheckpointError."""
     kinds = _decoder_kinds(json.loads(library.to_str())["decoder"])
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
-        return ByteLevelBytes(library)
+        return _byte_level(library)
     decoded = DecodedBytes(library, has_byte_tokens="ByteFallback" in kinds)
     _check_is_a_sum(library, decoded, kinds)
     return decoded
 
 
 def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
-    """The bytes of a whole text."""
+    """Return the bytes of a whole text."""
     pieces: list[bytes] = []
     for token_id in token_ids:
         piece = source.in_text[token_id]
@@ -80,40 +79,34 @@ def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
     return b"".join(pieces)
 
 
-class ByteLevelBytes:
-    """Tokens written in GPT-2's alphabet of 256 printable characters, one for each byte. All of them are known from the
-    start: that takes a tenth of what reading the tokenizer does."""
-
-    __slots__ = ("at_start", "in_text")
-
-    def __init__(self, library: tokenizers.Tokenizer) -> None:
-        contents = {token_id: content for content, token_id in library.get_vocab(with_added_tokens=True).items()}
-        contents |= {token_id: token.content for token_id, token in library.get_added_tokens_decoder().items()}
-        known = {token_id: _read(content) for token_id, content in contents.items()}
-        # One table: these tokenizers drop nothing at the start.
-        self.in_text = self.at_start = TokenTable(lambda _: b"", known)
+def _byte_level(library: tokenizers.Tokenizer) -> TokenBytes:
+    """Tokens in GPT-2's alphabet of 256 printable characters, one per byte. All tokens are converted at once, which
+    takes a tenth of the time of loading the tokenizer."""
+    contents = {token_id: content for content, token_id in library.get_vocab(with_added_tokens=True).items()}
+    contents |= {token_id: token.content for token_id, token in library.get_added_tokens_decoder().items()}
+    known = defaultdict(bytes, {token_id: _read(content) for token_id, content in contents.items()})
+    return TokenBytes(known, known)  # one table: these tokenizers drop nothing at the start
 
 
-class DecodedBytes:
-    """Tokens whose bytes the library is asked for, once each: after another token, and alone."""
+class DecodedBytes(TokenBytes):
+    """Tokens that the library decodes on first use: after another token, and alone."""
 
-    __slots__ = ("_anchor_id", "_anchor_text", "_has_byte_tokens", "_library", "at_start", "in_text")
+    __slots__ = ("_anchor_id", "_anchor_text", "_has_byte_tokens", "_library")
 
     def __init__(self, library: tokenizers.Tokenizer, *, has_byte_tokens: bool) -> None:
         self._library = library
         self._has_byte_tokens = has_byte_tokens
         self._anchor_id, self._anchor_text = self._find_anchor()
-        self.in_text = TokenTable(self._after_anchor)
-        self.at_start = TokenTable(self._alone)
+        super().__init__(TokenTable(self._after_anchor), TokenTable(self._alone))
 
     def _after_anchor(self, token_id: int) -> bytes:
-        """What the token adds after the anchor, an ordinary token."""
+        """The bytes that the token adds after the anchor, an ordinary token."""
         byte = self._byte(token_id)
         both = self._decode([self._anchor_id, token_id])
         return byte if byte is not None else both.removeprefix(self._anchor_text).encode()
 
     def _alone(self, token_id: int) -> bytes:
-        """What the token is alone. A byte that is half a character has no text of its own, and stays that byte."""
+        """The bytes of the token alone. A byte token keeps its byte, because part of a character has no text."""
         byte, alone = self._byte(token_id), self._decode([token_id])
         return byte if byte is not None and alone else alone.encode()
 
@@ -125,7 +118,7 @@ class DecodedBytes:
         return self._library.decode(token_ids, skip_special_tokens=False)
 
     def _find_anchor(self) -> tuple[int, str]:
-        """Any token that is text by itself, and still the same text when another follows."""
+        """Any token that decodes to letters or digits, and to the same text before another token."""
         for token_id in sorted(self._library.get_vocab().values()):
             text = self._decode([token_id])
             is_plain = self._byte(token_id) is None and text.isalnum()
@@ -136,9 +129,9 @@ class DecodedBytes:
 
 
 def _read(content: str) -> bytes:
-    """One byte for each character. A token with a character outside the alphabet is meant literally.
+    """One byte per character. A token with a character outside the alphabet is literal text, encoded as UTF-8.
 
-    An added token such as `été`, literal but all within the alphabet, is misread; the library misreads it too.
+    An added token such as `été`, literal but entirely within the alphabet, is decoded wrongly, as by the library.
     """
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in content])
@@ -147,7 +140,7 @@ def _read(content: str) -> bytes:
 
 
 def _decoder_kinds(decoder: dict[str, object] | None) -> list[str]:
-    """The names of a decoder's steps, in order."""
+    """The types of a decoder's steps, in order."""
     if decoder is None:
         return ["none"]
     steps = decoder.get("decoders")
@@ -166,7 +159,7 @@ def _check_is_a_sum(library: tokenizers.Tokenizer, decoded: DecodedBytes, kinds:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Bytes that print stand for themselves; the others, in order, for the characters from U+0100 on."""
+    """Printable bytes map to the same code point; the others, in order, to the characters from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(printable))
     alphabet = {chr(byte): byte for byte in printable}

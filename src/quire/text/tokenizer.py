@@ -1,30 +1,31 @@
-"""Text to token ids and back. The parent process does this; workers see ids only. May touch `tokenizers`, no tensors.
+"""Text to token ids and back, in the server process; workers receive ids only. May import `tokenizers`, no tensors.
 
-Text is checked before the library sees it: its length in UTF-8, because tokenising is work a client can ask for at will
-and a token is at least a byte of it; and its characters, because half a character (a lone surrogate) has no UTF-8. Of
-what the library makes, one token more than a prompt may have is looked at.
+Text is checked before tokenization: its length in UTF-8, which bounds the work and the number of tokens (each has at
+least one byte), and its characters, because a lone surrogate has no UTF-8 encoding. The library's output is truncated
+one token after the limit, enough to see that a text is too long.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import tokenizers
+from tokenizers import AddedToken
 
 from quire.checkpoints import load_tokenizer
 from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
 from quire.text.token_bytes import join_bytes, token_bytes_for
-from quire.text.tokenizer_twin import twin_of
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # text has threads of its own
 
 
 class Tokenizer:
-    """One model's tokenizer. Safe to use from several threads.
+    """One model's tokenizer. Thread-safe.
 
-    Names of special tokens inside a text become those special tokens: right for a raw prompt, which may want them. For
-    conversations see `chat_tokens`.
+    Names of special tokens in a text become special tokens, as a raw prompt may need them. `control_tokens` prevents
+    that for conversations.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, max_bytes: int, max_tokens: int | None = None) -> None:
@@ -32,49 +33,50 @@ class Tokenizer:
             raise ConfigError(f"expected max_bytes of at least 1, got {max_bytes}")
         self.max_bytes = max_bytes
         self.max_tokens = max_tokens
-        """Of one text; none leaves it to its bytes."""
-        # A file may ask for cuts or padding that suited training. A server must never shorten a prompt in silence.
+        """Maximum tokens per text; None: only `max_bytes` applies."""
+        # A tokenizer file may enable truncation or padding for training. A server must not silently truncate prompts.
         library.no_truncation()
         library.no_padding()
         self.vocabulary_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
-        """One more than the largest id that has a token. A model may have more rows than that, never to be read."""
+        """One more than the largest token id. The model's embedding matrix may have further rows, which are unused."""
         self.special_token_ids = frozenset(
             token_id for token_id, added in library.get_added_tokens_decoder().items() if added.special
         )
         self.library = library
-        """The library's own object, for those who compile grammars from its vocabulary."""
+        """The library's tokenizer, for compiling grammars from its vocabulary."""
         self.encoder = self._bounded_twin()
-        """The same, ending one token past `max_tokens`."""
+        """The library's tokenizer, with output truncated one token after `max_tokens`."""
         self.bytes = token_bytes_for(library)
-        """What each token adds to a text."""
+        """The bytes that each token adds to a text."""
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
-        """Read a `tokenizer.json`. Texts of more bytes in UTF-8, or of more tokens, will be refused."""
+        """Load a `tokenizer.json`. Texts over `max_bytes` in UTF-8 or over `max_tokens` will be refused."""
         return cls(load_tokenizer(tokenizer_file), max_bytes, max_tokens)
 
     def limited(self, max_bytes: int, max_tokens: int) -> "Tokenizer":
-        """The same with other limits. What took time to read is shared."""
+        """Return a copy with other limits, which shares the vocabulary."""
         other = copy(self)
         other.max_bytes, other.max_tokens = max_bytes, max_tokens
         other.encoder = other._bounded_twin()
         return other
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The text's token ids. A rendered chat template already has its special tokens: do not add them again."""
+        """Return the text's token ids; a rendered chat template already has its special tokens. Raises
+        InvalidTextError for a lone surrogate, RequestTooLargeError for a text over a limit."""
         self.check(text)
         return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
 
     def encoding(self, text: str) -> tokenizers.Encoding:
-        """The text's tokens and where they stand in it, without special tokens; refused like `encode`."""
+        """Return the text's tokens and their character offsets, without special tokens. Raises like `encode`."""
         self.check(text)
         encoding = encoded(self.encoder, text)
         self.not_too_many(encoding.ids)
         return encoding
 
     def check(self, text: str) -> None:
-        """Refuse what `encode` would refuse, at the cost of a glance."""
-        if len(text) > self.max_bytes:  # a character has a byte at least: no need to make a copy of it
+        """Raise the errors of `encode` for invalid characters and too many bytes, without tokenizing."""
+        if len(text) > self.max_bytes:  # a character has at least one byte, so encoding the text is not needed
             raise self._too_long(len(text))
         try:
             size = len(text) if text.isascii() else len(text.encode())
@@ -88,31 +90,31 @@ class Tokenizer:
             raise self._too_long(size)
 
     def not_too_many(self, ids: list[int]) -> list[int]:
-        """The ids, or the refusal of a text that has more tokens than one may have."""
+        """Return these ids. Raises RequestTooLargeError if there are more than `max_tokens`."""
         if self.max_tokens is not None and len(ids) > self.max_tokens:
             rule = f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
             raise RequestTooLargeError(rule, code="too_many_tokens")
         return ids
 
     def bound(self, library: tokenizers.Tokenizer) -> None:
-        """Let a tokenizer's texts end one token past the most that one may have: the rest is never looked at."""
+        """Make a tokenizer truncate its output one token after `max_tokens`."""
         if self.max_tokens is not None:
             library.enable_truncation(max_length=self.max_tokens + 1)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The whole text at once. Ids without a token add nothing; bytes that are not UTF-8 read as U+FFFD.
+        """Decode a whole text. Ids without a token add no text; invalid UTF-8 becomes U+FFFD.
 
-        Equal to the library's own decode wherever the bytes are valid. Where `<0xNN>` tokens are not, the library
-        blots out every byte of their run, valid ones too; here each broken sequence is one U+FFFD, as everywhere else.
+        Equal to the library's `decode` if the bytes are valid. In a run of `<0xNN>` tokens that is invalid UTF-8, the
+        library replaces every byte, valid ones too; here each invalid sequence becomes one U+FFFD.
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         shown = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
         return join_bytes(self.bytes, shown).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, at_start: bool = False) -> bytes:
-        """What the token adds to a text, or to an empty one; a special token its name, an id without a token nothing.
+        """Return the bytes that the token adds to a text, or to an empty text if `at_start`; maybe part of a character.
 
-        They need not be whole characters.
+        A special token adds its name, an id without a token adds no bytes.
         """
         return self.bytes.at_start[token_id] if at_start else self.bytes.in_text[token_id]
 
@@ -121,7 +123,7 @@ class Tokenizer:
         return RequestTooLargeError(rule, code="text_too_long")
 
     def _bounded_twin(self) -> tokenizers.Tokenizer:
-        """Truncation is a setting of the library's object, and others may use that one."""
+        """A second tokenizer for truncation, which is a setting of the library's object; other code uses the first."""
         twin = twin_of(self.library, {})
         is_equal = not twin.original_ids
         encoder = twin.library if is_equal else tokenizers.Tokenizer.from_str(self.library.to_str())
@@ -130,14 +132,42 @@ class Tokenizer:
 
 
 def encoded(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """The text's tokens and where they stand in it. No special tokens are added.
+    """Return the text's tokens and their character offsets. No special tokens are added.
 
-    The library's `encode` holds the interpreter's lock until it is done, and with it every other thread, the event
-    loop's too. Its calls for several texts let go of the lock, so a text is sent as the only one of several.
+    The library's `encode` holds the GIL until it returns and so blocks all threads, including the event loop.
+    `encode_batch` releases the GIL, so it is called with a batch of one text.
     """
     return library.encode_batch([text], add_special_tokens=False)[0]
 
 
 def encoded_ids(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
-    """The text's token ids alone, which takes less than half the time."""
+    """Return only the text's token ids, which takes less than half the time of `encoded`."""
     return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A second tokenizer on the vocabulary of another."""
+
+    library: tokenizers.Tokenizer
+    original_ids: Mapping[int, int]
+    """Ids of the original tokenizer by the twin's id, where they differ."""
+
+
+def twin_of(library: tokenizers.Tokenizer, names: Mapping[str, str]) -> Twin:
+    """Return a second tokenizer with the vocabulary of `library`, with some added tokens renamed as `names` maps them.
+
+    The library's object has both settings (truncation, added tokens) and a vocabulary of many megabytes. A twin shares
+    the vocabulary, but has its own settings.
+    """
+    twin = tokenizers.Tokenizer(library.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        if (own := getattr(library, part)) is not None:
+            setattr(twin, part, own)
+    added = [
+        (number, AddedToken(**{**token.__getstate__(), "content": names.get(token.content, token.content)}))
+        for number, token in sorted(library.get_added_tokens_decoder().items())
+    ]
+    twin.add_tokens([token for _, token in added])
+    ids = {twin.token_to_id(token.content): number for number, token in added}
+    return Twin(twin, {own: number for own, number in ids.items() if own is not None and own != number})

@@ -1,5 +1,5 @@
-"""The process that owns a model, and its supervisor: token ids only, nothing of `text/` is loaded in a worker.
+"""The process that owns a model, and its supervisor. Token ids only: a worker imports nothing from `text/`.
 
 `child` is the worker. `parent` is its supervisor: it replaces a worker that died and resubmits open requests.
-`messages` is what crosses between them.
+`messages` defines the messages between them.
 """

@@ -1,4 +1,4 @@
-"""Where a worker publishes KV-cache events, and how they are encoded."""
+"""Settings for publishing KV-cache events."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -8,28 +8,28 @@ Encoding = Literal["map", "array"]
 
 @dataclass(frozen=True, slots=True)
 class KVEventSettings:
-    """Where and how cached blocks are announced."""
+    """The address and the encoding of a worker's KV-cache events."""
 
     endpoint: str
-    """Bound if it is a pattern (`tcp://*:5557`), ipc or inproc, or of this machine; else connected to."""
+    """Bound if it is a wildcard (`tcp://*:5557`), local, ipc or inproc endpoint; connected to otherwise."""
     replay_endpoint: str = ""
-    """Where lost batches can be requested; empty: nowhere."""
+    """Address at which subscribers can request lost batches; empty: none."""
     topic: str = ""
     encoding: Encoding = "map"
     num_kept_batches: int = 10_000
     high_water_mark: int = 100_000
     has_incarnation_topic: bool = False
-    """Each incarnation of a worker has a topic of its own: readers see that its numbers restart."""
+    """Use a new topic for each worker process, so that subscribers notice that batch numbers restart."""
 
     def of_worker(self, index: int) -> "KVEventSettings":
-        """Several workers of one server announce on consecutive ports."""
+        """Return the settings of one worker of a server: workers publish on consecutive ports."""
         return replace(
             self, endpoint=_shifted(self.endpoint, index), replay_endpoint=_shifted(self.replay_endpoint, index)
         )
 
 
 def _shifted(endpoint: str, index: int) -> str:
-    """The same address for the first; for others another port, or another name."""
+    """Return the endpoint with its port increased by `index`, or with `index` appended if it has no port."""
     if not endpoint or not index:
         return endpoint
     stem, _, port = endpoint.rpartition(":")

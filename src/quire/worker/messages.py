@@ -1,13 +1,13 @@
-"""What crosses between a worker and its parent: msgspec structs as msgpack. Nothing that can carry code.
+"""Messages between a worker and its parent: msgspec structs as msgpack, a format that cannot contain code.
 
     parent ──► Open, then the engine's commands ──► worker
     parent ◄── LoadProgress · Ready · Failed · Stepped, with events · SnapshotMade · CallReply ◄── worker
 
-Commands are the engine's own types, requests and events the core's. Bytes that are no message raise `MessageError`, and
+Commands are types of the engine; requests and events are types of the core. Invalid bytes raise `MessageError` and
 nothing else.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
@@ -17,18 +17,17 @@ from quire.core.inspect.snapshots import EngineSnapshot
 from quire.core.scheduling.shares import AdmissionHint
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.work_budget import WorkSpent
-from quire.engine.calls import CallReply, WireMessage
+from quire.engine.calls import CallReply, WireMessage, wire_decoder
 from quire.engine.commands import Command
 from quire.engine.engine import ModelInfo
 from quire.engine.trace_recorder import TraceSettings
-from quire.errors import MessageError, QuireError
 from quire.worker.kv_event_settings import KVEventSettings
 
 # -- to the worker -----------------------------------------------------------------------------------------------------
 
 
 class Open(WireMessage, frozen=True):
-    """The first message: what to load."""
+    """The first message: the model and its settings."""
 
     model: str
     settings: ModelSettings
@@ -36,9 +35,9 @@ class Open(WireMessage, frozen=True):
     key: bytes
     kv_events: KVEventSettings | None = None
     runs_at_low_priority: bool = False
-    """Load it at low priority: other models may be serving meanwhile."""
+    """Load at low priority, because other models may be serving meanwhile."""
     trace: TraceSettings | None = None
-    """Where its engine's inputs and outputs are recorded."""
+    """Destination of the engine's trace; None: no trace."""
 
 
 ToWorker = Open | Command
@@ -47,7 +46,7 @@ ToWorker = Open | Command
 
 
 class LoadProgress(WireMessage, frozen=True):
-    """How far loading is."""
+    """Progress of loading."""
 
     label: str
     done_bytes: int
@@ -55,7 +54,7 @@ class LoadProgress(WireMessage, frozen=True):
 
 
 class Ready(WireMessage, frozen=True):
-    """The model is loaded; steps begin."""
+    """The model is loaded, and the worker accepts requests."""
 
     info: ModelInfo
 
@@ -64,13 +63,13 @@ class Failed(WireMessage, frozen=True):
     """The last message of a worker that could not continue."""
 
     kind: str
-    """Name of the exception."""
+    """Class name of the exception."""
     message: str
     code: str | None = None
 
 
 class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
-    """How busy a worker is, and what it has done in its life."""
+    """A worker's current load, and its counters since it started."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -79,30 +78,30 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
-    """Tokens of each step since the last message."""
+    """Number of tokens of each step since the last message."""
     verdicts: tuple[AdmissionHint, ...] = ()
-    """The refusals that tenants would get whose requests its queue refused lately."""
+    """Admission hints for tenants whose requests the worker's queue recently refused."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_forced_tokens: int = 0
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     num_snapshots: int = 0
-    """For observers; none are made without one."""
+    """Snapshots made for watchers; none are made without one."""
     work: WorkSpent = WorkSpent()
-    """On grammars, of the tenants that cost most."""
+    """Processor time of grammars, for the tenants with the most."""
 
 
 class Stepped(WireMessage, frozen=True):
-    """All events of commands or of one step: either all of them arrive or none."""
+    """All events of a batch of commands or of one step, delivered together or not at all."""
 
     events: tuple[RequestEvent, ...]
     load: WorkerLoad | None = None
-    """None: about the same as the one before."""
+    """None: little has changed since the previous load."""
 
 
 class SnapshotMade(WireMessage, frozen=True):
-    """For observers."""
+    """A snapshot for watchers."""
 
     snapshot: EngineSnapshot
 
@@ -110,23 +109,8 @@ class SnapshotMade(WireMessage, frozen=True):
 ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | CallReply
 
 encode_message = msgspec.msgpack.Encoder().encode
-_to_worker = msgspec.msgpack.Decoder(ToWorker)
-_to_parent = msgspec.msgpack.Decoder(ToParent)
-
-
-def decode_to_worker(data: bytes) -> ToWorker:
-    """A message of the parent. Raises MessageError."""
-    return _decode(_to_worker, data)  # type: ignore[no-any-return]
-
-
-def decode_to_parent(data: bytes) -> ToParent:
-    """A message of a worker. Raises MessageError."""
-    return _decode(_to_parent, data)  # type: ignore[no-any-return]
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
-        # Settings validate themselves when they are made: invalid ones are no message either.
-        raise MessageError(f"malformed message between worker and parent ({len(data)} bytes): {error}") from error
+_BETWEEN = "message between worker and parent"
+decode_to_worker: Callable[[bytes], ToWorker] = wire_decoder(ToWorker, _BETWEEN)
+"""Decode a message from the parent. Raises MessageError."""
+decode_to_parent: Callable[[bytes], ToParent] = wire_decoder(ToParent, _BETWEEN)
+"""Decode a message from a worker. Raises MessageError."""

@@ -1,13 +1,12 @@
-"""Seeded load: what is sent, and when. Shared by the simulator and the benchmark, so that both mean the same thing.
+"""Seeded workloads: requests and their arrival times. The simulator and the benchmark use the same definitions.
 
-Standard library only, and nothing of quire: a workload must be able to meet any server.
+Standard library only, without imports from the rest of quire, so that a workload can be sent to any server.
 
-    arrivals     when requests come
-    prompts      token ids with beginnings in common      ┐ for the simulator,
-    requests     one request                              │ which sees token ids
-    scenarios    named workloads of requests              ┘
-    visits       what one client sends, turn by turn      ┐ for servers behind a wire,
-    mixes        named workloads of visits                │ quire or not: content is named,
-    traces       published traces as visits               │ and written as text or as
-    writing      named content as text or token ids       ┘ token ids when it is sent
+    arrivals           arrival times
+    scenarios          named workloads of requests         ┐ for the simulator,
+    workload_request   one request                         ┘ whose prompts are token ids
+    visits             one client's conversation           ┐ for servers over HTTP,
+    mixes              named workloads of visits           │ quire or not: content has a name,
+    traces             published traces as visits          │ and is generated as text or
+    writing            named content as text or token ids  ┘ token ids when it is sent
 """

@@ -1,4 +1,4 @@
-"""When requests come: endless streams of moments, in seconds from the start. Take as many as you need."""
+"""Arrival processes: endless streams of arrival times, in seconds from the start. Take as many as needed."""
 
 from collections.abc import Iterator
 from itertools import count, repeat
@@ -7,17 +7,17 @@ from random import Random
 
 
 def at_once() -> Iterator[float]:
-    """All at the start."""
+    """Yield time 0 for all requests."""
     return repeat(0.0)
 
 
 def steady(rate_per_s: float) -> Iterator[float]:
-    """One after the other, evenly."""
+    """Yield evenly spaced times."""
     return (index / rate_per_s for index in count())
 
 
 def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
-    """Independent arrivals at a mean rate."""
+    """Yield the times of a Poisson process."""
     moment_s = 0.0
     while True:
         moment_s += random.expovariate(rate_per_s)
@@ -25,7 +25,7 @@ def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
 
 
 def bursts(random: Random, rate_per_s: float, mean_size: float) -> Iterator[float]:
-    """The same mean rate, in bursts that come together."""
+    """Yield bursts of simultaneous arrivals, as a Poisson process of bursts; the mean request rate is `rate_per_s`."""
     moment_s = 0.0
     while True:
         moment_s += random.expovariate(rate_per_s / mean_size)
@@ -34,12 +34,12 @@ def bursts(random: Random, rate_per_s: float, mean_size: float) -> Iterator[floa
 
 
 def _burst_size(random: Random, mean_size: float) -> int:
-    """At least one, geometric: the whole part of an exponential with the rate that gives this mean."""
+    """Return a geometrically distributed size of at least 1: 1 + the floor of an exponential with the matching rate."""
     return 1 if mean_size <= 1 else 1 + int(random.expovariate(-log1p(-1.0 / mean_size)))
 
 
 def gamma(random: Random, rate_per_s: float, burstiness: float) -> Iterator[float]:
-    """Gaps of a gamma distribution with this shape: 1 is Poisson, less comes in clumps, more is steadier."""
+    """Yield times with gamma-distributed gaps. `burstiness` is the shape: 1 is Poisson, lower is burstier."""
     moment_s = 0.0
     while True:
         moment_s += random.gammavariate(burstiness, 1.0 / (rate_per_s * burstiness))
@@ -47,11 +47,11 @@ def gamma(random: Random, rate_per_s: float, burstiness: float) -> Iterator[floa
 
 
 def ramp(random: Random, from_per_s: float, to_per_s: float, over_s: float) -> Iterator[float]:
-    """Independent arrivals whose rate goes evenly from one to the other, and stays there."""
+    """Yield the times of a Poisson process whose rate changes linearly for `over_s`, and is then constant."""
     highest = max(from_per_s, to_per_s)
     moment_s = 0.0
     while True:
-        # Drawn at the highest rate, and kept as often as the rate of the moment is of it.
+        # Thinning: draw arrivals at the highest rate, and keep each with probability rate / highest.
         moment_s += random.expovariate(highest)
         rate = from_per_s + (to_per_s - from_per_s) * min(1.0, moment_s / over_s)
         if random.random() * highest < rate:

@@ -1,4 +1,4 @@
-"""Named workloads of visits. The same name, sizes and seed give the same visits, on any machine."""
+"""Named workloads of visits. The same name, sizes and seed give the same visits on any machine."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,45 +10,45 @@ from quire.workload.visits import Span, Turn, Visit
 
 @dataclass(frozen=True, slots=True)
 class MixSizes:
-    """How much of everything. Each mix has its own usual sizes."""
+    """Sizes of a mix, in tokens and counts. Each mix has its own defaults."""
 
     prompt_tokens: int = 256
-    """What a turn adds: a question, a tool's result."""
+    """Tokens that a turn adds, such as a question or a tool's result."""
     output_tokens: int = 64
     shared_tokens: int = 0
-    """The part visits have in common: a system prompt, a document."""
+    """Tokens of the prefix that visits of a group share, such as a system prompt or a document."""
     num_groups: int = 1
-    """How many different shared parts there are."""
+    """Number of different shared prefixes."""
     num_turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A workload under a name, what it is for, and its usual sizes."""
+    """A named workload, with its purpose and default sizes."""
 
     name: str
     purpose: str
     sizes: MixSizes
     visits: Callable[[Random, MixSizes], Iterator[Visit]]
-    """Endless; a load takes as many requests as it needs."""
+    """Generates visits without end; the caller takes as many as it needs."""
 
 
 def distinct(_random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """Prompts that share nothing: what a server can do without its cache."""
+    """Prompts without shared prefixes, which measure a server without its prefix cache."""
     for index in count():
         question = Span(f"prompt {index}", sizes.prompt_tokens)
         yield Visit(f"distinct{index}", (Turn((question,), sizes.output_tokens),))
 
 
 def shared(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """One question each, under one of a few system prompts."""
+    """Single questions, each after one of a few system prompts."""
     for index in count():
         question = Span(f"question {index}", sizes.prompt_tokens)
         yield Visit(f"shared{index}", (Turn((question,), sizes.output_tokens),), _system(random, sizes))
 
 
 def chat_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """People in a chat: every turn carries the whole conversation."""
+    """People in a chat; every turn contains the whole conversation."""
     for index in count():
         turns = tuple(
             Turn((Span(f"chat {index} turn {turn}", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
@@ -58,7 +58,7 @@ def chat_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def agent_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """Agents: a long system prompt, a task, then tool results of very different lengths, until the task is done."""
+    """Agents with a long system prompt, a task, and several tool results of widely varying lengths."""
     for index in count():
         task = Turn((Span(f"agent {index} task", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
         results = tuple(
@@ -69,7 +69,7 @@ def agent_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """Questions about long documents, each document used by several."""
+    """Questions about long documents; each document is used by several visits."""
     for index in count():
         document = Span(f"document {random.randrange(sizes.num_groups)}", sizes.shared_tokens)
         question = Span(f"about {index}", sizes.prompt_tokens)
@@ -77,7 +77,7 @@ def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 
 def mixed(random: Random, sizes: MixSizes) -> Iterator[Visit]:
-    """People in a chat, agents at work, and long jobs in the background, in one stream."""
+    """People in a chat, agents, and long background jobs, randomly interleaved."""
     people = chat_mix(Random(random.getrandbits(64)), sizes)
     at_work = agent_mix(Random(random.getrandbits(64)), sizes)
     long = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)
@@ -95,12 +95,12 @@ def _system(random: Random, sizes: MixSizes) -> tuple[Span, ...]:
 
 
 def _about(random: Random, mean: int) -> int:
-    """Half to one and a half times the mean, evenly."""
+    """Draw a length uniformly from half to one and a half times the mean."""
     return max(1, random.randint(mean - mean // 2, mean + mean // 2))
 
 
 def _skewed(random: Random, mean: int) -> int:
-    """A quarter to four times the mean, short ones more often: the logarithm is even."""
+    """Draw a length log-uniformly from a quarter to four times `mean`."""
     return max(1, int(mean * 4 ** random.uniform(-1.0, 1.0)))
 
 
@@ -118,7 +118,7 @@ MIXES = {
 
 
 def some_visits(mix: Mix, sizes: MixSizes, seed: str, num_requests: int) -> list[Visit]:
-    """Visits that together make so many requests; the last may be cut short."""
+    """Return visits with `num_requests` turns in total; the last visit may be cut short."""
     taken: list[Visit] = []
     left = num_requests
     for visit in mix.visits(Random(f"{mix.name} {seed}"), sizes):

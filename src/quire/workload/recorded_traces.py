@@ -1,8 +1,8 @@
-"""A trace that `quire serve --trace` has written, as a load: each request's tenant, arrival, prompt and answer length.
+"""Read traces written by `quire serve --trace` as workloads: each request's tenant, arrival, prompt and output length.
 
-Of its lines those count that record what came and how it ended; plans and results only for answers that had not ended
-when the trace did. A request that a second worker went on with is one request. Each of several answers to one prompt is
-a request of the load, for that is what it costs.
+Only lines that record submitted requests and their ends are needed, plus plans and results for answers that were still
+running when the trace ended. A request that a second worker continued counts once. Each of several answers to one
+prompt becomes a request of its own, because that is the work it causes.
 """
 
 import json
@@ -16,7 +16,7 @@ HEADER_FIELD = "quire_trace"
 
 @dataclass(slots=True)
 class _RecordedRequest:
-    """One request, and how many tokens each of its answers has."""
+    """One request, and the number of tokens of each of its answers."""
 
     line: int
     fields: RecordedFields
@@ -24,13 +24,13 @@ class _RecordedRequest:
     ended: set[int] = field(default_factory=set)
 
     def going_on(self, index: int) -> int | None:
-        """The answer that a sequence of this one computes: where it ended early, the next takes its sequence over."""
+        """Return the answer that a sequence computes: its own, or, if that has ended, the first one that has not."""
         left = (one for one in sorted(self.counts) if one not in self.ended)
         return next(left, None) if index in self.ended else index
 
 
 class _Session:
-    """The sequences of one worker."""
+    """State that belongs to one worker: its sequences, and the last plan."""
 
     def __init__(self) -> None:
         self.next_sequence = 1
@@ -39,22 +39,22 @@ class _Session:
 
 
 class RecordedLoad:
-    """Takes a trace line by line."""
+    """Collects requests from a trace, line by line."""
 
     def __init__(self) -> None:
         self.requests: list[_RecordedRequest] = []
         self._by_name: dict[str, _RecordedRequest] = {}
         self._session = _Session()
         self._entered: tuple[str, int] | None = None
-        """The request of the line before, and how many sequences it has: perhaps it was refused."""
+        """The request of the previous line and its number of sequences, because the next line may refuse it."""
         self._damaged: int | None = None
 
     def take(self, number: int, line: str) -> None:
-        """One more line. Raises ValueError, KeyError or TypeError for what is none."""
+        """Process one line. Raises ValueError, KeyError or TypeError if it is not a line of a trace."""
         try:
             found = json.loads(line)
         except ValueError:
-            found = None  # a worker that was killed within a line; only another's header may follow
+            found = None  # a killed worker leaves a partial line; only the header of the next worker may follow
         if self._damaged is not None and (found is None or found["is"] != "header"):
             raise ValueError(f"line {self._damaged} is damaged")
         self._damaged = number if found is None else None
@@ -121,7 +121,7 @@ class RecordedLoad:
 
 
 def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, RecordedFields]]:
-    """The requests of a trace, each with the number of its line, in the fields of quire's own format."""
+    """Yield the requests of a trace with their line numbers, as fields of quire's own trace format."""
     load = RecordedLoad()
     for number, line in lines:
         if line.strip():

@@ -1,29 +1,75 @@
-"""Named workloads. The same name and seed give the same requests, on any machine."""
+"""Named workloads for the simulator. The same name and seed give the same requests on any machine.
+
+Where prompts should share prefixes by chance, token ids are drawn from a small vocabulary.
+"""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
 
 from quire.workload.arrivals import at_once, bursts, poisson, steady
-from quire.workload.prompts import Prompts, length_up_to, tokens
 from quire.workload.workload_request import WorkloadRequest
 
 PRIORITIES = ("high", "normal", "low")
 
 
+def tokens(random: Random, length: int, vocabulary_size: int) -> tuple[int, ...]:
+    """Draw `length` random tokens, all at least 1, because 0 means end of text."""
+    return tuple(random.randrange(1, vocabulary_size) for _ in range(length))
+
+
+def length_up_to(random: Random, longest: int) -> int:
+    """Draw a length log-uniformly from 1 to `longest`."""
+    return max(1, int(longest ** random.random()))
+
+
+@dataclass(slots=True)
+class Prompts:
+    """A source of prompts with shared prefixes: system prompts and growing conversations."""
+
+    random: Random
+    vocabulary_size: int
+    longest: int
+    num_system_prompts: int = 4
+    share_new: float = 0.3
+    """Fraction of prompts that share nothing with other prompts."""
+    _systems: list[tuple[int, ...]] = field(init=False)
+    _conversations: list[tuple[int, ...]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._systems = [
+            tokens(self.random, max(1, self.random.randint(self.longest // 4, self.longest // 2)), self.vocabulary_size)
+            for _ in range(self.num_system_prompts)
+        ]
+
+    def next(self) -> tuple[int, ...]:
+        """Return a new prompt, a system prompt with a question, or a conversation with one more turn."""
+        dice = self.random.random()
+        if dice < self.share_new:
+            return tokens(self.random, length_up_to(self.random, self.longest), self.vocabulary_size)
+        if dice < 0.7 or not self._conversations:
+            before = self.random.choice(self._systems)
+        else:
+            before = self.random.choice(self._conversations)
+        turn = tokens(self.random, length_up_to(self.random, max(1, self.longest // 4)), self.vocabulary_size)
+        prompt = (*before, *turn)[: self.longest]
+        self._conversations = [*self._conversations[-15:], prompt]
+        return prompt
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A workload under a name, and what it is for."""
+    """A named workload, and its purpose."""
 
     name: str
     purpose: str
     requests: Callable[[Random, int], Iterator[WorkloadRequest]]
-    """Random source and number of requests -> the requests, in order of arrival."""
+    """Takes a random source and the number of requests; yields the requests in order of arrival."""
 
 
 def chaos(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
-    """Every kind of request at once: classes, tenants, continuations, deadlines, shared and new prompts."""
+    """All kinds of requests at once: classes, tenants, continuations, deadlines, shared and new prompts."""
     prompts = Prompts(random, vocabulary_size=random.choice((3, 3, 8)), longest=random.choice((8, 24, 60)))
     rate_per_s = random.choice((20.0, 100.0, 1000.0))
     moments = random.choice((poisson(random, rate_per_s), bursts(random, rate_per_s, 20.0), at_once()))
@@ -44,14 +90,14 @@ def chaos(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
 
 
 def chat_scenario(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
-    """People in chats: a few system prompts, conversations that grow turn by turn."""
+    """People in chats, with a few system prompts and growing conversations."""
     prompts = Prompts(random, vocabulary_size=1000, longest=1500, share_new=0.05)
     for index, moment_s in enumerate(islice(poisson(random, 3.0), num_requests)):
         yield WorkloadRequest(f"chat{index}", moment_s, prompts.next(), random.randint(16, 128), random.getrandbits(32))
 
 
 def agent_scenario(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
-    """Agents that start together with the same long cold prompt, again and again."""
+    """Repeated bursts of agents; all agents of a burst share one long uncached prompt."""
     for index, moment_s in enumerate(islice(bursts(random, 3.0, 16.0), num_requests)):
         shared = tokens(Random(f"{moment_s}"), 600, 1000)
         own = tokens(random, random.randint(8, 64), 1000)
@@ -61,7 +107,7 @@ def agent_scenario(random: Random, num_requests: int) -> Iterator[WorkloadReques
 
 
 def flood(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
-    """A flood of urgent requests at more than the server can do, with a trickle of others that must not starve."""
+    """HIGH requests beyond the server's capacity, with a few NORMAL and LOW requests that must not starve."""
     for index, moment_s in enumerate(islice(steady(20.0), num_requests)):
         priority = random.choices(PRIORITIES, (18, 1, 1))[0]
         prompt = tokens(random, random.randint(64, 256), 1000)
@@ -69,7 +115,7 @@ def flood(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
 
 
 def tenants(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
-    """One tenant sends ten times as much as each of the other four."""
+    """One tenant sends ten times as many requests as each of four others."""
     for index, moment_s in enumerate(islice(poisson(random, 12.0), num_requests)):
         tenant = random.choices(("greedy", "a", "b", "c", "d"), (10, 1, 1, 1, 1))[0]
         prompt = tokens(random, random.randint(32, 256), 1000)

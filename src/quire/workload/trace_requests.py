@@ -1,9 +1,9 @@
-"""A trace's rows as requests of token ids, which the simulator's members take.
+"""Convert a trace's rows to requests with token ids, for the simulated fleet members.
 
-Token ids are taken as they are. Else content is named in a trace, and so it stays: every name has one token id of its
-own, and a span of it is that id again and again. Two prompts are then equal as far as their names are, block by block,
-and a prompt of a hundred thousand tokens costs nothing to write. Tenants and classes, which no published trace has, are
-dealt out by conversation: all rows that begin alike have the same.
+Token ids in a trace are used as they are. Otherwise a trace has names of content; each name gets one token id, which is
+repeated for the length of its span. So two prompts are equal exactly where their names are, block by block, and a
+prompt of a hundred thousand tokens is cheap to generate. Published traces have no tenants and classes; both are
+assigned by conversation, so all rows with the same beginning get the same ones.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,27 +14,26 @@ from quire.workload.traces import Row, Trace
 from quire.workload.workload_request import WorkloadRequest
 
 FIRST_OF_CONVERSATION = 2
-"""Hash ids that distinguish conversations: the first is often a system prompt that all share."""
+"""Number of first hash ids that identify a conversation; one is too few, as it is often a shared system prompt."""
 FIRST_TOKENS = 64
-"""The same where a trace has token ids."""
+"""Number of first tokens that identify a conversation, if the trace has token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRules:
-    """How a trace is changed on its way to the members."""
+    """How to change a trace before it is sent to the members."""
 
     speedup: float = 1.0
     share: float = 1.0
-    """Of conversations that are kept; which ones depends on their content alone."""
+    """Fraction of conversations to keep; their content determines which ones."""
     num_tenants: int = 1
     class_shares: Mapping[str, float] = field(default_factory=dict)
-    """Of conversations, by class; what is left is normal."""
-    max_output_tokens: int | None = None
+    """Fraction of conversations for each class; the rest is normal."""
 
 
 def ruled_rows(trace: Trace, rules: TraceRules) -> Iterator[tuple[int, Row]]:
-    """Rows that are kept, with their numbers: each at its moment, with a tenant and a class. Those of the
-    trace itself stay."""
+    """Yield the kept rows with their indices. The arrival times are scaled; missing tenants and classes are assigned,
+    those in the trace are kept."""
     for index, row in enumerate(trace.rows):
         dice = _share_of(row, trace.name_of(index))
         if dice >= rules.share:
@@ -45,8 +44,8 @@ def ruled_rows(trace: Trace, rules: TraceRules) -> Iterator[tuple[int, Row]]:
 
 
 def trace_requests(trace: Trace, rules: TraceRules = TraceRules()) -> Iterator[WorkloadRequest]:  # noqa: B008 - frozen
-    """In order of arrival."""
-    # Real token ids, one up: 0 is what simulated answers are made of. Names of content have ids above them.
+    """Yield the requests in order of arrival."""
+    # Real token ids are shifted by one, because simulated output consists of 0. The ids of names follow above.
     highest = max((1 + max(row.token_ids) for row in trace.rows if row.token_ids), default=0)
     ids: dict[str, int] = {}
     for index, row in ruled_rows(trace, rules):
@@ -57,28 +56,19 @@ def trace_requests(trace: Trace, rules: TraceRules = TraceRules()) -> Iterator[W
         else:
             for span in turn.spans:
                 prompt += [ids.setdefault(span.name, highest + len(ids) + 1)] * span.num_tokens
-        max_tokens = (
-            turn.max_tokens if rules.max_output_tokens is None else min(turn.max_tokens, rules.max_output_tokens)
-        )
         yield WorkloadRequest(
             name=trace.name_of(index),
             arrival_s=row.arrival_s,
             prompt=tuple(prompt),
-            max_tokens=max_tokens,
+            max_tokens=turn.max_tokens,
             seed=0,
             tenant=row.tenant,
             priority=row.priority,
         )
 
 
-def sampled(trace: Trace, share: float) -> Trace:
-    """The rows of so many of its conversations: the same ones as `TraceRules` keeps."""
-    kept = (row for at, row in enumerate(trace.rows) if _share_of(row, trace.name_of(at)) < share)
-    return replace(trace, rows=tuple(kept))
-
-
 def _share_of(row: Row, name: str) -> float:
-    """A number from 0 to 1 that belongs to the row's conversation."""
+    """Return a pseudo-random number from 0 to 1 that depends only on the row's conversation."""
     beginning = row.token_ids[:FIRST_TOKENS] or row.hash_ids[:FIRST_OF_CONVERSATION]
     return _other_share(repr(beginning) if beginning else name)
 

@@ -1,17 +1,17 @@
-"""Traces of real traffic as visits, read from a file in the format it is published in; and a format of quire's own.
+"""Read traces of real traffic as visits, in their published formats, and in a format of quire's own.
 
-    Mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids: one per 512 tokens of the prompt;
-               equal ids mean equal content, so each id is a span
-    ShareGPT   JSON lines: arrival_time_ns, input_toks, output_toks, input_tok_ids: the prompt itself; without it
-               nothing is known of content
+    Mooncake   JSON lines: timestamp (ms), input_length, output_length, hash_ids: one for each 512 tokens of the
+               prompt; equal ids mean equal content, so each id becomes a span
+    ShareGPT   JSON lines: arrival_time_ns, input_toks, output_toks, input_tok_ids: the prompt's token ids; without
+               them the content is unknown
     quire      JSON lines: arrival_s, prompt_tokens, output_tokens; hash_ids and block_tokens, or token_ids; and
                tenant, class
-    recorded   what `quire serve --trace` has written (`recorded_traces`): prompts as their token ids, permuted or not,
-               and tenants and classes as they were
-    Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens; nothing is known of content, so nothing is shared
+    recorded   written by `quire serve --trace` (`recorded_traces`): prompts as token ids, permuted or not, with the
+               original tenants and classes
+    Azure      CSV: TIMESTAMP, ContextTokens, GeneratedTokens; the content is unknown, so prompts share nothing
 
-A plain file or a .gz. A trace of long prompts meets a small model by scaling: every length by one factor, so that the
-longest request fits, and what prompts have in common stays what it was.
+Files are plain or .gz. To replay a trace of long prompts on a small model, all lengths are multiplied by one factor, so
+that the longest request fits. Shared prefixes are scaled by the same factor.
 """
 
 import csv
@@ -21,7 +21,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from itertools import chain, pairwise
@@ -33,23 +33,25 @@ from quire.workload.recorded_traces import HEADER_FIELD, recorded_requests
 from quire.workload.visits import Span, Turn, Visit
 
 HASH_TOKENS = 512
-"""Prompt tokens that one hash id of a Mooncake trace stands for."""
+"""Number of prompt tokens per hash id in a Mooncake trace."""
 ID_TOKENS = 16
-"""Tokens that are one span where a trace has token ids: what prompts share shows to so many tokens."""
+"""Number of tokens per span, if a trace has token ids: shared prefixes are recognized in multiples of it."""
 MAX_LENGTH = 1 << 24
-"""No prompt or answer of a trace is longer; a file with a longer one is not a trace."""
+"""Maximum tokens of a prompt or an answer; a file with a longer one is not a trace."""
 MAX_LINE_CHARS = 64 << 20
-"""A prompt of six million token ids. A packed file of a megabyte may hold more in one line than a machine can hold."""
+"""Enough for six million token ids. A small packed file may contain a line that does not fit in memory."""
 MAX_TOKEN_ID = (1 << 31) - 1
 CLASSES = ("high", "normal", "low")
+COUNTS = frozenset({"arrival_s", "prompt_tokens", "output_tokens"})
+"""Fields that every row has."""
 MAX_HEADER_FIELD = 64
-"""Characters of a recorded trace's first line, that have its form."""
+"""The header field of a recorded trace must occur within this many characters of the first line."""
 RowSource = TypeVar("RowSource")
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 class TraceError(ValueError):
-    """A file is not a trace of a known format. The message has the line and what was expected."""
+    """A file is not a trace of a known format. The message has the line and the expected content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +62,18 @@ class Row:
     prompt_tokens: int
     output_tokens: int
     hash_ids: tuple[int, ...] = ()
-    """One for each block of its prompt. Without these and without token ids nothing is known of its content."""
+    """One id per block of the prompt. If a row has neither hash ids nor token ids, its content is unknown."""
     block_tokens: int = HASH_TOKENS
-    """Tokens that one hash id stands for."""
+    """Number of tokens per hash id."""
     token_ids: tuple[int, ...] = ()
-    """The prompt itself."""
+    """The prompt's token ids."""
     tenant: str = ""
     """Empty: the trace has none."""
     priority: str = ""
     """high, normal or low; empty: the trace has none."""
 
     def content(self) -> tuple[list[str], int]:
-        """Names of the pieces of its prompt, as far as they are known, and how many tokens each has."""
+        """Return the names of the prompt's blocks, as far as known, and the number of tokens per block."""
         if not self.token_ids:
             return [f"hash {one}" for one in self.hash_ids], self.block_tokens
         packed, width = array("I", self.token_ids).tobytes(), 4 * ID_TOKENS
@@ -81,27 +83,27 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The rows of one file, and by what their lengths were multiplied."""
+    """The rows of one file, and the factor by which their lengths are multiplied."""
 
     name: str
     rows: tuple[Row, ...]
     factor: float = 1.0
 
     def head(self, num_rows: int) -> "Trace":
-        """The first rows."""
+        """Return a trace with only the first rows."""
         return replace(self, rows=self.rows[:num_rows])
 
     def fitted(self, context_tokens: int) -> "Trace":
-        """The same trace with every length multiplied so that its longest request has at most so many tokens."""
+        """Return the trace with all lengths scaled so that the longest request has at most `context_tokens` tokens."""
         longest = max((row.prompt_tokens + row.output_tokens for row in self.rows), default=0)
         if longest <= context_tokens:
             return self
-        # A prompt and an answer have at least one token each, whatever the factor.
+        # Two tokens are reserved, because prompt and answer have at least one token each after scaling.
         return replace(self, factor=self.factor * max(context_tokens - 2, 1) / longest)
 
     def spread(self) -> "Trace":
-        """The same trace with rows of one moment spread evenly up to the next one: some clocks tick every few seconds,
-        and when between two ticks a request came is not recorded. The last moment stays as it is."""
+        """Return the trace with rows of equal arrival time spread evenly up to the next time: some clocks tick only
+        every few seconds. Rows with the last arrival time are unchanged."""
         moments = sorted({row.arrival_s for row in self.rows})
         following = dict(pairwise(moments))
         counts, rows = Counter(row.arrival_s for row in self.rows), []
@@ -113,7 +115,7 @@ class Trace:
         return replace(self, rows=tuple(rows))
 
     def visits(self, speedup: float = 1.0) -> Iterator[Visit]:
-        """Each row as a visit; `speedup` 2 lets them come twice as fast."""
+        """Yield each row as a visit; with `speedup` 2 they arrive twice as fast."""
         for index, row in enumerate(self.rows):
             yield Visit(
                 self.name_of(index),
@@ -123,11 +125,11 @@ class Trace:
             )
 
     def name_of(self, index: int) -> str:
-        """Of the request in this row."""
+        """Return the name of the request in this row."""
         return f"{self.name}{index}"
 
     def turn(self, index: int) -> Turn:
-        """The turn that the row with this number stands for."""
+        """Return the turn for the row with this index, with scaled lengths."""
         row = self.rows[index]
         prompt_tokens = max(1, int(row.prompt_tokens * self.factor))
         return Turn(tuple(self._spans(row, index, prompt_tokens)), max(1, int(row.output_tokens * self.factor)))
@@ -137,7 +139,7 @@ class Trace:
         if not names:
             yield Span(f"row {index}", prompt_tokens)
             return
-        # Borders depend on the place alone, so that equal names at equal places are equal spans in every row.
+        # Borders depend only on the position, so equal names at equal positions are equal spans in every row.
         borders = [int(place * piece_tokens * self.factor) for place in range(len(names) + 1)]
         borders[-1] = max(borders[-1], prompt_tokens)
         for place, name in enumerate(names):
@@ -147,7 +149,7 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """The trace in a file; its format is that of its first line."""
+    """Read the trace in a file; its first line determines the format."""
     try:
         with _opened(path, "r") as lines:
             rows = tuple(_rows(path, _bounded(path, lines)))
@@ -161,7 +163,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def write_trace(path: Path, rows: Iterable[Row]) -> None:
-    """In quire's own format, which has everything of a row."""
+    """Write rows in quire's own format, which has all fields of a row."""
     try:
         with _opened(path, "w") as file:
             for row in rows:
@@ -176,7 +178,7 @@ def _opened(path: Path, mode: str) -> Any:
 
 
 def _bounded(path: Path, file: TextIO) -> Iterator[str]:
-    """Its lines, of which none is read any further than it may be long."""
+    """Yield the lines of a file. Raises TraceError for a line that is too long, before it is read whole."""
     number = 0
     while line := file.readline(MAX_LINE_CHARS):
         number += 1
@@ -189,7 +191,7 @@ def _bounded(path: Path, file: TextIO) -> Iterator[str]:
 
 
 def _rows(path: Path, source: Iterator[str]) -> Iterator[Row]:
-    """Rows under the header or the first line that shows their format."""
+    """Yield the rows; the first line (a header or a row) determines the format."""
     first = next(source, "").strip().lstrip("\ufeff")
     parse: Callable[[str], Row] = _azure
     if f'"{HEADER_FIELD}"' in first[:MAX_HEADER_FIELD]:
@@ -204,7 +206,7 @@ def _rows(path: Path, source: Iterator[str]) -> Iterator[Row]:
 
 
 def _parse_of(path: Path, first: str) -> Callable[[str], Row]:
-    """How lines like this are read."""
+    """Return the parser for the JSON format of this line."""
     try:
         fields = json.loads(first) if first.startswith("{") else {}
     except (ValueError, RecursionError) as error:
@@ -220,13 +222,13 @@ def _parse_of(path: Path, first: str) -> Callable[[str], Row]:
 
 
 def _recorded(path: Path, lines: Iterable[str]) -> Iterator[Row]:
-    """Of a trace that a server has written of itself."""
+    """Yield the rows of a trace that `quire serve --trace` has written."""
     try:
         found = list(recorded_requests(enumerate(lines, start=1)))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         raise TraceError(f"the trace {path} is damaged: {error!r}; find the line with quire replay") from error
-    for number, fields in found:
-        yield _row(path, number, fields, _own)
+    for number, request in found:
+        yield _row(path, number, request, _own)
 
 
 def _row(path: Path, number: int, source: RowSource, parse: Callable[[RowSource], Row]) -> Row:
@@ -267,7 +269,7 @@ def _mooncake(fields: Mapping[str, Any]) -> Row:
 
 
 def _sharegpt(fields: Mapping[str, Any]) -> Row:
-    """The recorded answer is not read: another model generates here."""
+    """Parse a row. The recorded answer is not read, because another model generates here."""
     return Row(
         arrival_s=float(fields["arrival_time_ns"]) / 1e9,
         prompt_tokens=int(fields["input_toks"]),
@@ -291,17 +293,10 @@ def _own(fields: Mapping[str, Any]) -> Row:
 
 
 def _as_fields(row: Row) -> dict[str, object]:
-    """What `_own` reads, without what a row does not have."""
-    fields: dict[str, object] = {
-        "arrival_s": row.arrival_s,
-        "prompt_tokens": row.prompt_tokens,
-        "output_tokens": row.output_tokens,
-    }
-    if row.hash_ids:
-        fields.update(hash_ids=row.hash_ids, block_tokens=row.block_tokens)
-    if row.token_ids:
-        fields["token_ids"] = row.token_ids
-    return fields | ({"tenant": row.tenant} if row.tenant else {}) | ({"class": row.priority} if row.priority else {})
+    """Return the fields that `_own` reads, without empty ones."""
+    values = {field.name: getattr(row, field.name) for field in fields(row)} | {"class": row.priority}
+    missing = {"priority", *(() if row.hash_ids else ("block_tokens",))}
+    return {name: value for name, value in values.items() if name not in missing and (value or name in COUNTS)}
 
 
 JSON_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
@@ -309,7 +304,7 @@ JSON_FORMATS: Mapping[str, Callable[[Mapping[str, Any]], Row]] = {
     "input_toks": _sharegpt,
     "arrival_s": _own,
 }
-"""By a field that no other format has."""
+"""Row parsers, by a field that only their format has."""
 
 
 def _integers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
@@ -322,12 +317,12 @@ def _integers(fields: Mapping[str, Any], name: str) -> tuple[int, ...]:
 def _azure(line: str) -> Row:
     ((moment, prompt_tokens, output_tokens),) = csv.reader([line])
     whole, _, fraction = moment.partition(".")
-    # Seven decimals are one more than the standard library reads.
+    # The seven decimals of Azure traces are one more than the standard library parses.
     past = datetime.fromisoformat(whole) - datetime(1970, 1, 1) + timedelta(seconds=float(f"0.{fraction or 0}"))
     return Row(past.total_seconds(), int(prompt_tokens), int(output_tokens))
 
 
 def _from_zero(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """In order of arrival, the first at zero."""
+    """Return the rows sorted by arrival, with the first at time zero."""
     first_s = min(row.arrival_s for row in rows)
     return tuple(replace(row, arrival_s=row.arrival_s - first_s) for row in sorted(rows, key=lambda row: row.arrival_s))

@@ -1,8 +1,8 @@
-"""What one client sends to a server, turn by turn: plain data, before any text of it is written.
+"""A visit: the requests of one client, turn by turn, as plain data before any text is generated.
 
-Content is named, not spelled: a **span** is so many tokens under a name, and spans of one name begin with the same
-content. What two prompts have in common can then be read off their names, a published trace of hashes is spans already,
-and the same workload can be sent as text, as chat messages or as token ids.
+Content has names instead of text. A **span** is a name with a number of tokens; spans with the same name begin with the
+same content. So shared prefixes are visible from the names, traces with hash ids map directly to spans, and the same
+workload can be sent as text, chat messages or token ids.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """So many tokens of content. Two of one name begin with the same content."""
+    """A named piece of content with a length in tokens. Spans with the same name begin with the same content."""
 
     name: str
     num_tokens: int
@@ -18,7 +18,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the client adds to the conversation, and how long an answer it requests."""
+    """The content that a client adds to the conversation, and the maximum length of the answer."""
 
     spans: tuple[Span, ...]
     max_tokens: int
@@ -30,15 +30,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One client's turns. Each is sent when the answer to the one before has come, and has the whole conversation."""
+    """One client's turns. A turn is sent when the previous answer is complete, with the whole conversation so far."""
 
     name: str
     turns: tuple[Turn, ...]
     system: tuple[Span, ...] = ()
-    """Sent before the first turn: a system prompt, a document."""
+    """Content before the first turn, such as a system prompt or a document."""
     kind: str = "all"
-    """Which class of a mixed workload it belongs to; figures are reported for each."""
+    """The kind of client in a mixed workload; metrics are reported for each kind."""
     priority: str = "normal"
     """high, normal or low."""
     arrival_s: float | None = None
-    """When it comes, if the workload has it: a trace does. Else the load decides."""
+    """Arrival time, if the workload defines it, as traces do; otherwise the load's settings decide."""

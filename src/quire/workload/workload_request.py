@@ -1,11 +1,11 @@
-"""One request of a workload: plain data, before any server has seen it."""
+"""One request of a simulated workload, as plain data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """What a pretended client sends, and when."""
+    """A simulated client's request and its arrival time."""
 
     name: str
     arrival_s: float

@@ -1,7 +1,7 @@
-"""Named content, written: as common English words, or as token ids. The same name and seed give the same content.
+"""Generate named content as common English words or as token ids. The same name and seed give the same content.
 
-A common word with a space before it is one token in nearly every vocabulary, so a text of n words is about n tokens;
-how many it really was, the server reports. Token ids are exact, for servers that take them.
+A common word with a space before it is one token in nearly every vocabulary, so a text of n words has about n tokens;
+the server reports the exact number. Token ids are exact, for servers that accept them.
 """
 
 from collections.abc import Iterable
@@ -33,24 +33,24 @@ _TEXT = """
 """
 WORDS = tuple(_TEXT.split())
 TOKEN_IDS = range(1_000, 30_000)
-"""Ids that are ordinary tokens in nearly every vocabulary: special ones lie below or above."""
+"""Ids of ordinary tokens in nearly every vocabulary: special tokens have lower or higher ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpanWriter:
-    """Writes spans. Another seed writes other content under the same names."""
+    """Generates the content of spans. Another seed generates other content for the same names."""
 
     seed: str
     token_ids: range = TOKEN_IDS
 
     def words(self, spans: Iterable[Span]) -> str:
-        """About as many tokens as the spans have, as text."""
+        """Return text with about as many tokens as the spans have."""
         return " ".join(word for span in spans for word in self._dice(span).choices(WORDS, k=span.num_tokens))
 
     def ids(self, spans: Iterable[Span]) -> list[int]:
-        """Exactly as many tokens as the spans have."""
+        """Return exactly as many token ids as the spans have tokens."""
         return [token for span in spans for token in self._dice(span).choices(self.token_ids, k=span.num_tokens)]
 
     def _dice(self, span: Span) -> Random:
-        """Of the name alone, so that a longer span begins as a shorter one of its name."""
+        """Return a generator seeded by the name only, so that a longer span begins like a shorter one."""
         return Random(f"{self.seed} {span.name}")

@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from quire.api.access import keys as keys_module
-from quire.api.access.auth import Gate, public, require_admin, require_key, require_token
+from quire.api.access.auth import Gate, GuardedRoute, public, require_admin, require_key, require_token
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, find, read_keys, revoke_key, write_keys
-from quire.api.app import GuardedRoute, add_route, make_app
+from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models.registry import Models
 from quire.api.server_state import ServerState
-from quire.api.web_page import PAGES, WebPage
+from quire.api.web_page import PAGES
 from quire.core.request import PriorityClass
 from quire.errors import ConfigError, InvariantError
 from quire.observe.metrics import Metrics
@@ -30,7 +30,7 @@ from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 PROBES = {"/health", "/ready"}
-PUBLIC = {*PROBES, *(path for page in PAGES for path in WebPage(page).paths)}
+PUBLIC = {*PROBES, *(path for page in PAGES for path in page.answers)}
 """The page's files are the same for everybody."""
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 

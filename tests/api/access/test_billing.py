@@ -48,7 +48,7 @@ def test_what_was_let_in_may_overdraw_and_the_next_has_to_wait_for_it() -> None:
 
 
 def test_a_bill_without_limits_takes_nothing() -> None:
-    bill = Bill(Quota())
+    bill = Bill(caller())
     bill.settle(3, 100)
     bill.refund()
     assert (bill.num_requests, bill.num_tokens) == (0, 0)

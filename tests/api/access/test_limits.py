@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from quire.api.http import limits
-from quire.api.http.descriptors import allow_many_connections, max_connections
+from quire.api.http.acceptor import allow_many_connections, max_connections
 from quire.api.listening import listen
 from quire.api.serving import Plan, run
 from quire.client.engines.served import ServedModel
@@ -133,7 +133,7 @@ def test_an_idle_connection_is_closed_and_answers_nobody_takes_are_dropped(monke
 
 
 def test_a_request_that_takes_too_long_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire.api.dialects.request_options.REQUEST_S", 0.0)
+    monkeypatch.setattr("quire.api.dialects.resolved_request.REQUEST_S", 0.0)
     with house() as here:
         late = here.post("/v1/completions", {"prompt": "hello", "max_tokens": 100})
         assert (late.status, late.code) == (503, "request_timeout")

@@ -14,6 +14,8 @@ import pytest
 
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
+from quire.core.events import RequestEvent
+from quire.core.request import Request
 from quire.core.scheduling.waiting_queue import QueueConfig, WaitingQueue
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, Reply, house
@@ -31,6 +33,8 @@ class Street:
     runner: PacedRunner
     secrets: dict[str, str]
     sent: list[HTTPConnection] = field(default_factory=list)
+    num_entered: int = 0
+    """Requests that the engine has queued or refused."""
 
     def send(self, tenant: str, **more: Any) -> HTTPConnection:
         """Ask, and be inside."""
@@ -54,13 +58,14 @@ class Street:
         return self.here.post(path, {**BODY, **more}, x_api_key=self.secrets[tenant])
 
     def refused(self, tenant: str) -> Reply:
-        """Ask, and let the engine step until it has said what it thinks of that."""
-        asked_before = self.num_asked
+        """Send a request that the engine refuses. It steps until it has received the request and no further, so that on
+        a slow machine no running request ends meanwhile."""
+        num_asked, num_entered = self.num_asked, self.num_entered
         with ThreadPoolExecutor(1) as beside:
-            asking = beside.submit(self.post, tenant)
-            self.here.wait_until(lambda: self.num_asked > asked_before or asking.done())
-            self.step_until(asking.done)
-            return asking.result()
+            request = beside.submit(self.post, tenant)
+            self.here.wait_until(lambda: self.num_asked > num_asked or request.done())
+            self.step_until(lambda: self.num_entered > num_entered or request.done())
+            return request.result()
 
     def step_until(self, is_so: Callable[[], bool]) -> None:
         """Commands are obeyed between steps."""
@@ -89,6 +94,14 @@ def street(tmp_path: Path, settings: AdmissionSettings, queue: QueueConfig | Non
     opened.engine.scheduler.queue = WaitingQueue(queue or QueueConfig())
     with house(models={"oracle": opened}, keys_file=keys, settings=settings) as here:
         made = Street(here, runner, secrets)
+        enter = opened.engine.enter
+
+        def counted(request: Request, *, is_restored: bool) -> list[RequestEvent]:
+            events = enter(request, is_restored=is_restored)
+            made.num_entered += 1
+            return events
+
+        opened.engine.enter = counted  # type: ignore[method-assign]
         try:
             yield made
         finally:
@@ -172,7 +185,7 @@ def test_tokenizing_gives_way_as_well(tmp_path: Path) -> None:
 
 def test_a_key_at_its_share_is_turned_away_at_once_and_its_neighbour_is_heard(tmp_path: Path) -> None:
     with street(tmp_path, AdmissionSettings(), QueueConfig(max_requests=40)) as there:
-        there.send("b", max_tokens=100)
+        there.send("b", max_tokens=300)
         for _ in range(16):
             there.send("a")
         there.submitted(17)

@@ -8,10 +8,10 @@ from starlette.routing import Route
 
 from quire.api.access.auth import Gate
 from quire.api.access.keys import KeyRing
-from quire.api.app import BODIES, make_app
+from quire.api.app import BODY_ROUTES, make_app
 from quire.api.models.registry import Models
 from quire.api.server_state import ServerState
-from quire.api.web_page import PAGES, WebPage
+from quire.api.web_page import PAGES
 from quire.observe.metrics import Metrics
 from tests.support.servers.local_api import LiveServer
 
@@ -30,7 +30,7 @@ def test_it_has_every_route_but_those_that_are_for_probes_alone(told: Operations
     app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     routes = [route for route in app.routes if isinstance(route, Route)]
     routed = {(route.path_format, method.lower()) for route in routes for method in route.methods or ()}
-    page = {(path, method) for one in PAGES for path in WebPage(one).paths for method in ("get", "head")}
+    page = {(path, method) for one in PAGES for path in one.answers for method in ("get", "head")}
     assert {("/health", "head"), ("/ready", "head"), ("/v1/admin/session", "post"), *page} == routed - set(told)
     assert set(told) <= routed
     assert len(told) >= 18
@@ -59,12 +59,13 @@ def test_every_route_but_the_public_ones_asks_for_a_key_and_says_how_it_refuses(
 def test_what_is_posted_has_the_shape_that_reads_it(told: Operations, here: LiveServer) -> None:
     schemas = here.get("/openapi.json").json["components"]["schemas"]
     posted = {path: one["requestBody"] for (path, method), one in told.items() if method == "post"}
-    assert set(posted) == set(BODIES)
+    assert set(posted) == set(BODY_ROUTES)
     for path, body in posted.items():
-        name = BODIES[path].__name__
+        schema = BODY_ROUTES[path][-1]
+        name = schema.__name__
         assert body["required"]
         assert body["content"]["application/json"]["schema"] == {"$ref": f"#/components/schemas/{name}"}
-        shape = BODIES[path].model_json_schema(ref_template="#/components/schemas/{model}")
+        shape = schema.model_json_schema(ref_template="#/components/schemas/{model}")
         parts = shape.pop("$defs", {})
         assert schemas[name] == shape
         assert {part: schemas[part] for part in parts} == parts

@@ -89,7 +89,8 @@ async def unsent(_message: Any) -> None:
 
 def response_to(*streams: Stream) -> StreamResponse:
     handles: Any = list(streams)
-    return StreamResponse(unsent, RequestRecord("a", "POST", PATH, handles=handles), ())
+    nothing: Any = None
+    return StreamResponse(unsent, RequestRecord("a", "POST", PATH, handles=handles), nothing, nothing)
 
 
 def lines_until(response: HTTPResponse, line: bytes) -> list[bytes]:

@@ -8,7 +8,8 @@ import openai
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from quire.api.dialects.openai.responses import sent_back
+from quire.api.dialects.openai.response_writer import ItemsWriter
+from quire.api.dialects.openai.schemas import ResponseFields
 from quire.client.reply.outputs import Answer
 from tests.api.dialects.test_messages import events
 from tests.api.dialects.test_tools import PAINT, PLACE, SCHEMAS, tool_talker
@@ -79,8 +80,9 @@ def test_a_streams_items_come_to_a_whole_responses(here: LiveServer, extra: dict
 
 
 def test_an_answer_without_items_leaves_no_message_behind() -> None:
-    assert sent_back(Answer(0, "", (), "length")) == []
-    (message,) = sent_back(Answer(0, "", (), "length", reasoning="hm"))
+    writer = ItemsWriter("m", ResponseFields.model_validate({"input": "x"}))
+    assert writer.sent_back(Answer(0, "", (), "length")) == []
+    (message,) = writer.sent_back(Answer(0, "", (), "length", reasoning="hm"))
     assert message["reasoning_content"] == "hm"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.client.request.text_model import TemplateArguments, TextModel
-from quire.text.sandboxed.template_messages import Rendered
+from quire.text.sandboxed.messages import Rendered
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
 

@@ -8,7 +8,7 @@ import pytest
 
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
-from quire.api.web_page import PAGES, POLICY, PageFiles
+from quire.api.web_page import PAGES, POLICY, WebPage
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
@@ -17,7 +17,7 @@ FILES = [(page, name) for page in PAGES for name in page.names]
 MOST_LINES = 400
 
 
-def served(page: PageFiles) -> set[str]:
+def served(page: WebPage) -> set[str]:
     """All paths of a page."""
     return {page.path_of(name) for name in page.names}
 
@@ -48,12 +48,12 @@ def test_no_two_files_are_served_at_one_path() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.folder)
-def test_every_file_of_the_folder_is_served(page: PageFiles) -> None:
+def test_every_file_of_the_folder_is_served(page: WebPage) -> None:
     assert {one.name for one in (API / page.folder).iterdir()} == set(page.names)
 
 
 @pytest.mark.parametrize(("page", "name"), FILES, ids=[f"{page.folder}/{name}" for page, name in FILES])
-def test_a_file_refers_to_files_of_its_page_alone(page: PageFiles, name: str) -> None:
+def test_a_file_refers_to_files_of_its_page_alone(page: WebPage, name: str) -> None:
     text = page.read(name).decode().replace("http://www.w3.org/2000/svg", "")
     assert len(text.splitlines()) <= MOST_LINES
     assert not re.search(r"https?://[a-z]", text)
@@ -64,6 +64,6 @@ def test_a_file_refers_to_files_of_its_page_alone(page: PageFiles, name: str) ->
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.folder)
-def test_a_page_has_no_script_or_style_in_its_markup(page: PageFiles) -> None:
+def test_a_page_has_no_script_or_style_in_its_markup(page: WebPage) -> None:
     markup = page.read("index.html").decode()
     assert not re.search(r"<script(?![^>]* src=)|<style|\son\w+=|style=", markup)

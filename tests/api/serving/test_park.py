@@ -12,7 +12,7 @@ import pytest
 
 from quire.api.dialects import answering
 from quire.api.models import park_moves
-from quire.cli.models import model_moves
+from quire.cli.models import commands
 from quire.cli.shared.found_servers import admin_request, server_behind
 from quire.config import OnDemandModel
 from quire.errors import ConfigError
@@ -135,19 +135,19 @@ def test_the_operator_loads_and_unloads_a_model(tmp_path: Path, monkeypatch: pyt
             "quire.cli.shared.found_servers.running_servers",
             lambda: [one for one in [server_behind(here.socket_path)] if one],
         )
-        model_moves.request_load("a")
+        commands.request_load("a")
         assert here.cards()["a"]["state"] == "ready"
-        model_moves.request_unload("a")
+        commands.request_unload("a")
         while here.cards()["a"]["state"] != "unloaded":
             time.sleep(0.005)
         with pytest.raises(ConfigError, match="k is kept"):
-            model_moves.request_unload("k")
+            commands.request_unload("k")
         with raises_code(ConfigError, "invalid_config"):
-            model_moves.request_load("other")
+            commands.request_load("other")
         found = server_behind(here.socket_path)
         monkeypatch.setattr("quire.cli.shared.found_servers.running_servers", lambda: [found, found])
         with raises_code(ConfigError, "several_servers"):
-            model_moves.request_load("a")
+            commands.request_load("a")
 
 
 def test_who_waits_for_a_model_when_the_server_ends_is_told_so_at_once(tmp_path: Path) -> None:

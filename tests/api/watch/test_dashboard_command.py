@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 
 from quire.api.access.keys import add_key
 from quire.cli import app
+from quire.cli.serve.run import reached
 from quire.cli.shared.found_servers import admin_request
-from quire.cli.watch.dashboard import _reached
 from quire.errors import ConfigError
 from tests.api.serving.test_process import started
+from tests.support.errors import raises_code
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.watch_stand_in import Answer, StandIn, stand_in
 
@@ -134,15 +135,14 @@ def test_a_server_without_a_page_is_told_with_what_helps(own: StandIn) -> None:
     refusal = json.dumps({"error": {"message": "this server has no pages; start it without --no-page"}}).encode()
     answer = own.answer
     own.answer = lambda path, headers: (400, refusal) if path == "/dashboard" else answer(path, headers)
-    done = CliRunner().invoke(app, ["dashboard", "--no-browser"])
-    assert isinstance(done.exception, ConfigError)
-    assert "--no-page" in str(done.exception)
-    assert "quire top" in str(done.exception)
+    with raises_code(ConfigError, "no_dashboard") as refused:
+        CliRunner().invoke(app, ["dashboard", "--no-browser"], catch_exceptions=False)
+    assert "--no-page" in str(refused.value)
 
 
 def test_where_a_server_listens_on_all_addresses_it_is_reached_on_loopback() -> None:
-    assert _reached("http://[::]:8000", 0) == "http://[::1]:8000"
-    assert _reached("http://192.0.2.1:8000", 0) == "http://192.0.2.1:8000"
+    assert reached("http://[::]:8000", 0) == "http://[::1]:8000"
+    assert reached("http://192.0.2.1:8000", 0) == "http://192.0.2.1:8000"
 
 
 def test_a_real_server_with_keys_opens_to_the_token_of_its_socket(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from quire.api.access.auth import Gate
 from quire.api.access.keys import add_key
 from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
+from quire.api.models.model_park import ModelManager, OpenClient
 from quire.api.server import Shutdown
 from quire.api.server_state import ServerState
 from quire.client.request.conversation import StablePrefix
@@ -155,7 +156,8 @@ def test_the_operators_socket_shows_the_lines_of_all(tmp_path: Path) -> None:
 
     def both(admission: ServerState, gate: Gate) -> Any:
         public = make_asgi(admission, gate)
-        operator = make_admin(admission, Shutdown(admission, 1.0), PublicAddress("http://x", is_locked=True))
+        address, opening = PublicAddress("http://x", is_locked=True), cast(OpenClient, pytest.fail)
+        operator = make_admin(admission, Shutdown(admission, 1.0), address, ModelManager([], opening))
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             await (operator if scope["path"] == "/cache/warnings" else public)(scope, receive, send)
@@ -179,7 +181,7 @@ def test_what_a_settings_file_lists_is_what_the_server_takes_out(tmp_path: Path)
     listed = load_settings({}, environ={}, file=file).server.unstable_lines
     assert listed == ("dates", "Run *, *")
     said = [{"role": "system", "content": "Run ab, cd\nToday is 2026-11-18.\nYou help."}]
-    assert StablePrefix(listed).cleaned(said).messages == [{"role": "system", "content": "You help."}]
+    assert StablePrefix(listed).cleaned(said)[0] == [{"role": "system", "content": "You help."}]
 
 
 def test_the_log_says_it_once_and_without_the_line(caplog: pytest.LogCaptureFixture) -> None:

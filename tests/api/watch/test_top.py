@@ -21,13 +21,13 @@ from quire.cli.watch.top_figures import TopFigures
 from quire.cli.watch.top_terminal import show_in_terminal, typed_keys
 from quire.cli.watch.top_watcher import TopWatcher
 from quire.cli.watch.watch_source import WatchSource, chosen_source
-from quire.errors import ConfigError, RequestError
+from quire.errors import ConfigError, MessageError, RequestError
 from tests.support.errors import raises_code
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.watch_stand_in import Answer, StandIn, event, snapshot, stand_in
 
-REFUSED = json.dumps({"error": {"message": "expected an admin key; create one", "code": "x"}}).encode()
+REFUSED = json.dumps({"error": {"message": "expected an admin key; create one", "code": "admin_key_needed"}}).encode()
 
 
 def always(*told: dict[str, Any]) -> Callable[[str, dict[str, str]], Answer]:
@@ -83,16 +83,19 @@ def test_a_refusal_is_told_with_what_helps(status: int, hint: str) -> None:
     with stand_in(lambda path, headers: (status, REFUSED)) as here:
         done = CliRunner().invoke(app, ["top", "--once", "--server", here.url])
     assert isinstance(done.exception, RequestError)
-    assert "expected an admin key" in str(done.exception)
+    assert done.exception.code == "admin_key_needed"
     assert hint in str(done.exception)
 
 
 def test_where_nobody_is_it_says_how_to_start_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    for words in (["top"], ["top", "--once"], ["top", "--server", "http://127.0.0.1:1"]):
-        done = CliRunner().invoke(app, words)
-        assert isinstance(done.exception, ConfigError)
-        assert "quire serve MODEL" in str(done.exception)
+    for words, code in (
+        (["top"], "no_server_running"),
+        (["top", "--once"], "no_server_running"),
+        (["top", "--server", "http://127.0.0.1:1"], "server_unreachable"),
+    ):
+        with raises_code(ConfigError, code):
+            CliRunner().invoke(app, words, catch_exceptions=False)
     with raises_code(ConfigError, "invalid_server_address"):
         chosen_source("127.0.0.1:8000", None)
     with raises_code(ConfigError, "json_without_once"):
@@ -119,9 +122,15 @@ def test_the_first_snapshot_that_has_a_pool_is_taken(monkeypatch: pytest.MonkeyP
 
 def test_a_line_of_the_stream_that_never_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.cli.watch.watch_source.MAX_EVENT_BYTES", 1000)
-    with stand_in(lambda path, headers: [b"event: snapshot\ndata: " + b"x" * 5000]) as here:
-        done = CliRunner().invoke(app, ["top", "--once", "--server", here.url])
-    assert "at most 1,000 bytes" in str(done.exception)
+    with (
+        stand_in(lambda path, headers: [b"event: snapshot\ndata: " + b"x" * 5000]) as here,
+        raises_code(ConfigError, "server_unreachable") as refused,
+    ):
+        CliRunner().invoke(app, ["top", "--once", "--server", here.url], catch_exceptions=False)
+    gone = refused.value.__cause__
+    assert gone is not None
+    assert isinstance(gone.__cause__, MessageError)
+    assert gone.__cause__.code == "event_too_long"
 
 
 # -- while it goes on --------------------------------------------------------------------------------------------------
@@ -170,7 +179,7 @@ def test_a_key_that_is_revoked_meanwhile_ends_it(monkeypatch: pytest.MonkeyPatch
     with (
         stand_in(lives) as here,
         TopWatcher(WatchSource(here.url)) as watcher,
-        raises_code(RequestError, "invalid_request"),
+        raises_code(RequestError, "admin_key_needed"),
     ):
         looked(watcher, lambda figures, trouble: False)
 
@@ -278,9 +287,8 @@ def _compare_with_counts(here: LiveServer) -> None:
 
 
 def test_a_model_that_is_not_there_is_told_by_the_server(here: LiveServer) -> None:
-    done = CliRunner().invoke(app, ["top", "--once", "--server", here.url, "--model", "nobody"])
-    assert isinstance(done.exception, RequestError)
-    assert "nobody" in str(done.exception)
+    with raises_code(RequestError, "model_not_found"):
+        CliRunner().invoke(app, ["top", "--once", "--server", here.url, "--model", "nobody"], catch_exceptions=False)
 
 
 def test_with_keys_only_an_admin_key_opens_it(tmp_path: Path) -> None:
@@ -292,6 +300,6 @@ def test_with_keys_only_an_admin_key_opens_it(tmp_path: Path) -> None:
             for words in ([], ["--key", tenant], ["--key", boss])
         ]
         server.wait_until(lambda: not server.admission.watchers.num_readers)
-    assert "expected an API key" in str(runs[0].exception)
-    assert "quire keys add NAME --admin" in str(runs[1].exception)
+    codes = [getattr(run.exception, "code", None) for run in runs]
+    assert codes == ["invalid_api_key", "admin_key_needed", None]
     assert "[oracle ready]" in runs[2].stdout

@@ -212,7 +212,9 @@ def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the
             raise AssertionError
 
         scope = {"quire.record": RequestRecord("req", "GET", PATH)}
-        slow = asyncio.ensure_future(Watching(admission, model)(scope, receive, send))
+        slow = asyncio.ensure_future(
+            Watching(admission.watchers, model, lambda: False, reads_lines=False)(scope, receive, send)
+        )
         await sent.get()
         with admission.watchers.reading(model) as watch:
             await watch.newer_than(watch.number + 4)

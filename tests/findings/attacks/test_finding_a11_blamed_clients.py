@@ -13,6 +13,7 @@ from quire.errors import CapacityError, RequestError
 from quire.text.chat.rendering.template import ChatTemplate
 from tests.api.dialects.test_tools import tool_talker
 from tests.support.errors import raises_code
+from tests.support.machine.sandboxed import free_helpers
 from tests.support.servers.local_api import house
 
 CALLS = "{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}"
@@ -44,7 +45,7 @@ def test_arguments_that_are_nested_deep_are_refused_by_what_they_are(depth: int)
 def test_a_renderer_that_is_held_up_is_the_servers_trouble_and_not_the_clients() -> None:
     """Failed: TemplateError, a chat template may take 2 s … send fewer or shorter messages, as 400."""
     template = ChatTemplate(SIMPLE, {})
-    (helper,) = template._helpers._free
+    (helper,) = free_helpers(template)
     os.kill(helper.pid, signal.SIGSTOP)
     with raises_code(CapacityError, "renderer_starved"):
         template.render([{"role": "user", "content": "hello"}])

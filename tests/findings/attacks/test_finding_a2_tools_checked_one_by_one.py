@@ -14,18 +14,19 @@ from quire.client.engines.opening import OpenedModel
 from quire.client.request.conversation import Tool, ToolUse, converse
 from quire.client.request.text_model import TextModel
 from quire.client.request.text_pool import TextPool
-from quire.core.work_budget import LIMITS, WorkKind
+from quire.core.work_budget import LIMITS
 from quire.errors import InvalidParameterError, WorkBudgetError
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
-from quire.text.sandboxed.grammar_messages import FromChecker, GrammarFine, GrammarRefused
-from quire.text.text_work import TextBudget, TextWork
+from quire.text.sandboxed.messages import FromChecker, GrammarFine, GrammarRefused
+from quire.text.text_work import TextBudget, paid_by
 from tests.api.dialects.test_tools import TEMPLATE
 from tests.support.errors import raises_code
+from tests.support.machine.sandboxed import pool_of
 from tests.support.servers.talkers import talker
 
-SLOW_S = LIMITS[WorkKind.GRAMMAR_CHECK].request_s / 3
+SLOW_S = LIMITS["grammar_check"].request_s / 3
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -62,7 +63,7 @@ def tools(count: int, *, is_strict: bool = False) -> ToolUse:
 
 
 def asked(checker: SlowChecker, use: ToolUse, budget: TextBudget | None = None) -> Any:
-    return TextWork("t", budget or TextBudget()).run(lambda: converse(model(checker), HELLO, use))
+    return paid_by("t", budget or TextBudget(), lambda: False, lambda: converse(model(checker), HELLO, use))
 
 
 def test_a_request_has_one_budget_for_all_its_tools() -> None:
@@ -100,13 +101,13 @@ def test_a_tenant_that_goes_on_is_refused_with_a_time_to_come_back() -> None:
     def ask_for_ever() -> None:
         for number in range(1000):
             with pytest.raises(InvalidParameterError):
-                TextWork("t", budget).run(lambda at=number: checker.check(Grammar.regex(f"a{at}")))  # type: ignore[misc]
+                paid_by("t", budget, lambda: False, lambda at=number: checker.check(Grammar.regex(f"a{at}")))  # type: ignore[misc]
 
     with pytest.raises(WorkBudgetError) as refused:
         ask_for_ever()
     assert refused.value.retry_after_s > 0
     checker.is_right = True
-    TextWork("other", budget).run(lambda: checker.check(Grammar.regex("b")))
+    paid_by("other", budget, lambda: False, lambda: checker.check(Grammar.regex("b")))
 
 
 def test_the_work_of_a_client_that_has_left_ends_before_the_next_check() -> None:
@@ -154,7 +155,7 @@ def test_what_is_known_is_looked_up_while_another_is_checked() -> None:
 
 def test_who_checks_many_lets_others_in_between() -> None:
     checker, order = GrammarChecker(lambda: pytest.fail("nothing is started here")), list[str]()
-    helpers = checker._helpers
+    helpers = pool_of(checker)
     waits, goes_on = threading.Event(), threading.Event()
 
     def many() -> None:

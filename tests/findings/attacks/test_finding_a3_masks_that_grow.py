@@ -9,7 +9,6 @@ import pytest
 
 from quire.core.request import FinishReason
 from quire.core.step import GRAMMAR_FAILED
-from quire.core.work_budget import WorkKind
 from quire.engine import grammar_thread, guides
 from quire.engine.guides import CATCH_UP, GrammarMatchers
 from quire.engine.trace_recorder import TraceSettings
@@ -18,7 +17,7 @@ from quire.observe.trace_file import make_trace_file
 from quire.sim.replay.replay import replay
 from quire.text.grammars.grammar import Grammar
 from quire.text.grammars.process import Checker
-from quire.text.sandboxed.grammar_messages import CheckGrammar, GrammarRefused
+from quire.text.sandboxed.messages import CheckGrammar, GrammarRefused
 from tests.unit.engine.test_guides import World, alone, grammar
 from tests.unit.text.grammars.test_checker import vocabulary
 
@@ -61,7 +60,7 @@ def test_a_sequence_that_takes_more_than_its_budget_ends_and_its_neighbour_loses
     world.run()
     monkeypatch.undo()
     assert world.ends["r", 0] == CUT
-    assert world.guides.budget.num_cut.keys() == {WorkKind.GRAMMAR_MASK}
+    assert world.guides.budget.num_cut.keys() == {"grammar_mask"}
     world.ask("neighbour", grammar())
     world.run()
     assert world.tokens["neighbour", 0] == expected
@@ -110,7 +109,7 @@ def test_a_mask_that_takes_long_holds_its_own_sequence_alone(monkeypatch: pytest
 def test_a_cut_a_hold_and_a_charge_are_the_same_in_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, path = World(), tmp_path / "trace.jsonl"
     make_trace_file(path)
-    world.engine.record(TraceSettings(str(path), 1 << 30, bytes(range(32))))
+    world.engine.record(TraceSettings(str(path), 1 << 30, bytes(range(32))), 0.0)
     world.ask("r", LETTERS)
     world.ask("neighbour", grammar())
     world.ask("plain", None, max_tokens=30)

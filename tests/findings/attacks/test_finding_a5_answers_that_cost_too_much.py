@@ -1,6 +1,7 @@
 """An answer whose reading costs too much is ended with its error; answers beside it lose nothing."""
 
 from dataclasses import dataclass
+from time import monotonic
 
 import pytest
 
@@ -12,7 +13,7 @@ from quire.client.request.params import SamplingParams
 from quire.client.request.requests import RequestOptions, make_request
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason
-from quire.core.work_budget import LIMITS, TENANT_BURST_S, WorkAccount, WorkKind
+from quire.core.work_budget import LIMITS, TENANT_BURST_S, WorkAccount
 from quire.errors import WorkBudgetError
 from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import HERMES
@@ -54,7 +55,7 @@ def token(index: int, number: int) -> Token:
 def test_an_answer_beyond_the_budget_is_ended_and_the_other_goes_on_to_its_end(seconds: Seconds) -> None:
     made = reply()
     made.take([token(0, 1), token(1, 1)])
-    seconds.step_s = 2 * LIMITS[WorkKind.ANSWER_READER].at_once_s
+    seconds.step_s = 2 * LIMITS["answer_reader"].at_once_s
     (cut,) = made.take([token(0, 2)])
     seconds.step_s = 0.0
     assert (cut.finish_reason, made.stopped) == ("error", [0])
@@ -77,7 +78,7 @@ def test_what_comes_of_an_answer_that_was_ended_is_not_read(seconds: Seconds) ->
 
 def test_a_tenant_that_spent_all_it_has_may_come_again(seconds: Seconds) -> None:
     budget = TextBudget()
-    budget.spend(WorkAccount("team"), WorkKind.GRAMMAR_CHECK, TENANT_BURST_S + 60.0)
+    budget.spend(WorkAccount("team"), "grammar_check", TENANT_BURST_S + 60.0, monotonic())
     made = reply(budget)
     seconds.step_s = 0.01
     (cut,) = made.take([token(0, 1)])

@@ -1,5 +1,6 @@
 """The store of conversations: two servers on one file, and tools that no prompt has carried along for ever."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,5 +53,5 @@ def test_a_thread_keeps_of_its_beginning_what_prompts_are_made_of(tmp_path: Path
         assert prompt_tokens(going_on.json) == prompt_tokens(here.post("/v1/messages", all_of_it).json)
     store.close()
     assert kept is not None
-    assert JUNK not in str(kept.fields)
+    assert JUNK not in json.dumps(kept.fields)
     assert kept.fields["tools"] == [{"name": "find", "description": "Finds.", "input_schema": {"type": "object"}}]

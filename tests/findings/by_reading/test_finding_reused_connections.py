@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from quire.bench.calls import HttpCall
-from quire.bench.http_client import Client, ServerAddress
+from quire.bench.http_client import Client
 from quire.bench.outcome import Outcome
 from quire.http_client import HttpServer, fetch
 
@@ -69,7 +69,7 @@ async def closing(last_words: bytes = b"") -> AsyncIterator[Closing]:
 
 def test_a_request_whose_kept_connection_was_closed_goes_over_a_new_one() -> None:
     async def run() -> tuple[list[Outcome], Closing]:
-        async with closing() as server, Client(ServerAddress(server.url)) as client:
+        async with closing() as server, Client(HttpServer.at(server.url)) as client:
             return [await client.send(CALL) for _ in range(4)], server
 
     done, server = asyncio.run(run())
@@ -80,7 +80,7 @@ def test_a_request_whose_kept_connection_was_closed_goes_over_a_new_one() -> Non
 
 def test_once_an_answer_has_begun_it_is_not_sent_again() -> None:
     async def run() -> tuple[list[Outcome], Closing]:
-        async with closing(HALF_ANSWER) as server, Client(ServerAddress(server.url)) as client:
+        async with closing(HALF_ANSWER) as server, Client(HttpServer.at(server.url)) as client:
             return [await client.send(CALL) for _ in range(2)], server
 
     done, server = asyncio.run(run())
@@ -98,7 +98,7 @@ def test_a_new_connection_that_is_closed_is_an_error_at_once() -> None:
     async def run() -> Outcome:
         listening = await asyncio.start_server(refused, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        async with listening, Client(ServerAddress(url)) as client:
+        async with listening, Client(HttpServer.at(url)) as client:
             return await client.send(CALL)
 
     seen = list[int]()

@@ -35,7 +35,7 @@ def chatml() -> TextModel:
     tokenizer = Tokenizer(byte_level().library, 100_000)
     sizes: dict[str, Any] = {"vocabulary_size": tokenizer.vocabulary_size, "max_sequence_tokens": 10_000}
     if "info" in TextModel.__dataclass_fields__:  # where a model's sizes stand today
-        sizes = {"info": SimpleNamespace(**sizes, notes=())}
+        sizes = {"info": SimpleNamespace(**sizes, notes=(), namespace=str)}
     template = ChatTemplate(CHATML, {})
     return TextModel(
         name="chatml", tokenizer=tokenizer, template=template, eos_token_ids=frozenset({0}), defaults={}, **sizes

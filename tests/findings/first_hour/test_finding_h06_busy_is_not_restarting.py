@@ -33,7 +33,7 @@ def test_a_worker_in_a_long_step_is_busy_and_ready() -> None:
 
             await until(look)
             assert set(states) == {"ready", "busy"}
-            assert model.num_restarts == 0
+            assert model.supervisor.num_restarts == 0
             asking.cancel()
 
     run(main)

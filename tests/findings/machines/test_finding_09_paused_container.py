@@ -23,7 +23,7 @@ async def main():
         await asyncio.to_thread(sys.stdin.readline)
         await asyncio.sleep(1.0)  # several looks at the worker
         await model.generate("question", SamplingParams(max_tokens=5, ignore_eos=True))
-        print(model.num_restarts, flush=True)
+        print(model.supervisor.num_restarts, flush=True)
 
 asyncio.run(main())
 """

@@ -2,16 +2,14 @@
 
 import http.client
 import os
-import re
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support.machine.spawned import LISTENING, spawned
+
 FEW = 160
 
 
@@ -21,20 +19,8 @@ def few_descriptors(folder: Path) -> Iterator[int]:
     code = "import sys; from tests.support.servers.oracle_server import main; sys.exit(main(sys.argv[1:]))"
     words = ["--port", "0", "--admin-socket", str(folder / "run" / "admin.sock")]
     limited = ["sh", "-c", f'ulimit -n {FEW}; exec "$@"', "sh", sys.executable, "-c", code, *words]
-    log = folder / "log"
-    with log.open("wb") as written:
-        around = {**os.environ, "XDG_CONFIG_HOME": str(folder)}
-        process = subprocess.Popen(limited, cwd=ROOT, env=around, stderr=written)
-    try:
-        deadline_s = time.monotonic() + 60
-        while not (found := re.search(r"listening on http://[^ ]*:(\d+)", log.read_text())):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.05)
-        yield int(found[1])
-    finally:
-        process.kill()
-        process.wait()
+    with spawned(limited, None, {**os.environ, "XDG_CONFIG_HOME": str(folder)}, stops_s=0) as server:
+        yield int(server.wait_for(LISTENING))
 
 
 def status_of_health(port: int, timeout_s: float) -> int | str:

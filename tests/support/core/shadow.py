@@ -136,7 +136,7 @@ class ShadowedMemory:
     ) -> bool:
         """False when the pool is short; the memory must then be as before."""
         table, block_size = sequence.table, self.config.block_size
-        before = (list(table.blocks), self.memory.num_free_blocks)
+        before = (list(table.blocks), self.memory.pool.num_free)
         needed = self.memory.num_blocks_needed(table, num_tokens + len(drafts))
         copy, shortage = None, None
         try:
@@ -146,9 +146,9 @@ class ShadowedMemory:
         if shortage is not None:
             assert (shortage.num_needed, shortage.num_free) == (needed, before[1])
             assert needed > before[1]
-            assert before == (table.blocks, self.memory.num_free_blocks)
+            assert before == (table.blocks, self.memory.pool.num_free)
             return False
-        assert needed == before[1] - self.memory.num_free_blocks
+        assert needed == before[1] - self.memory.pool.num_free
         if copy is not None:
             assert copy.src in before[0], "a copy must come from the table's own block"
             self.device[copy.dst] = list(self.device[copy.src])

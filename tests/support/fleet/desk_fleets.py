@@ -12,8 +12,10 @@ from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core.events import Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import Continuation, Request, ResolvedSampling
+from quire.core.scheduling.shares import AdmissionHint
 from quire.engine.calls import CallOp, Explain, Explained, OnReply
 from quire.engine.engine import Engine, ModelIdentity
+from quire.engine.port import CommandWatch
 from quire.errors import MessageError, QuireError
 from quire.fleet.gateway.port import FleetPort
 from quire.fleet.member.service import MemberService
@@ -61,6 +63,8 @@ class EngineSeat:
         self.engine = Engine(runner, CONFIG, IDENTITY, bytes(32))
         self.state = State.READY
         self.load = WorkerLoad()
+        self.verdicts: Sequence[AdmissionHint] = ()
+        self.watching = CommandWatch(lambda _command: None)
         self.tell: Callable[[Sequence[RequestEvent]], None] = lambda _events: None
         self.refusal: QuireError | None = None
         """What whoever asks is told."""
@@ -153,8 +157,8 @@ class SimulatedGateway:
 
     def of(self, request_id: str) -> str | None:
         """Who has a request."""
-        assignment = self.port.router.assignment_of(request_id)
-        return None if assignment is None else assignment.member
+        routed = self.port.router.routed.get(request_id)
+        return None if routed is None else routed.assignment.member
 
 
 class SimulatedFleet:

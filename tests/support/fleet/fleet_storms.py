@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from random import Random
 
 from quire.engine.step_profile import StepProfile
-from quire.sim.fleet.faults import FleetFaults
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import POLICIES, make_policy
+from quire.sim.fleet.policies import POLICIES
 from quire.sim.fleet.report import FleetReport
-from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
+from quire.sim.fleet.simulation import FleetConfig, FleetFaults
 from quire.workload.workload_request import WorkloadRequest
+from tests.support.fleet.checked_fleet import CheckedFleet
 
 MOST_BLOCKS = 8
 """Of a prompt and its answer."""
@@ -30,7 +30,7 @@ def run_storm(seed: int, num_requests: int = 60) -> FleetReport:
     config = FleetConfig(
         size,
         StepProfile.by_hand(random.choice((500.0, 2_000.0)), step_s=random.choice((0.005, 0.02))),
-        make_policy(random.choice(list(POLICIES)), block_size),
+        random.choice(list(POLICIES)),
         num_members=random.randint(1, 6),
         num_gateways=random.randint(1, 4),
         event_delay_s=random.choice((0.0, 0.01, 0.3)),
@@ -45,9 +45,8 @@ def run_storm(seed: int, num_requests: int = 60) -> FleetReport:
             lost_events=random.choice((0.0, 0.3, 1.0)),
         ),
         seed=seed,
-        is_checked=True,
     )
-    return FleetSimulation(config, _load(random, block_size, num_requests)).run()
+    return CheckedFleet(config, _load(random, block_size, num_requests)).run()
 
 
 def _load(random: Random, block_size: int, count: int) -> Iterator[WorkloadRequest]:

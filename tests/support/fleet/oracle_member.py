@@ -4,9 +4,7 @@ python -m tests.support.fleet.oracle_member ADDRESS STEP_S [KEYS [EVENTS REPLAY]
 """
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,19 +15,18 @@ from quire.fleet.kv_events.relay import MemberEndpoints
 from quire.fleet.member.run import MemberPlan, run_member
 from quire.fleet.protocol.keys import read_member_keys
 from tests.support.fleet.small_fleets import LOCAL, oracle_words
+from tests.support.machine.spawned import MEMBER_AT, Spawned, in_checkout, spawned
 from tests.support.servers.talkers import TEMPLATE, talker
-from tests.support.workers.oracle_worker import ROOT, SETTINGS, oracle_plan
+from tests.support.workers.oracle_worker import SETTINGS, oracle_plan
 
-AT = "member at "
 ROOMY = replace(SETTINGS, memory_bytes=4096, block_size=16)
 """As `oracle_server` has it: what the two cost is compared."""
 
 
 @dataclass
-class MemberProcess:
-    """One that was spawned and listens."""
+class MemberProcess(Spawned):
+    """One that listens."""
 
-    process: "subprocess.Popen[str]"
     address: str
 
     def send_signal(self, number: int) -> None:
@@ -38,22 +35,9 @@ class MemberProcess:
 
 @contextmanager
 def member_process(address: str = LOCAL, step_s: float = 0.0) -> Iterator[MemberProcess]:
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH"))))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.fleet.oracle_member", address, str(step_s)],
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        line = next((line for line in process.stderr if line.startswith(AT)), "")
-        yield MemberProcess(process, line.removeprefix(AT).partition(",")[0])
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.wait()
-        process.stderr.close()
+    words = [sys.executable, "-m", "tests.support.fleet.oracle_member", address, str(step_s)]
+    with spawned(words, None, in_checkout(), stops_s=0) as one:
+        yield MemberProcess(one.process, one.log, one.wait_for(MEMBER_AT))
 
 
 def main(address: str, step_s: str, keys: str = "", events: str = "", replay: str = "") -> int:

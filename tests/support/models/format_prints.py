@@ -1,13 +1,15 @@
-"""Prints a digest of a product for each format and arithmetic, for the build that QUIRE_NATIVE names."""
+"""Prints a digest of a product for each format and arithmetic, for the build that QUIRE_INSTRUCTION_SET names."""
 
 import hashlib
 import json
 
 import numpy as np
 
-from quire.backends.cpu.formats import FORMATS, Arithmetic, PackedWeight, gguf_source
+from quire.backends.cpu.formats.gguf_source import gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
-from tests.support.models.gguf_blocks import random_rows
+from tests.support.models.gguf_blocks import panel_product, random_rows
 
 
 def main() -> None:
@@ -17,14 +19,13 @@ def main() -> None:
     for name, made in FORMATS.items():
         if made.has_group or Arithmetic.INTEGER not in made.arithmetics:
             continue
-        weight = PackedWeight([gguf_source(name, random_rows(name, 37, 512, dice), 512)], Arena(), 1)
+        weight = PackedWeight([gguf_source(name, random_rows(name, 37, 512, dice), 512)], Arena())
         rows = dice.standard_normal((23, 512)).astype(np.float32) * np.exp(dice.normal(0, 4, (23, 1))).astype(
             np.float32
         )
         rows[3, 32:64] = 0.0
         rows[4, :32] = 1e-35
-        out = np.empty((23, 37), np.float32)
-        weight.product(rows, out, Arithmetic.INTEGER, 2)
+        out = panel_product(weight, rows, Arithmetic.INTEGER, 2)
         digests[name] = hashlib.blake2b(out.tobytes(), digest_size=8).hexdigest()
     print(json.dumps(digests))  # noqa: T201
 

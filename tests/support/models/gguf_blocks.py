@@ -1,9 +1,14 @@
-"""Blocks of GGUF types with any codes and plausible scales, and what the `gguf` package says they stand for."""
+"""Blocks of GGUF types with any codes and plausible scales, their numbers by the `gguf` package, and their products."""
 
 import gguf
 import numpy as np
 from gguf import quants
 from numpy.typing import NDArray
+
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.weight_format import Arithmetic
+from quire.backends.kernels.arrays import rows_of
+from quire.backends.kernels.extension import kernels
 
 PLAIN = ("F32", "F16", "BF16")
 SCALES_AT = {
@@ -46,3 +51,15 @@ def numbers_of(name: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
     """As the `gguf` package reads them."""
     read: NDArray[np.float32] = quants.dequantize(rows, gguf.GGMLQuantizationType[name])
     return read.reshape(len(rows), -1)
+
+
+def panel_product(
+    weight: PackedWeight, rows: NDArray[np.float32], arithmetic: Arithmetic, num_threads: int = 1
+) -> NDArray[np.float32]:
+    """[row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
+    assert arithmetic in weight.format.arithmetics
+    out = np.full((len(rows), weight.num_out), np.nan, np.float32)
+    head = (weight.format.native_id, weight.num_out, weight.num_in, weight.group, *weight.addresses)
+    places = (*rows_of(rows, np.float32, weight.num_in), *rows_of(out, np.float32))
+    kernels().panel_product(*head, int(arithmetic), num_threads, *places, len(rows))
+    return out

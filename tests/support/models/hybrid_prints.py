@@ -1,4 +1,4 @@
-"""Prints how far small hybrids are from plain float64, for the build that QUIRE_NATIVE names."""
+"""Prints how far small hybrids are from plain float64, for the build that QUIRE_INSTRUCTION_SET names."""
 
 import json
 from collections.abc import Mapping

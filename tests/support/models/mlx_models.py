@@ -15,7 +15,7 @@ from mlx.utils import tree_map
 
 from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KVStore
-from quire.backends.mlx.older_config import older_fields
+from quire.backends.mlx.load import older_fields
 from quire.backends.mlx.runner import MlxRunner
 from quire.backends.protocol import Runner
 from quire.checkpoints.strict_json import read_json_object

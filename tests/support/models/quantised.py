@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats import StoredArray
+from quire.backends.cpu.formats.safetensors_source import StoredArray
 
 Codes = NDArray[np.uint8]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from quire.text.answer_text import AnswerText
-from quire.text.detokenizer import Detokenizer
+from quire.text.detokenizer import AnswerText, Detokenizer
 from quire.text.tokenizer import Tokenizer
 from tests.support.core.text_at_once import text_at_once
 

@@ -9,9 +9,7 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine.spawned import LISTENING, Spawned, in_checkout, spawned
 from tests.support.models.tiny_models import Tiny
 
-ROOT = Path(__file__).parents[3]
 TINY = Tiny(hidden=128, intermediate=128, num_layers=2, metadata={"llama.context_length": 512})
 SIZES = (
     "--memory",
@@ -69,13 +67,11 @@ class Answer:
 
 
 @dataclass
-class Server:
+class Server(Spawned):
     """One that runs."""
 
-    process: "subprocess.Popen[str]"
-    folder: Path
-    port: int = 0
-    lines: list[str] = field(default_factory=list)
+    admin_path: Path
+    port: int
     pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(32))
 
     @property
@@ -125,12 +121,16 @@ class Server:
 
     def states(self) -> list[str]:
         """Where those inside are, as the operator sees it."""
+        return [one["state"] for one in self.admin("/requests")["requests"]]
+
+    def admin(self, path: str) -> Any:
+        """Ask on the operator's socket."""
         with socket.socket(socket.AF_UNIX) as wire:
             wire.settimeout(PATIENCE_S)
-            wire.connect(str(self.folder / "run" / "admin.sock"))
-            wire.sendall(b"GET /requests HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            wire.connect(str(self.admin_path))
+            wire.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
             data = b"".join(iter(lambda: wire.recv(65536), b""))
-        return [one["state"] for one in json.loads(data.partition(b"\r\n\r\n")[2])["requests"]]
+        return json.loads(data.partition(b"\r\n\r\n")[2])
 
     def workers(self) -> list[int]:
         """Processes it has started that own a model; others render its templates."""
@@ -141,11 +141,11 @@ class Server:
         (worker,) = self.workers()
         os.kill(worker, number)
 
-    def stop(self) -> int:
+    def stop(self, within_s: float = PATIENCE_S) -> int:
         """Ask it to end; its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(within_s)
 
 
 def _command(pid: str) -> bytes:
@@ -166,35 +166,17 @@ def until(is_so: Callable[[], bool]) -> None:
 @contextmanager
 def running(folder: Path, *words: str, keys: Path | None = None) -> Iterator[Server]:
     """A server by this command, until the test is over."""
-    own = ["--port", "0", "--admin-socket", str(folder / "run" / "admin.sock")]
+    admin = folder / "run" / "admin.sock"
+    own = ["--port", "0", "--admin-socket", str(admin)]
     own += [] if keys is None else ["--keys-file", str(keys)]
-    around = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "XDG_CONFIG_HOME": str(folder)}
-    command = [sys.executable, "-m", *words, *own]
-    process = subprocess.Popen(command, cwd=ROOT, env=around, stderr=subprocess.PIPE, text=True)
-    server, ready = Server(process, folder), threading.Event()
-    reader = threading.Thread(target=_read, args=(server, ready), daemon=True)
-    reader.start()
-    try:
-        assert ready.wait(PATIENCE_S)
-        assert server.port, server.lines
-        yield server
-    finally:
-        server.stop()
-        server.pool.shutdown(wait=True)
-        reader.join(PATIENCE_S)
-        assert process.stderr is not None
-        process.stderr.close()
-
-
-def _read(server: Server, ready: threading.Event) -> None:
-    """Everything it says, until it ends."""
-    assert server.process.stderr is not None
-    for line in server.process.stderr:
-        server.lines.append(line.rstrip("\n"))
-        if found := re.search(r"listening on http://[^:]+:(\d+)", line):
-            server.port = int(found[1])
-            ready.set()
-    ready.set()
+    command, around = [sys.executable, "-m", *words, *own], in_checkout() | {"XDG_CONFIG_HOME": str(folder)}
+    with spawned(command, folder / f"server-{time.monotonic_ns()}.log", around) as one:
+        server = Server(one.process, one.log, admin, int(one.wait_for(LISTENING)))
+        try:
+            yield server
+        finally:
+            server.stop()
+            server.pool.shutdown(wait=True)
 
 
 def oracle(folder: Path, *words: str, keys: Path | None = None) -> Any:

@@ -133,7 +133,7 @@ def main(words: list[str]) -> int:
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
     settings = load_settings(dict(flags), environ={})
-    set_up("json" if settings.server.log_format == "json" else "plain")
+    set_up(settings.server.log_format)
     os.environ[LOAD_S], os.environ[PACE] = str(given.load_s), str(given.token_s)
     os.environ[NEEDS] = given.needs
     setattr(asgi, "STUCK_S", given.stuck_s)  # noqa: B010

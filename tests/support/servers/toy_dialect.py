@@ -13,23 +13,21 @@ from typing import Any
 
 from msgspec import structs
 from starlette.requests import Request
-from starlette.responses import Response
 
-from quire.api.access.auth import Caller, Gate, require_key
+from quire.api.access.auth import Gate, require_key
 from quire.api.app import add_route, make_app
 from quire.api.asgi import RequestMiddleware
-from quire.api.dialects.answering import GenerationResponse
-from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
+from quire.api.dialects.answering import Dialect
+from quire.api.dialects.body_shapes import GenerationFields
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import names
+from quire.api.dialects.resolved_request import ResolvedRequest
+from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
 from quire.api.http.errors import ApiError, ErrorFormat, invalid
-from quire.api.http.headers import Headers
-from quire.api.models.registry import Models
 from quire.api.server_state import ServerState
 from quire.client.reply.outputs import Piece, ReasoningPart, TextPart
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
-from quire.client.request.requests import RequestOptions
 from quire.client.request.text_model import TextModel
 
 PATH = "/toy"
@@ -44,16 +42,14 @@ def error_line(error: ApiError, word: str = "no") -> bytes:
 TOY_ERRORS = ErrorFormat(PLAIN, error_line, error_line)
 
 
-class ToyWriter:
+class ToyWriter(ResponseWriter):
     """Lines that tell of the answers to one request."""
 
     content_type = PLAIN
     stream_headers = ((b"content-type", PLAIN),)
-    answer_id = ""
     keep_alive = b".\n"
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
-        """The first line."""
         return b"begin\n"
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
@@ -61,7 +57,6 @@ class ToyWriter:
         return "".join([_line(piece) for _, piece in batch if piece.delta]).encode()
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """The last line."""
         return f"end {_num_tokens(replies)} tokens\n".encode()
 
     def error(self, error: ApiError) -> bytes:
@@ -69,7 +64,6 @@ class ToyWriter:
         return error_line(error, "broken")
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """One line."""
         (reply,) = replies
         return f"said {json.dumps(reply.completion().text)} for {_num_tokens(replies)} tokens\n".encode()
 
@@ -88,33 +82,38 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
     return sum(reply.num_tokens for reply in replies)
 
 
-class Toy:
+class ToyFields(GenerationFields):
+    """What there is to say."""
+
+    say: str
+    count: int = 4
+
+
+class Toy(Dialect):
     """Takes `{"say": text, "count": tokens, "stream": whether}`."""
 
     names = names("say count stream model")
 
-    def parse(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The same, if there is something to say."""
+    def parse(self, body: dict[str, Any]) -> ToyFields:
+        """Its fields, if there is something to say."""
         if not isinstance(body.get("say"), str):
             raise invalid("say must be a text; send one", "say")
-        return body
+        return ToyFields.model_validate(body)
 
-    def resolve(self, fields: dict[str, Any], models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
-        options = RequestOptions(tenant=caller.tenant)
-        return ResolvedRequest(models.named(fields.get("model")), options, bool(fields.get("stream")))
+    def render(self, fields: ToyFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
+        params = SamplingParams(max_tokens=fields.count, temperature=0.0, ignore_eos=True)
+        return structs.replace(request, prompts=[text.prompt(fields.say)], params=params)
 
-    def render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> tuple[ResolvedRequest, ToyWriter]:
-        params = SamplingParams(max_tokens=fields.get("count", 4), temperature=0.0, ignore_eos=True)
-        return structs.replace(request, prompts=[text.prompt(fields["say"])], params=params), ToyWriter()
-
-
-async def _answer(request: Request) -> Response:
-    """What follows."""
-    return GenerationResponse(request.app.state.admission, request.scope["quire.caller"], Toy())
+    def writer(self, fields: ToyFields, request: ResolvedRequest, text: TextModel) -> ToyWriter:
+        return ToyWriter()
 
 
 def make_toy(admission: ServerState, gate: Gate) -> RequestMiddleware:
     """The server's application with one route more."""
-    app = make_app(admission, gate)
+    app, toy = make_app(admission, gate), Toy(admission)
+
+    async def _answer(_request: Request) -> Toy:
+        return toy
+
     add_route(app, "POST", PATH, _answer, require_key)
     return RequestMiddleware(app, errors=replace(SERVER_ERRORS, by_path={**SERVER_ERRORS.by_path, PATH: TOY_ERRORS}))

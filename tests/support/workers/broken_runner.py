@@ -21,6 +21,7 @@ from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker.child import faults
 from quire.worker.child.faults import FOR_EVER_S, Fault, FaultyRunner
+from tests.support.changed import changed
 
 ORACLE_FAULTS = "ORACLE_FAULTS"
 
@@ -120,22 +121,20 @@ class _ChangedStep:
 
 
 def _with_row(result: StepResult, sequence_id: int, row: RowResult) -> StepResult:
-    return result._replace(rows={**result.rows, sequence_id: row})
+    return changed(result, rows={**result.rows, sequence_id: row})
 
 
 def _without_row(result: StepResult, sequence_id: int) -> StepResult:
-    return result._replace(rows={name: row for name, row in result.rows.items() if name != sequence_id})
+    return changed(result, rows={name: row for name, row in result.rows.items() if name != sequence_id})
 
 
 NOT_COMPUTED = RowError(ROW_FAILED, "this row could not be computed")
 AFTER: dict[str, Change] = {
     "foreign_row": lambda result, _name, _size: _with_row(result, -1, RowResult()),
     "missing_row": lambda result, name, _size: _without_row(result, name),
-    "row": lambda result, name, _size: _with_row(
-        result, name, RowResult(error=RowError(ROW_FAILED, "this row could not be computed"))
-    ),
+    "row": lambda result, name, _size: _with_row(result, name, RowResult(error=NOT_COMPUTED)),
     "two_tokens": lambda result, name, _size: _with_row(result, name, RowResult((0, 0))),
-    "wrong_step": lambda result, _name, _size: result._replace(step=result.step + 1),
+    "wrong_step": lambda result, _name, _size: changed(result, step=result.step + 1),
     "wrong_token": lambda result, name, size: _with_row(result, name, RowResult((size,))),
 }
 KINDS = frozenset({*BEFORE, *AFTER, *faults.KINDS})

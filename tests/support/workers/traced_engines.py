@@ -68,7 +68,7 @@ def traced_engine(path: Path, random: Random, *, own_tokens: bool = False, kept:
     engine = Engine(SpoiltRunner(capacity, random), config, ModelIdentity("oracle", "slots"), KEY)
     if not path.exists():
         make_trace_file(path)
-    engine.record(TraceSettings(str(path), 1 << 30, KEY, own_tokens))
+    engine.record(TraceSettings(str(path), 1 << 30, KEY, own_tokens), 0.0)
     return engine
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.api.dialects.anthropic.names import COUNT_NAMES, MESSAGES_NAMES
+from quire.api.dialects.anthropic.schemas import COUNT_NAMES, MESSAGES_NAMES
 from quire.api.dialects.field_names import FieldNames, ignored_headers, ignored_names, is_one_edit
 from quire.api.dialects.foreign_fields import ALL_FOREIGN
 from quire.api.dialects.openai.fields import (

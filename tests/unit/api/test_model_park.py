@@ -114,9 +114,9 @@ def on_demand(*names: str) -> list[OnDemandModel]:
 def test_models_that_are_kept_are_there_at_the_start_and_others_when_they_are_asked_for() -> None:
     async def main() -> None:
         world = World(OnDemandModel("k", "k", is_kept=True), *on_demand("a", "b"))
-        assert not world.park.is_started
+        assert not world.park.is_ready
         await world.park.start()
-        assert world.park.is_started
+        assert world.park.is_ready
         assert world.stages() == {"k": "ready", "a": "unloaded", "b": "unloaded"}
         assert await world.ask("a") == "a"
         assert await world.ask("b") == "b"

@@ -4,6 +4,7 @@ import pytest
 
 from quire.api.access.page_sessions import IDLE_S, MAX_SESSIONS, TOKEN_S, PageSessions
 from quire.api.http.errors import ApiError
+from tests.support.errors import raises_code
 
 
 def test_a_token_begins_one_session() -> None:
@@ -19,7 +20,7 @@ def test_a_token_begins_one_session() -> None:
 def test_nothing_else_begins_one_or_is_a_key(presented: str | None) -> None:
     sessions = PageSessions()
     sessions.make_token(0.0)
-    with pytest.raises(ApiError, match="run quire dashboard again"):
+    with raises_code(ApiError, "invalid_api_key"):
         sessions.begin(presented, 0.0)
     assert not sessions.admits(presented, 0.0)
 
@@ -28,7 +29,7 @@ def test_a_token_that_comes_again_ends_the_session_that_it_began() -> None:
     sessions = PageSessions()
     token, other = sessions.make_token(0.0), sessions.make_token(0.0)
     key, others = sessions.begin(token, 1.0), sessions.begin(other, 1.0)
-    with pytest.raises(ApiError, match="another user") as refused:
+    with raises_code(ApiError, "used_up") as refused:
         sessions.begin(token, 500.0)
     assert refused.value.status == 410
     assert not sessions.admits(key, 500.0)

@@ -185,7 +185,8 @@ def test_at_a_gateway_the_members_are_told_and_what_runs_as_far_as_it_is_known()
     running.at(101.0, Queued("r"), Admitted("r", 0.0, 1.0, 4), FirstToken("r", 4))
     running.token(102.0)
     model = ModelEntry("oracle", engine_client=client)  # type: ignore[arg-type]
-    event = watch_event(server_of(model, running, waiting), model, None, ["oracle"])
+    server = server_of(model, running, waiting)
+    event = watch_event(server, server.activity, model, None, ["oracle"])
     told = msgspec.json.decode(msgspec.json.encode(event))
     assert told["pool"]["counts"] == {
         "free": 75, "cached": 0, "used": 25, "shared": 0, "pinned": 0, "computing": 0
@@ -212,7 +213,7 @@ def test_the_latest_requests_are_told_whether_they_have_ended_or_not(num_open: i
     server = server_of(model, *open_ones)
     for _ in range(MAX_ENDED):
         server.activity.take(Asked().record)
-    requests = watch_event(server, model, None, [])["requests"]
+    requests = watch_event(server, server.activity, model, None, [])["requests"]
     assert len(requests) == MAX_ENDED
     assert sum(one["state"] != "failed" for one in requests) == min(num_open, MAX_ENDED)
 

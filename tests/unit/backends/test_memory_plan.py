@@ -12,8 +12,8 @@ from tests.support.errors import raises_code
 
 
 def decide(budget_bytes: int, **settings: Any) -> memory_plan.MemoryPlan:
-    held, each = memory_plan.HeldBytes(1 << 30, 100 << 20), memory_plan.PoolBytes(1 << 20)
-    return memory_plan.decide(ModelSettings(**settings), budget_bytes, held, each, 8192)
+    each = memory_plan.PoolBytes(1 << 20)
+    return memory_plan.decide(ModelSettings(**settings), budget_bytes, 1 << 30, 100 << 20, each, 8192)
 
 
 def test_the_pool_is_what_the_budget_leaves() -> None:
@@ -66,7 +66,7 @@ def decide_states(left_mib: int, slot_mib: int, **settings: Any) -> memory_plan.
     """Of so much that is left for blocks of 1 MiB and state slots."""
     budget = int((left_mib * MIB + memory_plan.MARGIN_BYTES) / (1 - memory_plan.MARGIN_SHARE)) + 1
     each = memory_plan.PoolBytes(MIB, slot_mib * MIB)
-    return memory_plan.decide(ModelSettings(**settings), budget, memory_plan.HeldBytes(0, 0), each, 8192)
+    return memory_plan.decide(ModelSettings(**settings), budget, 0, 0, each, 8192)
 
 
 def test_a_plain_model_has_no_slots() -> None:
@@ -110,11 +110,11 @@ def test_a_budget_without_room_for_three_slots_is_refused_with_what_is_needed() 
 @pytest.mark.parametrize("tokens", [None, 8192])
 def test_a_budget_that_is_raised_as_told_is_enough(tokens: int | None) -> None:
     settings = ModelSettings(max_running=4, max_sequence_tokens=tokens)
-    held, each = memory_plan.HeldBytes(1 << 30, 100 * MIB), memory_plan.PoolBytes(MIB, 100 * MIB)
+    each = memory_plan.PoolBytes(MIB, 100 * MIB)
     with pytest.raises(ConfigError) as told:
-        memory_plan.decide(settings, 1 << 30, held, each, 8192)
+        memory_plan.decide(settings, 1 << 30, 1 << 30, 100 * MIB, each, 8192)
     raised = float(str(told.value).partition("raise it to ")[2].partition(" GiB")[0])
-    plan = memory_plan.decide(settings, int(raised * (1 << 30)), held, each, 8192)
+    plan = memory_plan.decide(settings, int(raised * (1 << 30)), 1 << 30, 100 * MIB, each, 8192)
     assert plan.num_slots >= memory_plan.LEAST_SLOTS
     assert plan.num_blocks >= (tokens or 64) // 32
 

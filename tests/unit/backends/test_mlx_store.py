@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.mlx.kv_store import KVStore
 from quire.backends.mlx.runner import MlxRunner
 from quire.config.model_settings import KVDtype

@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from quire.backends.cpu import load as cpu_load
-from quire.backends.cpu.formats import FORMATS, Source
-from quire.backends.cpu.formats.source import RowPiece
-from quire.backends.cpu.linear import HeldRows, Linear, Packer
+from quire.backends.cpu.formats.source import RowPiece, Source
+from quire.backends.cpu.formats.weight_format import FORMATS
+from quire.backends.cpu.linear import Linear, Packer
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.host.batch import make_batch
 from quire.backends.host.wanted import NOT_FINITE
 from quire.backends.load import load_backend
 from quire.backends.protocol import Runner
+from quire.backends.torch.linear import padded
 from quire.backends.torch.runner import TorchRunner
 from quire.checkpoints import resolve
 from quire.config import Backend, Dtype, ModelSettings
@@ -96,7 +97,7 @@ def test_a_chunk_that_samples_nothing_fails_too(name: str, size: int) -> None:
     assert row.error == NOT_FINITE
 
 
-def poisoned(embedding: HeldRows, shape: tuple[int, int], token_id: int) -> Linear:
+def poisoned(embedding: Linear, shape: tuple[int, int], token_id: int) -> Linear:
     """The same embedding, in which one token has no numbers."""
     numbers = embedding.rows(np.arange(shape[0]))
     numbers[token_id] = np.nan
@@ -234,7 +235,7 @@ def logits_of(runner: Runner, *items: WorkItem) -> NDArray[np.float32]:
     assert isinstance(runner, TorchRunner)
     model, store = runner._opened()
     with torch.inference_mode():
-        return model.compute(make_batch(items, store.block_size, model.padded), store, rows).logits
+        return model.compute(make_batch(items, store.block_size, padded), store, rows).logits
 
 
 @pytest.mark.parametrize(("name", "dtype"), [

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.backends.cpu.measured_roof import CpuRoof, interleaved_calls
+from quire.backends.cpu.measured_roof import CpuRoof, RoofPoint, interleaved_calls
 from quire.backends.kernels import extension
-from quire.backends.roof import RoofPoint
 from quire.bench.engine import EngineBench, EngineLoad
 from quire.config import ModelSettings
 from quire.engine.step_profile import StepLoad

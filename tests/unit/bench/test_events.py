@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.bench.stream_chunks import StreamChunk, Usage, read_chunk
+from quire.bench.http_client import StreamChunk, Usage, read_chunk
 from quire.errors import MessageError
 from tests.support.errors import raises_code
 

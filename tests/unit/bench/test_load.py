@@ -6,10 +6,9 @@ import json
 from collections.abc import Sequence
 
 from quire.bench.calls import CallMaker, HttpCall
-from quire.bench.load_run import LoadRun
+from quire.bench.load_run import LoadRun, Pace, RunClock
 from quire.bench.measures import most_at_once
 from quire.bench.outcome import Outcome, Run
-from quire.bench.pace import Pace
 from quire.errors import ConfigError
 from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.visits import Visit
@@ -18,7 +17,7 @@ from tests.support.errors import raises_code
 from tests.unit.bench.outcomes import outcome
 
 
-class HandClock:
+class HandClock(RunClock):
     """Moves to the next moment somebody waits for when nobody has anything else to do."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ def is_picture(path: Path) -> bool:
 
 
 def test_every_picture_is_drawn(tmp_path: Path) -> None:
-    plots.curve(tmp_path / "curve.png", {"one": POINTS, "other": POINTS}, "curve")
+    plots.curve(tmp_path / "curve.png", POINTS, "curve")
     plots.timeline(tmp_path / "new" / "timeline.png", RUN, "timeline")
     plots.batch_plot(tmp_path / "batches.png", {"model": "m", "batches": BATCHES})
     for name in ("curve.png", "new/timeline.png", "batches.png"):

@@ -83,7 +83,7 @@ def test_engines_in_process_are_measured_in_every_size(monkeypatch: pytest.Monke
 def test_llama_cpp_is_measured_in_every_size_that_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     program = WORKER.replace('min(ask["max_tokens"], 4)', 'ask["max_tokens"]').replace("0.5,", '0.5, "first_s": 0.1,')
     stand_in = partial(working, (sys.executable, "-c", program), {})
-    monkeypatch.setattr(llamacpp, "python", lambda: Path(sys.executable))
+    monkeypatch.setattr(llamacpp, "python", lambda _set: Path(sys.executable))
     monkeypatch.setattr(llamacpp, "working", lambda _words, _env: stand_in())
     monkeypatch.setattr(llamacpp, "quire_working", lambda _model, _settings: stand_in())
     monkeypatch.setattr(llamacpp, "SETTLE_S", 0.0)

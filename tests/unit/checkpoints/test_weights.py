@@ -32,7 +32,7 @@ def changed(**changes: Any) -> dict[str, Any]:
 def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
     save_file({"x": np.zeros((2, 3), np.float16), "y": np.zeros(0, np.int64)}, tmp_path / "w.safetensors")
     tensors = read_header(tmp_path / "w.safetensors").tensors
-    assert {name: (entry.dtype, entry.shape) for name, entry in tensors.items()} == {
+    assert {name: (entry.type, entry.shape) for name, entry in tensors.items()} == {
         "x": ("F16", (2, 3)),
         "y": ("I64", (0,)),
     }

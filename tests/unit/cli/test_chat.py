@@ -13,14 +13,14 @@ import pytest
 from typer.testing import CliRunner
 
 from quire.cli import app
-from quire.cli.chat.answer_printer import AnswerPrinter
 from quire.cli.chat.chat import HELP, ChatSession
+from quire.cli.chat.generate import AnswerPrinter
 from quire.cli.chat.remote import _StreamState
 from quire.client.engines.llm import LLM
 from quire.client.reply.outputs import REASONING, TEXT, Piece
 from quire.client.request.params import SamplingParams
-from quire.client.request.params_reference import params_page
 from quire.config import Settings
+from tests.support.sampling_page import params_page
 from tests.support.servers.talkers import talker
 from tests.support.servers.thinkers import thinker
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from quire import __version__, cli
 from quire.config import SETTINGS, Group
 from quire.core.scheduling.scheduler import Scheduler
+from quire.errors import ConfigError
+from tests.support.commands import leaf_commands
 
 
 def run(*words: str) -> tuple[int, str, str]:
@@ -85,3 +87,16 @@ def test_serve_shows_the_ten_options_that_matter_first_and_the_others_in_groups(
     everywhere = [flag for section in flags for flag in section]
     assert sorted(everywhere) == sorted(set(everywhere))
     assert {setting.flag for setting in SETTINGS} <= set(everywhere)
+
+
+@pytest.mark.parametrize("words", leaf_commands(), ids=" ".join)
+def test_every_command_takes_a_known_instruction_set_and_rejects_others_with_the_list(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_INSTRUCTION_SET", "avx2")
+    assert run(*words, "--help")[0] == 0
+    monkeypatch.setenv("QUIRE_INSTRUCTION_SET", "quantum")
+    rejected = CliRunner().invoke(cli.app, [*words, "--help"])
+    assert isinstance(rejected.exception, ConfigError)
+    assert rejected.exception.settings == ("instruction_set",)
+    assert "portable, avx2, avxvnni, avx512, avx512vnni, neondot" in str(rejected.exception)

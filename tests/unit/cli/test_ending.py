@@ -7,9 +7,9 @@ import termios
 from tests.support.machine.terminal_screen import terminal
 
 PROGRAM = """
-import sys, time
-from quire.cli.shared.ending import without_echoed_controls
-with without_echoed_controls():
+import sys, termios, time
+from quire.terminal import without_mode
+with without_mode(sys.stderr, termios.ECHOCTL):
     try:
         print("half a ", end="", file=sys.stderr, flush=True)
         time.sleep(600)

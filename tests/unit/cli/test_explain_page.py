@@ -19,6 +19,14 @@ DIFFERENCE = {
 }
 
 
+def uncoloured(text: str, _colour: str) -> str:
+    return text
+
+
+def page(found: dict[str, Any], width: int) -> str:
+    return explanation_page(found, width, uncoloured)
+
+
 def told(**more: Any) -> dict[str, Any]:
     found = {
         "prompt_tokens": 73,
@@ -33,7 +41,7 @@ def told(**more: Any) -> dict[str, Any]:
 
 
 def test_the_texts_stand_under_each_other_and_the_mark_under_the_difference() -> None:
-    assert explanation_page(told(), 100).splitlines() == [
+    assert page(told(), 100).splitlines() == [
         "32 of 73 tokens are cached; 40 more could have been",
         "diverged: the prompt differs from what is cached at token 36, in the system text",
         "",
@@ -48,7 +56,7 @@ def test_the_texts_stand_under_each_other_and_the_mark_under_the_difference() ->
 @pytest.mark.parametrize("word", ["Tuesday", "火曜日", "a\x1b[31mb\nc", "👍🏽" * 9, "x" * 400])
 def test_no_line_is_wider_than_the_terminal_but_for_the_difference_itself(word: str, width: int) -> None:
     found = {**DIFFERENCE, "token": word, "after": f"{word} and then on and on", "before": "今日は" * 20}
-    lines = explanation_page(told(difference=found), width).splitlines()
+    lines = page(told(difference=found), width).splitlines()
     prompt, cached, mark = lines[3:6]
     assert all(line.isprintable() for line in lines)
     assert cell_len(cached) <= max(width, 40)
@@ -77,20 +85,20 @@ def test_colour_comes_on_top_of_the_marks() -> None:
 )
 def test_a_part_is_named(part: dict[str, Any] | None, words: str) -> None:
     assert part_words(part) == words
-    assert explanation_page(told(part=part), 100).splitlines()[1].endswith(f", {words}" if words else "36")
+    assert page(told(part=part), 100).splitlines()[1].endswith(f", {words}" if words else "36")
 
 
 def test_a_request_has_a_head_and_all_its_prompts() -> None:
     seen = {"request_id": "req-1", "model": "tiny", "seconds_ago": 12.3}
     one = told(difference=None, reason="too_short", explanation="nothing is missing", part=None, lost_tokens=0)
-    assert request_page({**seen, "prompts": [one]}, 100).splitlines() == [
+    assert request_page({**seen, "prompts": [one]}, 100, uncoloured).splitlines() == [
         "request req-1, tiny, 12 s ago",
         "",
         "32 of 73 tokens are cached",
         "too_short: nothing is missing",
     ]
-    assert "prompt 2 of 2: 32 of 73" in request_page({**seen, "prompts": [one, one]}, 100)
+    assert "prompt 2 of 2: 32 of 73" in request_page({**seen, "prompts": [one, one]}, 100, uncoloured)
 
 
 def test_the_operator_is_told_that_texts_are_another_tenants() -> None:
-    assert explanation_page(told(difference={"position": 36}), 100).endswith("the texts belong to another tenant")
+    assert page(told(difference={"position": 36}), 100).endswith("the texts belong to another tenant")

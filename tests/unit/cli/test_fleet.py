@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from quire import cli
 from tests.support.fleet.oracle_member import member_process
 from tests.support.machine.patience import PATIENCE_S
+from tests.support.machine.spawned import LISTENING, spawned
 
 ROOT = Path(__file__).parents[3]
 
@@ -118,23 +119,12 @@ def test_help_says_that_one_machine_needs_none_of_it() -> None:
 
 
 @contextmanager
-def gateway_process(folder: Path, members: str) -> Iterator[tuple["subprocess.Popen[str]", int]]:
+def gateway_process(folder: Path, members: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """One that listens, and its port."""
     words = ("--port", "0", "--admin-socket", str(folder / "admin.sock"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire", "fleet", "gateway", "--members", members, "--name", "oracle", *words],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "HOME": str(folder)},
-    )
-    assert process.stderr is not None
-    try:
-        line = next((line for line in process.stderr if line.startswith("listening on")), "it ended")
-        yield process, int(line.partition(",")[0].rpartition(":")[2])
-    finally:
-        process.kill()
-        process.communicate()
+    command = [sys.executable, "-m", "quire", "fleet", "gateway", "--members", members, "--name", "oracle", *words]
+    with spawned(command, None, {**os.environ, "HOME": str(folder)}, stops_s=0) as gateway:
+        yield gateway.process, int(gateway.wait_for(LISTENING))
 
 
 def ask(port: int, prompt: str, **more: object) -> tuple[int, dict[str, object]]:

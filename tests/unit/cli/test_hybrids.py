@@ -70,7 +70,7 @@ def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path
     ),
 ])  # fmt: skip
 def test_parts_of_a_hybrid_are_told_in_words(config: dict[str, Any], words: tuple[str, ...]) -> None:
-    assert parts_of(read_shape(config)) == words
+    assert tuple(parts_of(read_shape(config))) == words
 
 
 def test_layers_that_keep_a_state_take_no_keys_and_values(tmp_path: Path) -> None:

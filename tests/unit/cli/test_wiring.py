@@ -68,10 +68,10 @@ def test_a_worker_is_on_its_way_before_anything_else_is_done(monkeypatch: pytest
         async with supervised([PARKED, ONE, TWO], SETTINGS, FIRST) as wiring:
             assert made.told == ["begun one by the first worker"]
             made.may_load.set()
-            async with wiring.opening(ONE, quiet) as one, wiring.opening(TWO, quiet) as two:
+            async with wiring.opened(ONE, quiet) as one, wiring.opened(TWO, quiet) as two:
                 assert [str(one), str(two)] == ["one", "two"]
             assert made.told == ["begun one by the first worker", "begun two", "ended two", "ended one"]
-            async with wiring.opening(ONE, quiet) as one:
+            async with wiring.opened(ONE, quiet) as one:
                 assert made.told[-1] == "begun one"
         assert made.told[-1] == "ended one"
 
@@ -89,12 +89,12 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
                 {"one": 7, "parked": 7},
                 {},
             )
-            async with wiring.opening(PARKED, quiet):
+            async with wiring.opened(PARKED, quiet):
                 settings, more = made.planned["parked"]
                 assert (settings.memory_bytes, settings.max_sequence_tokens) == (7, 64)
                 assert more["own"] == served.OwnSettings(1, {"temperature": 0.5}, runs_at_low_priority=True)
                 told: list[tuple[str, int, int]] = []
-            async with wiring.opening(PARKED, lambda *one: told.append(one)):
+            async with wiring.opened(PARKED, lambda *one: told.append(one)):
                 made.planned["parked"][1]["progress"]("loading", 1, 2)
                 assert told == [("loading", 1, 2)]
 
@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
     async def go() -> None:
         async with supervised([gone], SETTINGS, FIRST) as wiring:
             with raises_code(CheckpointError, "file_not_readable"):
-                async with wiring.opening(gone, quiet):
+                async with wiring.opened(gone, quiet):
                     pass
 
     asyncio.run(go())
@@ -162,7 +162,7 @@ def test_a_model_that_comes_back_is_read_again_only_if_its_files_are_others(
             for written, wanted in ((b"one", 1), (b"one", 1), (b"other", 2)):
                 if file.read_bytes() != written:
                     file.write_bytes(written)
-                async with wiring.opening(PARKED, quiet):
+                async with wiring.opened(PARKED, quiet):
                     assert num_read == wanted
 
     asyncio.run(go())

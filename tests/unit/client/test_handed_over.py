@@ -14,8 +14,7 @@ from quire.client.reply.outputs import Answer, Completion
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import make_request
 from quire.core.request import Continuation
-from quire.text.answer_text import AnswerText
-from quire.text.detokenizer import Detokenizer
+from quire.text.detokenizer import AnswerText, Detokenizer
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.served import served
 from tests.support.servers.talkers import talker

@@ -67,11 +67,10 @@ def test_long_texts_make_room_by_their_bytes() -> None:
     assert log.num_bytes == sum(record_size(one) for name in "bcd" for one in log.find(name))
 
 
-def test_a_record_larger_than_the_whole_log_is_not_kept_but_told_and_counted() -> None:
-    log, told = ReuseLog(max_bytes=100), list[ReuseRecord]()
-    log.subscribe(told.append)
+def test_a_record_larger_than_the_whole_log_is_not_kept_but_counted() -> None:
+    log = ReuseLog(max_bytes=100)
     log.add(record())
-    assert (len(log), log.num_bytes, len(told)) == (0, 0, 1)
+    assert (len(log), log.num_bytes) == (0, 0)
     assert log.misses(0.0)[0].num_tokens == 32
 
 
@@ -89,17 +88,6 @@ def test_whatever_comes_no_bound_is_passed_and_bytes_add_up(coming: list[tuple[i
         assert sum(map(record_size, kept)) == log.num_bytes
         assert {id(one) for one in kept} == {id(one) for one in added[len(added) - len(kept) :]}
         assert all(one.at_s >= now_s - 1000.0 for one in kept)
-
-
-def test_each_listener_hears_every_record_until_it_leaves() -> None:
-    log, first, second = ReuseLog(), list[str](), list[str]()
-    leave = log.subscribe(lambda one: first.append(one.request_id))
-    log.subscribe(lambda one: second.append(one.request_id))
-    log.add(record("a"))
-    leave()
-    leave()
-    log.add(record("b"))
-    assert (first, second) == (["a"], ["a", "b"])
 
 
 def test_what_an_hour_cost_is_told_by_reason_the_most_expensive_first() -> None:

@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from benchmarks.test_model import smollm2_directory
-from quire.text.answer_text import AnswerText
 from quire.text.chat.rendering.template import ChatTemplate
+from quire.text.detokenizer import AnswerText
 from quire.text.tokenizer import Tokenizer
 from tests.support.models.texts import WORDS, check_texts
 

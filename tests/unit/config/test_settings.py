@@ -20,10 +20,10 @@ from quire.config import (
 )
 from quire.config import files as config_files
 from quire.config.kinds import Value, show_size
-from quire.config.settings_reference import settings_page
 from quire.config.table import BY_NAME
 from quire.errors import ConfigError
 from tests.support.errors import raises_code
+from tests.support.settings_page import settings_page
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -44,6 +44,7 @@ CHOICES: dict[str, tuple[tuple[str | int | float, Value], ...]] = {
     "backend": (("auto", "auto"), ("cpu", "cpu"), ("torch", "torch")),
     "device": (("cpu", "cpu"), ("cuda:1", "cuda:1"), ("mps", "mps")),
     "threads": ((1, 1), ("2", 2), (64, 64)),
+    "instruction_set": (("auto", "auto"), ("avx2", "avx2"), ("portable", "portable")),
     "head_start_high_s": ((60, 60.0), ("90.5", 90.5), (120.25, 120.25)),
     "head_start_normal_s": ((20, 20.0), ("30", 30.0), (12.5, 12.5)),
     "head_start_low_s": ((0, 0.0), ("1", 1.0), (2.5, 2.5)),
@@ -427,4 +428,4 @@ def test_every_example_and_every_default_keeps_its_own_rule(tmp_path: Path, sett
 
 def test_the_reference_page_is_what_the_table_says() -> None:
     page = (ROOT / "docs" / "reference" / "settings.md").read_text()
-    assert page == settings_page(), "run: python -m quire.config.settings_reference > docs/reference/settings.md"
+    assert page == settings_page(), "run: python -m tests.support.settings_page > docs/reference/settings.md"

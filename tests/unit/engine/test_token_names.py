@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.trace_records import PermutedNames, own_names
+from quire.engine.trace_records import PermutedNames
 
 KEYS = st.binary(min_size=32, max_size=32)
 
@@ -26,7 +26,3 @@ def test_an_id_that_no_model_has_takes_nobodys_name() -> None:
 def test_few_ids_keep_their_own() -> None:
     names = PermutedNames(50_000, bytes(32))(range(50_000))
     assert sum(token_id == name for token_id, name in enumerate(names)) < 20
-
-
-def test_own_names_are_the_ids() -> None:
-    assert own_names((3, 1, 3)) == [3, 1, 3]

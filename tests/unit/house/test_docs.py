@@ -1,10 +1,9 @@
-"""What the documents say is still so: links lead somewhere, cited tests exist, examples print what is shown."""
+"""What the documents say is still so: what they name exists, examples print what is shown, options have their help."""
 
-import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 import typer
@@ -13,24 +12,51 @@ from typer.testing import CliRunner
 from quire import cli
 from quire.cli.fleet.commands import fleet_app
 from quire.config import SETTINGS
+from tests.support import pages
 
-ROOT = Path(__file__).parents[3]
-PAGES = [path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)]
+ROOT = pages.ROOT
+EVERYTHING = """\
+# A page
+
+```
+src/quire/core/step.py   [the scheduler](core/gone.md) is drawn in old.py
+```
+
+See [above](#a-page), [here](other.md#two-words-1) and [there](other.md#:~:text=Two%20words); `core/step.py`,
+`core/`, `core/step`, `api/dialects/NAME/`, `make check`, `QUIRE_PORT`, `--port 80` and `quire serve
+MODEL`. Not [this](gone.md), [this](#nowhere), [this](other.md#two-words-2) or
+[that](other.md#:~:text=Three), nor `core/gone.py`, `core/old`, `make nothing`,
+`QUIRE_GATE`, `--gate`, `quire sarve`, [gone.py](other.md), `quire[fast]`, `pip install '.[slow]'`.
+
+```console
+$ make check && QUIRE_PORT=1 quire serve model --port 80 | tee log
+$ quire replay
+$ quire serve model --gate
+$ curl http://x --data {} -H 'Content-Type: application/json'
+$ curl http://x -d {}
+```
+"""
+WRONG = (
+    "(gone.md)", "(#nowhere)", "(other.md#two-words-2)", "(other.md#:~:text=Three)", "gone.py", "core/gone.py",
+    "core/old", "old.py", "make nothing", "QUIRE_GATE", "[slow]", "--gate", "quire sarve", "quire replay",
+    "quire serve model --gate", "curl http://x -d {}",
+)  # fmt: skip
 
 
-def links(page: Path) -> list[str]:
-    return [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+def test_links_commands_options_variables_targets_and_files_of_the_documents_exist() -> None:
+    assert pages.broken(pages.this_repository(), pages.documents()) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_every_cited_text_stands_in_it(page: Path) -> None:
-    for link in links(page):
-        target, _, cited = link.partition("#:~:text=")
-        target = target.partition("#")[0]
-        path = page.parent / target if target else page
-        assert path.exists(), f"{page.name}: {link}"
-        if cited:
-            assert unquote(cited) in path.read_text(), f"{page.name}: {link}"
+def test_whatever_a_page_names_and_the_repository_lacks_is_found_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "src" / "quire" / "core").mkdir(parents=True)
+    (tmp_path / "src" / "quire" / "core" / "step.py").touch()
+    (tmp_path / "Makefile").write_text("check:\n\ttrue\n")
+    (tmp_path / "pyproject.toml").write_text("[project.optional-dependencies]\nfast = []\n")
+    (tmp_path / "other.md").write_text("# Two words\n\n## Two words\n")
+    (tmp_path / "page.md").write_text(EVERYTHING)
+    repository = replace(pages.this_repository(), root=tmp_path)
+    found = pages.broken(repository, pages.documents(tmp_path))
+    assert sorted(line.removeprefix("page.md: ").split(": ")[0] for line in found) == sorted(WRONG)
 
 
 def test_the_example_of_the_readme_prints_what_the_readme_shows() -> None:

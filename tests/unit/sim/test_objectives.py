@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError
-from quire.sim.fleet.latencies import Spread
-from quire.sim.fleet.report import FleetReport
+from quire.sim.fleet.report import FleetReport, Spread
 from quire.sim.planning.objectives import PERCENTS, LatencyLimit, LatencyObjective
 from tests.support.errors import raises_code
 

@@ -6,8 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quire.sim.fleet.latencies import Spread
-from quire.sim.fleet.report import FleetReport, MemberFigures
+from quire.sim.fleet.report import FleetReport, MemberFigures, Spread
 from quire.sim.planning.curves import CurvePoint, PlanCurves
 from quire.sim.planning.effects import SettingEffect
 from quire.sim.planning.objectives import LatencyObjective

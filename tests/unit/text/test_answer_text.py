@@ -1,6 +1,6 @@
 """Detokenised and cut at stop strings, both at once."""
 
-from quire.text.answer_text import AnswerText
+from quire.text.detokenizer import AnswerText
 from tests.support.models.small_tokenizers import byte_level
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.worker.child import low_priority
-from quire.worker.child.low_priority import NICENESS, at_low_priority
+from quire.engine.grammar_thread import NICENESS
+from quire.worker.child import process
+from quire.worker.child.process import at_low_priority
 
 
 def niceness(thread_id: int) -> int:
@@ -18,7 +19,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = tmp_path / "autogroup"
-    monkeypatch.setattr(low_priority, "SESSION", session)
+    monkeypatch.setattr(process, "SESSION", session)
     found: list[int] = []
     before = niceness(threading.get_native_id())
 
@@ -42,7 +43,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
 def test_what_the_work_raises_is_raised_and_a_system_without_priorities_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(low_priority, "SESSION", tmp_path / "none" / "autogroup")
+    monkeypatch.setattr(process, "SESSION", tmp_path / "none" / "autogroup")
 
     def refused(*_given: int) -> None:
         raise PermissionError

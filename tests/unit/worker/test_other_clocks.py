@@ -97,11 +97,11 @@ def test_streams_go_on_when_it_is_killed_and_are_those_of_any_worker(ahead_s: fl
             alone = await ask_all(model)
         async with elsewhere(ahead_s, step_s=0.01) as model:
             asking = asyncio.create_task(ask_all(model))
-            await until(lambda: model.supervisor.num_progress > 40)
+            await until(lambda: model.supervisor.ledger.num_progress > 40)
             os.kill(model.supervisor.pid or 0, signal.SIGKILL)
             done = await asking
             assert [one.answers for one in done] == [one.answers for one in alone]
-            assert (model.num_restarts, [one.num_replays for one in done]) == (1, [1] * 4)
+            assert (model.supervisor.num_restarts, [one.num_replays for one in done]) == (1, [1] * 4)
             assert model.is_ready, "its beat is seen to move"
 
     run(main)

@@ -22,22 +22,22 @@ def test_what_was_under_way_and_what_came_meanwhile_is_answered_as_alone_with_th
         async with served(step_s=0.01) as model:
             asking = asyncio.ensure_future(ask_all(model, COUNT))
             for _ in range(2):
-                before = model.supervisor.num_progress
-                await until(lambda: model.supervisor.num_progress > before + COUNT)  # noqa: B023
+                before = model.supervisor.ledger.num_progress
+                await until(lambda: model.supervisor.ledger.num_progress > before + COUNT)  # noqa: B023
                 await model.set_aside()
                 assert not model.is_ready
                 assert children() == []
-                held = model.supervisor.num_progress
+                held = model.supervisor.ledger.num_progress
                 late = asyncio.ensure_future(model.generate("question 1", params(1)))
                 await asyncio.sleep(0)
-                assert model.supervisor.num_progress == held
+                assert model.supervisor.ledger.num_progress == held
                 await model.go_on()
                 assert model.is_ready
             completions = await asking
             assert same(completions, undisturbed_ones)
             assert (await late).answers == undisturbed_ones[1].answers
             assert max(one.num_replays for one in completions) >= 1
-            assert model.num_restarts == 0
+            assert model.supervisor.num_restarts == 0
 
     undisturbed_ones = undisturbed(COUNT)
     run(main)
@@ -50,7 +50,7 @@ def test_a_request_that_is_left_or_late_while_it_is_set_aside_ends_there() -> No
             late = asyncio.ensure_future(
                 model.generate("late", SamplingParams(max_tokens=200, ignore_eos=True), timeout_s=1.0)
             )
-            await until(lambda: model.supervisor.num_progress > 4)
+            await until(lambda: model.supervisor.ledger.num_progress > 4)
             await model.set_aside()
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
@@ -68,7 +68,7 @@ def test_a_model_that_is_closed_while_it_is_set_aside_ends_what_waits() -> None:
         model = served(step_s=0.01)
         async with model:
             asking = asyncio.ensure_future(model.generate("question", params(1, 200)))
-            await until(lambda: model.supervisor.num_progress > 4)
+            await until(lambda: model.supervisor.ledger.num_progress > 4)
             await model.set_aside()
         with pytest.raises(EngineDeadError):
             await asking
@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_loaded_again_says_why_and_ends_what_waits(
     async def main() -> None:
         async with served(step_s=0.01) as model:
             asking = asyncio.ensure_future(model.generate("question", params(1, 200)))
-            await until(lambda: model.supervisor.num_progress > 4)
+            await until(lambda: model.supervisor.ledger.num_progress > 4)
             await model.set_aside()
             needed.unlink()
             with raises_code(CheckpointError, "weights_are_gone"):

@@ -127,7 +127,7 @@ def test_streams_go_on_with_the_next_token_when_the_worker_is_killed() -> None:
             await killer(model)
             done = await asking
             assert [one.answers for one in done] == [one.answers for one in alone]
-            assert (model.num_restarts, max(one.num_replays for one in done)) == (3, 3)
+            assert (model.supervisor.num_restarts, max(one.num_replays for one in done)) == (3, 3)
 
     run(main)
 
@@ -144,9 +144,9 @@ def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> 
             asked = model.submit_ids(await model.prompt_ids("question"), stopped)
             (entry,) = model.supervisor.ledger.entries.values()
             async for piece in asked:
-                if piece.finish_reason is not None and not model.num_restarts:
+                if piece.finish_reason is not None and not model.supervisor.num_restarts:
                     os.kill(model.supervisor.pid or 0, signal.SIGKILL)
-                    await until(lambda: model.num_restarts == 1)
+                    await until(lambda: model.supervisor.num_restarts == 1)
                     assert piece.index not in {one.index for one in entry.left}
             asked.close()
             assert asked.completion().answers == alone.answers
@@ -160,12 +160,12 @@ def test_every_step_is_counted_with_its_tokens_and_a_new_worker_goes_on_counting
             for life in (1, 2):
                 await model.generate("question", params(life, 20))
                 os.kill(model.supervisor.pid or 0, signal.SIGKILL)
-                await until(lambda: model.num_restarts == life and model.is_ready)  # noqa: B023
-            sizes = dict(model.step_sizes.cumulative())
+                await until(lambda: model.supervisor.num_restarts == life and model.is_ready)  # noqa: B023
+            sizes = dict(model.supervisor.step_sizes.cumulative())
             prompt = len(model.text.prompt(model.text.tokenizer.encode("question", add_special_tokens=True)))
             assert sizes["+Inf"] == 2 * 20, "the prompt's step brings the first token"
             assert sizes["1.0"] == 2 * 19 + 2 * (prompt == 1)
-            assert model.step_sizes.num_tokens == 2 * (prompt + 19)
+            assert model.supervisor.step_sizes.num_tokens == 2 * (prompt + 19)
 
     run(main)
 
@@ -187,8 +187,8 @@ def test_a_request_that_breaks_its_worker_is_ended_and_its_neighbours_are_not(ki
             assert (end.finish_reason, end.error_code) == ("error", QUARANTINED)
             # Twice among others with no token between and once alone: tokens die on their way with a worker, so the
             # first of these crashes is after any of its tokens.
-            assert 3 <= model.num_restarts <= NUM_TOKENS_BEFORE + 2
-            assert model.supervisor.num_quarantined == 1
+            assert 3 <= model.supervisor.num_restarts <= NUM_TOKENS_BEFORE + 2
+            assert model.supervisor.ledger.num_quarantined == 1
 
     run(main)
 
@@ -201,7 +201,7 @@ def test_a_row_that_fails_is_the_end_of_one_request_and_of_no_worker() -> None:
             broken = asyncio.create_task(model.generate("spoilt", params(POISON_SEED)))
             assert same(await ask_all(model, 5), alone)
             assert (await broken).answers[0].error_code == ROW_FAILED
-            assert model.num_restarts == 0
+            assert model.supervisor.num_restarts == 0
 
     run(main)
 
@@ -210,7 +210,7 @@ def test_a_stuck_worker_is_replaced() -> None:
     async def main() -> None:
         async with served(faults=fault("hold"), limits=HUNG) as model:
             asking = asyncio.create_task(model.generate("poison", params(POISON_SEED)))
-            await until(lambda: model.num_restarts > 0)
+            await until(lambda: model.supervisor.num_restarts > 0)
             await until(lambda: model.is_ready)
             assert (await asking).finish_reason == "error"
 
@@ -236,12 +236,12 @@ def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: p
             monkeypatch.setattr(model.supervisor, "look_at", counted)
             ahead_s, num_before = 1_000.0, num_looks  # the container was paused: no look in between
             await until(lambda: num_looks > num_before + 3)
-            assert model.num_restarts == 0
+            assert model.supervisor.num_restarts == 0
             # Time that goes by look by look is the worker's own.
             killed_s = ahead_s + 100.0
-            while not model.num_restarts:
+            while not model.supervisor.num_restarts:
                 ahead_s, num_before = ahead_s + 0.9 * LATE_S, num_looks
-                await until(lambda: num_looks > num_before or model.num_restarts > 0)  # noqa: B023
+                await until(lambda: num_looks > num_before or model.supervisor.num_restarts > 0)  # noqa: B023
                 assert ahead_s < killed_s, "a worker whose beat stands still is killed"
 
     run(main)
@@ -325,8 +325,8 @@ def test_draining_lets_what_runs_finish_and_takes_nothing_new() -> None:
         async with served() as model:
             prompts = [await model.prompt_ids(f"question {at}") for at in range(4)]
             handles = [model.submit_ids(ids, params(at, 60)) for at, ids in enumerate(prompts)]
-            draining = asyncio.create_task(model.drain(PATIENCE_S))
-            await until(lambda: model.state == "draining")
+            draining = asyncio.create_task(model.supervisor.drain(PATIENCE_S))
+            await until(lambda: model.supervisor.state.value == "draining")
             with pytest.raises(DrainingError):
                 await model.generate("too late", params(1))
             assert await draining
@@ -341,7 +341,7 @@ def test_draining_has_a_bound_and_what_still_runs_is_told() -> None:
         async with served(faults=fault("hang"), limits=Limits(close_s=0.2)) as model:
             asking = asyncio.create_task(model.generate("poison", params(POISON_SEED)))
             await until(lambda: model.num_open == 1)
-            assert not await model.drain(0.1)
+            assert not await model.supervisor.drain(0.1)
         with pytest.raises(EngineDeadError):
             await asking
 
@@ -354,7 +354,7 @@ def test_clients_that_leave_while_there_is_no_worker_are_forgotten() -> None:
             stream = model.stream("question", params(1, 400))
             await anext(stream)
             os.kill(model.supervisor.pid or 0, signal.SIGKILL)
-            await until(lambda: model.state == "restarting")
+            await until(lambda: model.supervisor.state.value == "restarting")
             await stream.aclose()  # type: ignore[attr-defined]
             await until(lambda: model.supervisor.num_open == 0)
             await until(lambda: model.is_ready)
@@ -386,7 +386,7 @@ def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
         async with served(limits=limits) as model:
             for num_kills in range(1, 5):
                 os.kill(model.supervisor.pid or 0, signal.SIGKILL)
-                await until(lambda count=num_kills: model.num_restarts == count and model.is_ready)  # type: ignore[misc]
+                await until(lambda count=num_kills: model.supervisor.num_restarts == count and model.is_ready)  # type: ignore[misc]
             assert (await model.generate("still there?", params(1, 5))).finish_reason == "length"
 
     run(main)
@@ -454,9 +454,9 @@ def test_a_displaced_request_is_an_error_to_who_asked_and_the_other_tenant_is_se
         settings, queue = replace(SETTINGS, max_running=1, max_step_tokens=40), QueueConfig(2, class_reserve=0.0)
         async with served(settings, queue=queue, step_s=0.05) as model:
             running = asyncio.create_task(model.generate("long", params(0, 20), tenant="a"))
-            await until(lambda: model.load.num_running == 1)
+            await until(lambda: model.supervisor.load.num_running == 1)
             asking = [asyncio.create_task(model.generate(f"q{at}", params(at, 5), tenant="a")) for at in (1, 2)]
-            await until(lambda: model.load.num_waiting == 2)
+            await until(lambda: model.supervisor.load.num_waiting == 2)
             other = await model.generate("mine", params(5, 5), tenant="b")
             assert other.num_output_tokens == 5
             done = await asyncio.gather(running, *asking, return_exceptions=True)
@@ -492,7 +492,7 @@ def test_draining_is_over_when_the_last_one_was_refused() -> None:
         async with served() as model:
             with pytest.raises(RequestTooLargeError):
                 await model.generate([1] * 600, params(1))
-            assert await model.drain(60.0)
+            assert await model.supervisor.drain(60.0)
 
     run(main)
 
@@ -503,7 +503,7 @@ def test_a_tenant_that_is_no_text_is_refused_at_the_door() -> None:
             with raises_code(InvalidParameterError, "invalid_parameter") as refused:
                 await model.generate("question", params(1), tenant="\ud800")
             assert refused.value.parameter == "tenant"
-            assert await model.drain(1.0)
+            assert await model.supervisor.drain(1.0)
 
     run(main)
 
@@ -578,8 +578,8 @@ def test_of_two_models_one_may_die_and_the_other_does_not_notice() -> None:
             tokens = len((await anext(stream)).token_ids)
             os.kill(first.supervisor.pid or 0, signal.SIGKILL)
             done = await second.generate("question", params(1, 20))
-            assert (done.finish_reason, done.num_replays, second.num_restarts) == ("length", 0, 0)
+            assert (done.finish_reason, done.num_replays, second.supervisor.num_restarts) == ("length", 0, 0)
             assert tokens + sum([len(piece.token_ids) async for piece in stream]) == 480
-            await until(lambda: first.num_restarts == 1)
+            await until(lambda: first.supervisor.num_restarts == 1)
 
     run(main)

@@ -41,7 +41,7 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
     async def main() -> None:
         supervisor = made()
         supervisor.clear_cache()
-        assert (supervisor.pid, supervisor.num_progress, supervisor.is_ready) == (None, 0, False)
+        assert (supervisor.pid, supervisor.ledger.num_progress, supervisor.is_ready) == (None, 0, False)
         with raises_code(EngineDeadError, "engine_dead"):
             supervisor.flight()
         await supervisor.close()

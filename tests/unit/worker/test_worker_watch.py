@@ -96,9 +96,9 @@ def test_a_worker_that_is_killed_while_it_is_watched_is_followed_by_one_that_sho
             assert (await model.block(1)) is not None
             model.unwatch()
             await model.generate("hello")
-            before = model.load.num_snapshots
+            before = model.supervisor.load.num_snapshots
             await model.generate("hello again")
-            assert model.load.num_snapshots == before > 0
+            assert model.supervisor.load.num_snapshots == before > 0
 
     asyncio.run(main())
 

@@ -1,1 +1,1 @@
-"""Which callers may send requests, how many and how large: keys, quotas, origins, admission, stored conversations."""
+"""Access control: API keys, quotas, allowed origins, admission of requests, and stored conversations."""

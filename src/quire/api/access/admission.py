@@ -1,38 +1,36 @@
-"""Whether a new request is admitted, beside the models and the open requests that there are.
+"""Admission control: decide whether a new request is accepted.
 
-A place is taken before a body is read and released when the last byte is sent, so refusing a flood costs no more than
-reading its headers. Shares decide which tenant gets a place and which gives one up: the core's rule
-(`core/scheduling/shares.py`) over the tenants of all open requests. Bodies in transfer are bounded for each key, so
-that one key that sends half of many bodies does not block the others.
+A request takes an admission slot before its body is read and releases it after the last byte of the response, so a
+flood of refused requests costs only the parsing of headers. The core's fair shares (`core/scheduling/shares.py`) decide
+which tenant gets a slot and which request is displaced. Bodies in transfer are bounded per key, so that a key with many
+unfinished uploads does not block others.
 
-Every Retry-After that a tenant receives, from any part of the server, is a reservation: a client that waits for the
-time is admitted here and by the engine.
+Every Retry-After sent to a tenant, by any part of the server, is a reservation: a client that retries at that time is
+admitted here and by the engine.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
 from time import monotonic
-from typing import Protocol
 
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers
 from quire.api.access.conversation_store import ConversationStore
-from quire.api.access.ignored_log import IgnoredLog
+from quire.api.access.operator_log import IgnoredLog, log_warning
 from quire.api.access.origins import Origins
 from quire.api.access.page_sessions import PageSessions
-from quire.api.access.warning_log import log_warning
-from quire.api.http.body import Receive, declared_bytes, read_body
+from quire.api.http.body import Receive, read_body
 from quire.api.http.errors import ApiError, api_error_of
 from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
 from quire.api.http.request_record import RequestRecord
 from quire.api.models.registry import Models
 from quire.client.prefix.prefix_guard import PrefixGuard
 from quire.client.prefix.reuse_log import ReuseLog
-from quire.client.request.conversation import NOTHING_LISTED, StablePrefix
+from quire.client.request.conversation import StablePrefix
 from quire.client.request.text_pool import TextPool
 from quire.core.scheduling.shares import Bounds, Denied, Granted, RetryReservations, Shares
 from quire.core.work_budget import WorkSpent
@@ -40,43 +38,33 @@ from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics
 
 OPEN = ""
-"""The one kind of request that is counted here: its class is not known before its body is read."""
+"""The only kind of request in these shares, because the priority class is not known before the body is read."""
+CLOSE_GRACE_S = 2.0
+"""Time for ended streams to send their error at shutdown."""
 NOT_NOW = (429, 503)
-"""Refusals that cost nothing: the request came at a bad time."""
+"""Status codes of refusals that refund the charge, because the request itself is valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
-    """What an operator decides about admission."""
+    """The operator's settings of admission, pages and stored conversations."""
 
     max_open_requests: int = 1024
-    """Requests between their first and their last byte, all models together."""
+    """Maximum requests between their first and last byte, over all models."""
     origins: Origins = field(default_factory=Origins)
-    """Which web pages may use the server."""
+    """The web pages that may use the server."""
     are_images_dropped: bool = False
-    """A text stands where a picture was; otherwise requests with one are refused."""
+    """Whether images in requests are replaced by a text; otherwise requests with images are refused."""
     has_page: bool = True
-    """Whether / serves a page to chat with the models."""
-    stable_prefix: StablePrefix = NOTHING_LISTED
-    """Lines that are taken out of system texts."""
+    """Whether the server has web pages: a chat at `/`, and `/dashboard`."""
+    stable_prefix: StablePrefix | None = None
+    """Removes configured lines from system texts; None: no lines are configured."""
     store: ConversationStore | None = None
-    """Where conversations are stored that clients continue by an id. None: nowhere."""
-
-
-class RequestObserver(Protocol):
-    """Is called with every request that is admitted."""
-
-    def begin(self) -> None:
-        """One was admitted."""
-        ...
-
-    def take(self, record: RequestRecord, /) -> None:
-        """It has ended, however."""
-        ...
+    """Stores conversations that clients continue by id; None: they are not stored."""
 
 
 class Admission:
-    """Shared by all routes. On one event loop."""
+    """Admission state shared by all routes. Used from one event loop."""
 
     def __init__(self, models: Models, metrics: Metrics, settings: AdmissionSettings | None = None) -> None:
         self.models = models
@@ -85,40 +73,41 @@ class Admission:
             model.meters = metrics.token_meters(model.name)
         self.settings = settings or AdmissionSettings()
         self.open_requests: dict[str, tuple[RequestRecord, Caller]] = {}
-        self.observers: list[RequestObserver] = []
+        self.observers: list[Callable[[RequestRecord], None]] = []
+        """Called with every admitted request after it has ended, for any reason."""
         self.is_draining = False
         self._emptied = asyncio.Event()
         self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
         self._reservations = RetryReservations()
         self._arriving: Counter[str] = Counter()
-        """Bodies that are still coming, by tenant."""
+        """Number of bodies in transfer, by tenant."""
         self.reuse_log = ReuseLog()
-        """What prompts found in the cache lately, of all models."""
+        """Cache lookups of recent prompts of all models."""
         self.prefix_guard = PrefixGuard(log_warning, metrics.count_guarded)
-        """What keeps them from being found again and again."""
+        """Detects prompt lines that repeatedly cause cache misses."""
         self.ignored_log = IgnoredLog()
-        """Parameters that clients send and no dialect reads."""
+        """Logs parameters that no dialect (the request format of an API) reads."""
         self.page_sessions = PageSessions()
-        """Of pages that the operator opened without a key."""
+        """Sessions of pages that the operator opened with `quire dashboard`, which need no API key."""
         self.text_pool = TextPool()
-        """Processes text beside the event loop: nothing whose size a client decides runs on it."""
+        """Threads for processing text, because work whose size a client determines must not run on the event loop."""
 
     def work_spent(self) -> WorkSpent:
-        """What processing clients' text has cost, here and in the engines."""
+        """Return the CPU time spent on processing text, in this process and in the engines."""
         stats = [model.stats() for model in self.models]
         return sum((one.work for one in stats if one is not None), self.text_pool.budget.spent())
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request that came now would be served."""
+        """Whether a new request would be served."""
         return not self.is_draining and self.models.is_ready
 
     @asynccontextmanager
     async def charged_body(
         self, record: RequestRecord, caller: Caller, receive: Receive
     ) -> AsyncIterator[tuple[bytes, Bill]]:
-        """An admission slot, then all of the body, then its charge, before it is parsed. The slot is held until the
-        response is sent; a refusal in NOT_NOW refunds the charge."""
+        """Take an admission slot, read the body, and charge it to the quota before it is parsed. The slot is held until
+        the response is sent; a refusal with a status in NOT_NOW refunds the charge."""
         self._enter(record, caller)
         try:
             longest = self.models.max_sequence_tokens
@@ -136,7 +125,7 @@ class Admission:
             self._leave(record, caller)
 
     def _enter(self, record: RequestRecord, caller: Caller) -> None:
-        """Take a slot, displacing another request if needed; raises the reason if there is none."""
+        """Take a slot, displacing another request if needed. Raises CapacityError, or ApiError by the key's quota."""
         if self.is_draining:
             raise DrainingError("the server is shutting down; use another one, or retry later")
         quota = caller.quota
@@ -150,26 +139,25 @@ class Admission:
         quota.num_open += 1
         self.open_requests[record.request_id] = (record, caller)
         self._emptied.clear()
-        for observer in self.observers:
-            observer.begin()
 
     def _leave(self, record: RequestRecord, caller: Caller) -> None:
         self.ignored_log.note(record)
         caller.quota.num_open -= 1
-        if record.request_id in self._shares:  # a displaced request has released it before
+        if record.request_id in self._shares:  # a displaced request has already released its slot
             self._shares.give_back(record.request_id)
             self._shares.left(monotonic())
         del self.open_requests[record.request_id]
         for observer in self.observers:
-            observer.take(record)
+            observer(record)
         if not self.open_requests:
             self._emptied.set()
 
     async def _body(self, record: RequestRecord, caller: Caller, receive: Receive, longest: int | None) -> bytes:
-        """All of a request's body. A key without quota, or with too many bodies in transfer, is rejected before."""
+        """Read the request's body. A key with an exhausted quota or too many bodies in transfer is rejected before."""
         declared, tenant = record.headers.get("content-length"), caller.tenant
+        num_declared = int(declared[:20]) if declared is not None and declared.isdecimal() else 0
         async with record.before_engine():
-            check_quota(caller, declared_bytes(declared), longest)
+            check_quota(caller, num_declared, longest)
             self._check_arriving(caller)
             self._arriving[tenant] += 1
             try:
@@ -187,21 +175,21 @@ class Admission:
                 f"expected at most {limit} request bodies in transfer for this key, {num_arriving} are arriving; "
                 "send them faster"
             )
-            # By then each of them has arrived or timed out.
+            # After BODY_S each of these bodies has arrived or timed out.
             raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
 
     def note_refusal(self, record: RequestRecord, refusal: ApiError) -> None:
-        """A refusal is about to be sent: reserve a place at its Retry-After, in whole seconds."""
+        """Reserve an admission slot for the Retry-After of a refusal, in whole seconds, before it is sent."""
         if refusal.retry_after_s is not None and record.tenant:
             self._reservations.reserve(record.tenant, monotonic(), max(1, ceil(refusal.retry_after_s)))
 
     def _take_place(self, record: RequestRecord, tenant: str) -> None:
-        """Raises QueueFullError or TenantShareError."""
+        """Take a slot by the fair shares. Raises QueueFullError or TenantShareError."""
         now_s, shares = monotonic(), self._shares
         record.has_reservation = self._reservations.redeem(tenant, now_s)
         room = shares.request_place(tenant, OPEN, now_s, has_reservation=record.has_reservation)
         while isinstance(room, Granted) and room.gives_up is not None and self._has_begun(room.gives_up):
-            # A request that has begun is not cancelled: it keeps its place, and another is chosen.
+            # A running request is not displaced; it is excluded, and the shares choose another one.
             shares.settle(room.gives_up)
             room = shares.judge(tenant, OPEN)
         if isinstance(room, Denied):
@@ -222,33 +210,21 @@ class Admission:
         record.end(DisplacedError(record.tenant, retry_after_s))
 
     async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
-        """Admit no new requests, wait for the open ones, then end the rest; how many had to be ended."""
+        """Stop admitting requests, wait for the open ones, then end the rest with an error; return how many."""
         self.is_draining = True
-        if self.models.park is not None:
-            self.models.park.drain()
+        self.models.drain()
         if self.open_requests:
             emptied = asyncio.ensure_future(self._emptied.wait())
             hurried = asyncio.ensure_future(hurry.wait())
             await asyncio.wait({emptied, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             for waiting in (emptied, hurried):
                 waiting.cancel()
-        return self._end_all()
-
-    def _end_all(self) -> int:
-        records = [record for record, _ in self.open_requests.values()]
-        for record in records:
-            record.end(_ended())
-        return len(records)
-
-    async def emptied(self, within_s: float) -> bool:
-        """Whether all requests ended in time."""
-        if self.open_requests:
-            try:
-                await asyncio.wait_for(self._emptied.wait(), within_s)
-            except TimeoutError:
-                return False
-        return True
-
-
-def _ended() -> DrainingError:
-    return DrainingError("the server is shutting down and ended this request; use another one, or retry later")
+        late = [record for record, _ in self.open_requests.values()]
+        for record in late:
+            record.end(
+                DrainingError("the server is shutting down and ended this request; use another one, or retry later")
+            )
+        if late:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), CLOSE_GRACE_S)
+        return len(late)

@@ -1,52 +1,55 @@
-"""Authentication. A guard of every route, never a matter of paths: a route without one cannot be added.
+"""Authentication. Every route has a guard, a function that admits or rejects its requests; a route without a guard
+cannot be added.
 
-`require_key` admits callers with a key, or all callers where there are no keys. `require_admin` admits callers with an
-admin key, pages that the operator opened, or where there are no keys every caller. `require_token` admits a page that
-the operator opens. `public` admits every caller, and marks a public
-route as such.
+`require_key` admits callers with an API key. `require_admin` admits callers with an admin key, and pages opened by the
+operator with `quire dashboard`. Both admit every caller of a server without keys. `require_token` exchanges the token
+of such a page. `public` admits every caller.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from time import monotonic
 
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from quire.api.access.keys import Key, KeyRing
 from quire.api.access.page_sessions import PageSessions
 from quire.api.access.quotas import Quota, Quotas, Terms
 from quire.api.http.errors import ApiError
 from quire.core.request import PriorityClass
+from quire.errors import InvariantError
 
 DEFAULT_TENANT = "default"
-"""The tenant where there are no keys."""
+"""The tenant of all requests on a server without keys."""
 
 
 SHARED = "group:"
-"""Prefix of the cache group of several keys. A tenant's own has another, and no name has a colon in it."""
+"""Prefix of cache groups that several keys share. A tenant's own group has another prefix; names contain no colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant that is charged, its most urgent class, and its quota."""
+    """The source of a request: the tenant that is charged, its most urgent priority class, and its quota."""
 
     tenant: str
     ceiling: PriorityClass
     quota: Quota
     is_anonymous: bool = False
-    """There are no keys: every client is this caller."""
+    """Whether the server has no keys, so that all clients are this caller."""
     is_admin: bool = False
-    """Whether this is the operator: by the key that was presented, never by a tenant's name."""
+    """Whether the presented key is an admin key; never derived from the tenant's name."""
     cache_group: str = ""
-    """The group that it shares cached blocks with; empty: it shares with itself alone."""
+    """The keys that share cached blocks; empty: the tenant's blocks are not shared."""
 
 
 class Gate:
-    """Turns a presented key into a caller."""
+    """Identifies the caller of a request by its API key."""
 
     def __init__(self, ring: KeyRing, num_gateways: Callable[[], int] = lambda: 1, cache_group: str = "") -> None:
-        """`num_gateways` returns among how many servers like this one a key's quotas are divided at this moment;
-        `cache_group` is the group of keys that name none, and of all callers where there are no keys."""
+        """`num_gateways` returns the current number of gateways, among which a key's quotas are divided. `cache_group`
+        is the default cache group, for keys without one and for servers without keys."""
         self.ring = ring
         self._cache_group = cache_group
         self._num_gateways = num_gateways
@@ -55,10 +58,10 @@ class Gate:
         self.operator = self._anonymous = Caller(
             DEFAULT_TENANT, PriorityClass.HIGH, quota, is_anonymous=True, is_admin=True, cache_group=cache_group
         )
-        """Any caller where there are no keys; a page that the operator opened."""
+        """The caller of all requests without keys, and of pages that the operator opened."""
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
-        """The caller of this key. Raises ApiError, without a reason."""
+        """Return the caller with the presented key. Raises ApiError 401 if the key is missing or unknown."""
         if not self.ring.is_locked:
             return self._anonymous
         secret = _bearer(authorization) or x_api_key
@@ -81,7 +84,7 @@ async def require_key(request: Request) -> Caller:
 
 
 async def require_admin(request: Request) -> Caller:
-    """Admit callers with an admin key, and the key of a page's session."""
+    """Admit callers with an admin key or the key of a page's session. Raises ApiError 403 for other keys."""
     if is_page_admitted(request):
         gate: Gate = request.app.state.gate
         request.scope["quire.caller"] = gate.operator
@@ -93,13 +96,13 @@ async def require_admin(request: Request) -> Caller:
 
 
 def is_page_admitted(request: Request) -> bool:
-    """Whether this is a request of a page that the operator opened, whose session goes on."""
+    """Return whether the request has the key of a page session that has not ended; this extends the session."""
     sessions: PageSessions = request.app.state.admission.page_sessions
     return sessions.admits(_bearer(request.headers.get("authorization")), monotonic())
 
 
 async def require_token(request: Request) -> None:
-    """Begin a page's session; its token is used up with that."""
+    """Begin a page's session with its token, which becomes invalid. Raises ApiError."""
     sessions: PageSessions = request.app.state.admission.page_sessions
     request.scope["quire.page_key"] = sessions.begin(_bearer(request.headers.get("authorization")), monotonic())
 
@@ -114,7 +117,7 @@ def _bearer(authorization: str | None) -> str | None:
 
 
 def _terms(key: Key, num_gateways: int) -> Terms:
-    """A gateway's part of what the key allows; at least one of each, or the key would be of no use there."""
+    """Return this gateway's part of the key's limits, at least 1 each so that the key can be used at every gateway."""
     allowed = (key.requests_per_minute, key.tokens_per_minute, key.concurrent)
     return Terms(*(None if one is None else max(1, one // num_gateways) for one in allowed))
 
@@ -126,3 +129,33 @@ def _unauthorized(*, is_missing: bool) -> ApiError:
         else "unknown API key; check it, or request one from the operator of this server"
     )
     return ApiError(401, "invalid_api_key", message, headers=(("www-authenticate", "Bearer"),))
+
+
+Endpoint = Callable[..., Awaitable[ASGIApp]]
+Guard = Callable[[Request], Awaitable[object]]
+"""Admits a request or raises ApiError."""
+
+
+class GuardedRoute(Route):
+    """A route whose guard runs first."""
+
+    def __init__(self, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
+        async def handle(request: Request) -> ASGIApp:
+            await guard(request)
+            return await endpoint(request, **request.path_params)
+
+        super().__init__(path, handle, methods=[method], include_in_schema=method != "HEAD")
+        self.methods = {method}  # the framework accepts HEAD wherever GET is
+        self.endpoint = endpoint
+        self.guard = guard
+
+
+class GuardedRoutes(list[BaseRoute]):
+    """The routes of an application; every way of adding a route in the framework calls `append`."""
+
+    def append(self, route: BaseRoute) -> None:
+        """Add a route. Raises InvariantError for a route without a guard."""
+        if not isinstance(route, GuardedRoute):
+            path = getattr(route, "path", route)
+            raise InvariantError(f"expected one guard for a route, {path} has 0; add it with add_route")
+        super().append(route)

@@ -1,52 +1,51 @@
-"""What a request takes from its key's quota, and when. Pure but for the clock.
+"""Charge requests to the quota of their key. Pure but for the clock.
 
-    before the body is read   nothing is taken, but a key that has nothing left is refused
-    when its bytes are there  one request, and a token for every 8 bytes: before parsing, rendering and tokenization
-    when its text is known    settled to the real figures: one request for each answer, the prompt's tokens
+    before the body is read   nothing is charged, but a key with an exhausted quota is refused
+    after the body is read    one request, and a token for every 8 bytes: before parsing, rendering and tokenization
+    after tokenization        corrected to the exact amount: one request for each answer, and the prompt's tokens
     with every piece          its output tokens
 
-Settling never refuses a request: an admitted one may overdraw a bucket, which must refill before the next is admitted.
-So text is never processed for nothing, and a client that returns after `Retry-After` is admitted. A request refused
-with `Retry-After` costs nothing; after other errors the charge remains.
+The correction never refuses a request: an admitted one may overdraw a bucket, which must refill before the next is
+admitted. So processed text is never discarded, and a client that returns after `Retry-After` is admitted. A request
+refused with `Retry-After` is not charged; after other errors the charge remains.
 """
 
 from dataclasses import dataclass
 from time import monotonic
 
 from quire.api.access.auth import Caller
-from quire.api.access.quotas import Quota
 from quire.api.http.errors import ApiError
 
 TEXT_BYTES_PER_TOKEN = 8
-"""More than a token of any usual text has, so that a body is never charged more by its bytes than by its tokens."""
+"""More bytes than a token of any usual text has, so that the estimate never exceeds the number of tokens."""
 
 
 @dataclass(slots=True)
 class Bill:
-    """What one request has taken so far."""
+    """The requests and tokens charged for one request so far."""
 
-    quota: Quota
+    caller: Caller
     num_requests: int = 0
     num_tokens: int = 0
     _num_output_tokens: int = 0
 
     def settle(self, num_requests: int, num_prompt_tokens: int) -> None:
-        """Its real figures are known."""
+        """Correct the charge to the exact number of requests and prompt tokens."""
         self._take(num_requests - self.num_requests, num_prompt_tokens - self.num_tokens)
 
     def count_output(self, num_tokens: int) -> None:
-        """So many tokens of all its answers have come by now."""
+        """Charge output tokens; `num_tokens` is the total of all answers so far."""
         self._take(0, num_tokens - self._num_output_tokens)
         self._num_output_tokens = num_tokens
 
     def refund(self) -> None:
-        """Give all of it back."""
+        """Return the whole charge."""
         self._take(-self.num_requests, -self.num_tokens)
 
     def _take(self, num_requests: int, num_tokens: int) -> None:
-        """Change what is taken; less than nothing gives back."""
-        now_s = monotonic()
-        for bucket, count in ((self.quota.requests, num_requests), (self.quota.tokens, num_tokens)):
+        """Change the charge; negative numbers return tokens to the buckets."""
+        now_s, quota = monotonic(), self.caller.quota
+        for bucket, count in ((quota.requests, num_requests), (quota.tokens, num_tokens)):
             if bucket is not None and count > 0:
                 bucket.take(count, now_s)
             elif bucket is not None:
@@ -56,19 +55,18 @@ class Bill:
 
 
 def text_tokens(num_bytes: int, longest: int | None) -> int:
-    """The tokens that a body is charged for before it is parsed.
+    """Return the estimated tokens charged for a body before it is parsed.
 
-    Never more than `longest`, the longest sequence there is, if that is known: no prompt is tokenised beyond it, so no
-    body costs more work than that, and what a client is charged for a refused one is what the longest prompt that fits
-    would have cost.
+    At most `longest`, the maximum sequence length of the models, if known: no prompt is tokenized beyond it. So a
+    refused body never costs more than the longest valid prompt.
     """
     estimate = -(-num_bytes // TEXT_BYTES_PER_TOKEN)
     return estimate if longest is None else min(estimate, longest)
 
 
 def check_quota(caller: Caller, num_bytes: int, longest: int | None) -> int:
-    """The tokens that a body of so many bytes is charged for. Raises ApiError, with the time to wait, if one more
-    request with them is over the quota."""
+    """Return the tokens charged for a body of `num_bytes`. Raises ApiError with the time to wait if one request with
+    these tokens exceeds the quota."""
     now_s, quota, num_tokens = monotonic(), caller.quota, text_tokens(num_bytes, longest)
     for what, bucket, count in (("requests", quota.requests, 1), ("tokens", quota.tokens, num_tokens)):
         wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
@@ -79,15 +77,15 @@ def check_quota(caller: Caller, num_bytes: int, longest: int | None) -> int:
 
 
 def opened_bill(caller: Caller, num_bytes: int, longest: int | None) -> Bill:
-    """Take one request and the tokens of a body. Raises ApiError, with the time to wait, if they are not available."""
+    """Charge one request and the tokens of a body. Raises ApiError with the time to wait if the quota is exceeded."""
     num_tokens = check_quota(caller, num_bytes, longest)
-    bill = Bill(caller.quota)
+    bill = Bill(caller)
     bill.settle(1, num_tokens)
     return bill
 
 
 def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:
-    """The field's `x-ratelimit-` headers, as far as the key has limits."""
+    """Return the customary `x-ratelimit-` headers for the limits that the key has."""
     now_s, headers = monotonic(), []
     for what, bucket in (("requests", caller.quota.requests), ("tokens", caller.quota.tokens)):
         if bucket is not None:

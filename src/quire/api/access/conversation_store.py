@@ -1,10 +1,10 @@
-"""Conversations that clients continue by an id: stored in one SQLite file, each for its tenant alone.
+"""Stored conversations that clients continue by id, in one SQLite file. Each is accessible to its tenant only.
 
-A conversation is kept whole under the id of its last answer, in the form that all dialects share: chat messages. So
-continuing one is the same as sending all of it again, and the oldest can be dropped without breaking a newer one. The
-tenant that takes most room loses its oldest first. Safe from several threads; called beside the event loop.
+A conversation is stored completely under the id of its last answer, as chat messages, the format that all dialects
+share. So continuing one equals sending all of it again, and old ones can be dropped without breaking newer ones. When
+the store is full, the tenant with most bytes loses its oldest conversations. Thread-safe; called from threads.
 
-A file has one server at a time, by a lock beside it: each counts the bytes that it stores.
+A lock file beside it restricts the store to one server at a time, because each server counts the stored bytes itself.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from quire.errors import ConfigError
 
 LOG = logging.getLogger("quire.api")
 LOG_S = 60.0
-"""A full disk is logged once in so many seconds, not for every conversation."""
+"""Minimum interval between log lines about failed writes."""
 TABLE = """
 CREATE TABLE IF NOT EXISTS conversations (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -38,29 +38,28 @@ CREATE TABLE IF NOT EXISTS conversations (
 """
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 ROW_BYTES = 200
-"""What a row takes beside its messages, about."""
+"""Approximate size of a row without its messages."""
 
 
 class KeptConversation(msgspec.Struct, frozen=True):
-    """All messages up to an answer, with it."""
+    """All messages of a conversation, including the last answer."""
 
     messages: list[dict[str, Any]]
     fields: dict[str, Any] = {}
-    """Of its first body: those that later bodies may omit."""
+    """Fields of the first request body that later bodies may omit."""
     response: dict[str, Any] = msgspec.field(default_factory=dict, name="told")
-    """The response as it was sent, where a dialect lets it be read back."""
+    """The response as it was sent, for dialects that can retrieve it."""
 
 
 class ConversationStore:
-    """Kept until there is no more room. Close it."""
+    """A store of at most `max_bytes`. Must be closed."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._logged_s = float("-inf")
         with ExitStack() as held:
-            held.callback(os.close, _locked(path))
-            self.database = _opened(path)
+            self.database = _opened(path, held)
             self._held = held.pop_all()
         query = "SELECT tenant, SUM(LENGTH(conversation) + ?) FROM conversations GROUP BY tenant"
         self._num_bytes: Counter[str] = Counter(dict(self.database.execute(query, (ROW_BYTES,))))
@@ -70,7 +69,7 @@ class ConversationStore:
         return self._num_bytes.total()
 
     def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> bool:
-        """A conversation up to this answer; false where the disk takes no more."""
+        """Store a conversation under its answer's id. Return false if it cannot be written."""
         packed = zlib.compress(msgspec.json.encode(conversation), level=1)
         with self._lock:
             try:
@@ -81,7 +80,7 @@ class ConversationStore:
                         raise
                     self._make_room()
                     self._insert(tenant, answer_id, packed)
-            except sqlite3.IntegrityError:  # of an id that was kept before: a bug
+            except sqlite3.IntegrityError:  # a duplicate id, which is a bug
                 raise
             except sqlite3.Error as error:
                 self._log(error)
@@ -97,10 +96,10 @@ class ConversationStore:
             while num_bytes.total() > self._max_bytes:
                 largest = max(num_bytes, key=num_bytes.__getitem__)
                 num_bytes[largest] -= self._drop_oldest(largest)
-        self._num_bytes = num_bytes  # only now is it on the disk
+        self._num_bytes = num_bytes  # updated after the transaction was committed
 
     def _make_room(self) -> None:
-        """The disk is full: the largest tenant loses its oldest, and the journal gives back what it holds."""
+        """Free space on a full disk: drop the largest tenant's oldest conversation and truncate the journal."""
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
         with self.database:
@@ -115,14 +114,14 @@ class ConversationStore:
             LOG.error("cannot store conversations: %s; responses have store false until storing works again", error)
 
     def find(self, tenant: str, answer_id: str) -> KeptConversation | None:
-        """The tenant's own conversation; None for one that is another's, was dropped, or never was."""
+        """Return the tenant's conversation; None if it was dropped, never existed, or belongs to another tenant."""
         with self._lock:
             query = "SELECT conversation FROM conversations WHERE tenant = ? AND answer_id = ?"
             row = self.database.execute(query, (tenant, answer_id)).fetchone()
         return None if row is None else msgspec.json.decode(zlib.decompress(row[0]), type=KeptConversation)
 
     def forget(self, tenant: str, answer_id: str) -> None:
-        """The tenant's own conversation is not found any more; those that went on from it are."""
+        """Delete the tenant's conversation, but not those that continue it."""
         with self._lock:
             query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? AND answer_id = ?"
             row = self.database.execute(query, (tenant, answer_id)).fetchone()
@@ -132,13 +131,13 @@ class ConversationStore:
                 self._num_bytes[tenant] -= freed
 
     def close(self) -> None:
-        """Nothing is kept or found any more."""
+        """Close the database and release the lock."""
         with self._lock:
             self.database.close()
             self._held.close()
 
     def _drop_oldest(self, tenant: str) -> int:
-        """How many bytes that frees."""
+        """Drop the tenant's oldest conversation; return the bytes freed."""
         query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? ORDER BY number LIMIT 1"
         return self._drop(*self.database.execute(query, (tenant,)).fetchone())
 
@@ -147,34 +146,12 @@ class ConversationStore:
         return int(size) + ROW_BYTES
 
 
-def opened_store(path: Path | None, max_bytes: int) -> ConversationStore | None:
-    """The operator's, if there is to be one."""
-    return None if path is None else ConversationStore(path, max_bytes)
-
-
-def _locked(path: Path) -> int:
-    """A descriptor that holds the store's lock as long as it is open. A file beside it: SQLite locks its own."""
-    lock = path.with_name(path.name + ".lock")
+def _opened(path: Path, held: ExitStack) -> sqlite3.Connection:
+    """Open the database file, created with mode 0600. Raises ConfigError if it has a wider mode or cannot be written.
+    `held` owns the lock, which is on a separate file because SQLite locks the database file itself."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise ConfigError(
-            f"expected a store that no other server uses, another server keeps its conversations in {path}; choose "
-            "another file, or stop that server",
-            ("store",),
-        ) from error
-    return descriptor
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    """The file, made for its owner alone; one that others can read is refused."""
-    try:
+        _lock(path, held)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         mode = path.stat().st_mode
         if mode & OTHERS:
@@ -189,3 +166,16 @@ def _opened(path: Path) -> sqlite3.Connection:
     except (OSError, sqlite3.Error) as error:
         raise ConfigError(f"expected a writable file as store, cannot write {path}: {error}", ("store",)) from error
     return database
+
+
+def _lock(path: Path, held: ExitStack) -> None:
+    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ConfigError(
+            f"expected a store that no other server uses, another server keeps its conversations in {path}; choose "
+            "another file, or stop that server",
+            ("store",),
+        ) from error

@@ -1,8 +1,8 @@
-"""API keys: random, kept as SHA-256 in a file only its owner can read, compared in constant time over all of them.
+"""API keys: random, stored as SHA-256 in a file that only its owner can read, compared with all keys in constant time.
 
-A key is 256 random bits, so a plain hash keeps it: there is nothing to guess. The file is read again when it changes:
-a key that was revoked is refused within a second, without a restart. If the file cannot be read, all requests are
-rejected, unless the process has no descriptor left: then the keys that were read last stay in force, and it retries.
+A key has 256 random bits, so an unsalted hash is safe against guessing. The file is reloaded when it changes, so a
+revoked key is refused within a second, without a restart. If the file cannot be read, all requests are rejected, unless
+the process has run out of file descriptors: then the last keys stay in force, and reading is retried.
 """
 
 import errno
@@ -16,7 +16,6 @@ import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -33,12 +32,12 @@ PREFIX = "quire-"
 RANDOM_BYTES = 32
 RELOAD_S = 1.0
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors of opening a file that are not about the file."""
+"""Errors from opening a file that have other causes than the file."""
 LOG = logging.getLogger("quire.keys")
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key as the file has it. Its name is the tenant's; what is usual is left out of the file."""
+    """One key as stored in the file, which omits default values. The key's name is the name of its tenant."""
 
     name: str
     sha256: str
@@ -48,14 +47,14 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     concurrent: int | None = None
     created: str = ""
     admin: bool = False
-    """Whether it grants access to the operator's routes too."""
+    """Whether the key also grants access to the operator's routes."""
     cache_group: str = ""
-    """Which keys share cached blocks with it, beside itself: those of the same group. Empty: none."""
+    """Keys with the same group share cached blocks. Empty: this key shares none."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        if self.cache_group:
-            check_group(self.cache_group)
+        _check_name("key", self.name, "its user, such as alice or ci-bot", "invalid_key_name")
+        others = "the users that may notice each other's prompts, such as team-a"
+        _check_name("cache group", self.cache_group or self.name, others, "invalid_cache_group")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ConfigError(f"key {self.name}: expected 64 hexadecimal digits as sha256; create the key again")
         classes = [one.value for one in PriorityClass]
@@ -70,35 +69,23 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
     @property
     def ceiling(self) -> PriorityClass:
-        """The most urgent class it may request."""
+        """The most urgent priority class that the key may request."""
         return PriorityClass(self.max_class)
 
 
-def _check_name(name: str) -> None:
+def _check_name(what: str, name: str, after: str, code: str) -> None:
     if not re.fullmatch(NAME, name):
-        raise ConfigError(
-            f"expected a key name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}; "
-            "name it after its user, such as alice or ci-bot",
-            code="invalid_key_name",
-        )
-
-
-def check_group(name: str) -> None:
-    """Raise ConfigError for an invalid cache group name."""
-    if not re.fullmatch(NAME, name):
-        raise ConfigError(
-            f"expected a cache group name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}; "
-            "name it after the users that may notice each other's prompts, such as team-a"
-        )
+        rule = f"expected a {what} name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}"
+        raise ConfigError(f"{rule}; name it after {after}", code=code)
 
 
 def digest_of(secret: str) -> str:
-    """What is kept of a key."""
+    """Return the hash under which a key is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find(keys: Sequence[Key], secret: str) -> Key | None:
-    """The key that was presented, if it is one of these. Takes as long whichever it is, or if it is none."""
+    """Return the key with this secret, or None. The time does not depend on which key matches, or whether one does."""
     digest, found = digest_of(secret), None
     for key in keys:
         if hmac.compare_digest(key.sha256, digest):
@@ -107,7 +94,7 @@ def find(keys: Sequence[Key], secret: str) -> Key | None:
 
 
 class NoFileLeftError(ConfigError):
-    """The process has too many open files to read one more; what is in it is as unknown as before."""
+    """The process has too many open files to read the keys file, whose content may be valid."""
 
     code = "too_many_open_files"
 
@@ -116,7 +103,8 @@ class NoFileLeftError(ConfigError):
 
 
 def read_keys(path: Path) -> tuple[Key, ...] | None:
-    """The keys in the file; None if there is no file. Raises ConfigError if it cannot be trusted."""
+    """Return the keys in the file; None if there is no file. Raises ConfigError if it is unreadable, damaged, or
+    accessible to other users."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -143,7 +131,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def write_keys(path: Path, keys: Sequence[Key]) -> None:
-    """All at once or not at all, readable by the owner alone."""
+    """Replace the file atomically; only the owner can read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -159,9 +147,7 @@ def write_keys(path: Path, keys: Sequence[Key]) -> None:
 
 
 def add_key(path: Path, name: str, **terms: Any) -> str:
-    """A new key under this name; its secret is returned once and kept nowhere."""
-    _check_name(name)
-    check_group(terms.get("cache_group") or name)
+    """Create a key and return its secret, which is not stored. Raises ConfigError if the name is taken."""
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     key = Key(name, digest_of(secret), created=created, **terms)
@@ -175,22 +161,21 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """The key is refused from now on. An emptied file still requires keys."""
+    """Remove a key, which is then refused. A file without keys still requires one, so all requests are refused."""
     with _locked(path):
         keys = _with_key(path, name)
         write_keys(path, [key for key in keys if key.name != name])
 
 
 def group_key(path: Path, name: str, cache_group: str) -> None:
-    """The key shares cached blocks with this group from now on; with none, if that is empty."""
-    check_group(cache_group or name)
+    """Set the group of keys with which a key shares cached blocks; empty: it shares none."""
     with _locked(path):
         keys = _with_key(path, name)
         write_keys(path, [replace(key, cache_group=cache_group) if key.name == name else key for key in keys])
 
 
 def _with_key(path: Path, name: str) -> Sequence[Key]:
-    """All keys, of which one has this name."""
+    """Return all keys. Raises ConfigError if none has this name."""
     keys = read_keys(path) or ()
     if not any(key.name == name for key in keys):
         names = ", ".join(key.name for key in keys) or "none"
@@ -200,9 +185,9 @@ def _with_key(path: Path, name: str) -> Sequence[Key]:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lock the file between reading and writing: without that, a revoked key could come back."""
+    """Lock the file from reading to writing; otherwise a concurrent change could restore a revoked key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)  # the file itself is replaced by every change
+    descriptor = os.open(path.parent, os.O_RDONLY)  # its folder, because every change replaces the file itself
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -213,35 +198,30 @@ def _locked(path: Path) -> Iterator[None]:
 # -- while serving -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    keys: tuple[Key, ...] | None
-    stamp: tuple[int, ...] | None
-
-
 class KeyRing:
-    """The keys in force. Without a file there are none, and every client is admitted.
+    """The keys in force. Without a keys file every client is admitted.
 
-    Once keys were required they stay required: if the file vanishes, all requests are rejected.
+    Once keys were required they stay required: if the file disappears, all requests are rejected.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._next_reload_s = 0.0
-        self._seen = _Seen(None, None)
+        self._keys: tuple[Key, ...] | None = None
+        self._stamp: tuple[int, ...] | None = None
         self.problem: str | None = None
-        """Why the file cannot be read; until it can, all requests are rejected."""
+        """Why the file cannot be read; all requests are rejected until it can be. None: no problem."""
 
     @property
     def is_locked(self) -> bool:
-        """Whether a key is needed."""
+        """Whether requests need a key."""
         self._reload()
-        return self._seen.keys is not None
+        return self._keys is not None
 
     def find(self, secret: str) -> Key | None:
-        """The key, if it is in force."""
+        """Return the key with this secret if it is in force."""
         self._reload()
-        return find(self._seen.keys or (), secret)
+        return find(self._keys or (), secret)
 
     def _reload(self) -> None:
         now_s = monotonic()
@@ -249,9 +229,9 @@ class KeyRing:
             return
         self._next_reload_s = now_s + RELOAD_S
         stamp = _stamp(self._path)
-        if stamp == self._seen.stamp and self.problem is None:
+        if stamp == self._stamp and self.problem is None:
             return
-        was_locked = self._seen.keys is not None
+        was_locked = self._keys is not None
         try:
             keys = read_keys(self._path)
             self.problem = f"the keys file {self._path} is gone; restore it" if keys is None and was_locked else None
@@ -262,18 +242,18 @@ class KeyRing:
             keys, self.problem = (), str(error)
         except ConfigError as error:
             keys, self.problem = (), str(error)
-        self._seen = _Seen(() if keys is None and was_locked else keys, stamp)
+        self._keys, self._stamp = () if keys is None and was_locked else keys, stamp
         if self.problem is not None:
             LOG.error("rejecting all requests: %s", self.problem)
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:
-    """Changes whenever the file's content, owner or mode may have changed; None if there is no file."""
+    """Return a value that changes when the file's content, owner or mode may have changed; None if there is no file."""
     try:
         found = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        # There may be keys that cannot be read: not the same as none.
+        # The file may exist but be unreadable, which differs from a missing file.
         return (-1, error.errno or 0)
     return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size

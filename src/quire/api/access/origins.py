@@ -1,13 +1,13 @@
-"""Which web pages may use this server. A browser sends requests on its user's behalf, from the user's own machine.
+"""Rules for web pages that use this server, because a browser sends a page's requests from its user's machine.
 
-                     without keys                                     with keys
-    Host             must be this server's own name or allowed        free: proxies stand before it
-    Origin           none, the server's own, or allowed; else 403     free: no page can have the key
-    Content-Type     none, or application/json; else 415              free
-    CORS headers     for allowed origins only                         for allowed origins only
+                     without keys                                       with keys
+    Host             this server's own name, or allowed; else 403       any, because of reverse proxies
+    Origin           none, the server's own, or allowed; else 403       any, because a foreign page has no key
+    Content-Type     none, or application/json; else 415                any
+    CORS headers     for allowed origins only                           for allowed origins only
 
-A client that sends no Origin is no web page: curl, SDKs, probes. A foreign name in Host means that another domain was
-made to resolve to this server (DNS rebinding), which would let its page read responses as if they were its own.
+Clients without an Origin header are not web pages, but curl, SDKs or probes. A foreign name in Host means that another
+domain resolves to this server (DNS rebinding), which would let pages of that domain read responses.
 """
 
 import ipaddress
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quire.api.http.errors import ApiError, shortened
-from quire.api.http.headers import Headers
+from quire.api.http.request_record import Headers
 
 ANY = "*"
 JSON = "application/json"
@@ -30,17 +30,17 @@ VARY = (b"vary", b"origin")
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The rules of one server."""
+    """The allowed hosts and origins of one server."""
 
     bound: str = "127.0.0.1"
-    """The address it listens on."""
+    """The address on which the server listens."""
     hosts: frozenset[str] = frozenset()
-    """Its other names, without ports; `*`: any."""
+    """Other names of the server, without ports; `*`: any."""
     allowed: frozenset[str] = frozenset()
-    """Origins whose pages may use it; `*`: any."""
+    """Origins whose pages may use the server; `*`: any."""
 
     def check(self, headers: Headers) -> None:
-        """Refuse what a foreign page could have sent. For servers without keys."""
+        """Raise ApiError for a request that a foreign page could have sent. For servers without keys."""
         host = headers.get("host")
         if host is not None and not self._is_own(host):
             raise _forbidden("host", f"expected a Host of this server, got {shortened(host)}", "--allow-host NAME")
@@ -50,13 +50,13 @@ class Origins:
         _check_type(headers.get("content-type"))
 
     def allows(self, origin: str) -> bool:
-        """Whether its pages may use this server."""
+        """Return whether pages of this origin may use the server."""
         return ANY in self.allowed or origin.lower() in self.allowed
 
     def cors(self, headers: Headers) -> Iterator[tuple[bytes, bytes]]:
-        """CORS headers of a response; none for origins that are not allowed.
+        """Yield the CORS headers of a response; none for origins that are not allowed.
 
-        Never credentials: a key is sent by the page itself, and there is nothing here that a browser would add.
+        Credentials are never allowed, because pages send the key themselves and the server uses no cookies.
         """
         if self.allowed and ANY not in self.allowed:
             yield VARY
@@ -66,12 +66,12 @@ class Origins:
             yield b"access-control-expose-headers", b"*"
 
     def is_preflight(self, headers: Headers) -> bool:
-        """Whether OPTIONS is the preflight of an allowed page; a browser sends no key with it."""
+        """Return whether an OPTIONS request is the CORS preflight of an allowed page; browsers send no key with it."""
         origin = headers.get("origin")
         return "access-control-request-method" in headers and origin is not None and self.allows(origin)
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """What an allowed page may send: these methods, and whatever headers its client library has."""
+        """Return the headers of a preflight response: allowed methods, and all header names that the page requests."""
         requested = headers.get("access-control-request-headers") or ""
         names = requested if HEADER_NAMES.fullmatch(requested) else USUAL_HEADERS
         return [
@@ -88,27 +88,27 @@ class Origins:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # Any domain can be made to resolve to this server, an address cannot; where it listens on all addresses, those
-        # that lead here, directly or through a proxy, cannot be listed.
+        # Accept addresses, because only domain names can be rebound. A server that listens on all addresses accepts any
+        # of them, because the addresses that lead to it, also through proxies, cannot be listed.
         return address.is_loopback or self.bound in ANY_ADDRESS
 
 
 def _without_port(host: str) -> str:
-    """The name in a Host header: `localhost` of `localhost:8000`, `::1` of `[::1]:8000`."""
+    """Return the name in a Host header: `localhost` for `localhost:8000`, `::1` for `[::1]:8000`."""
     found = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.strip())
     return host if found is None else found[1] or found[2] or ""
 
 
 def _is_same(origin: str, host: str | None) -> bool:
-    """A page that this server, or the proxy before it, served itself."""
+    """Return whether the page was served by this server, or by the proxy in front of it."""
     scheme, _, rest = origin.lower().partition("://")
     return host is not None and scheme in ("http", "https") and rest == host.strip().lower()
 
 
 def _check_type(content_type: str | None) -> None:
-    """A page can post forms and text to any server without a preflight, JSON only to servers that allow it.
+    """Raise ApiError for forms and plain text, which a page can post to any server without a preflight, unlike JSON.
 
-    No type at all is accepted: a page without one has sent its Origin, which was checked.
+    A missing type is accepted, because a page that sends none has sent its Origin, which was checked.
     """
     if content_type is None or content_type.partition(";")[0].strip().lower() == JSON:
         return

@@ -1,10 +1,10 @@
-"""Sessions of pages that `quire dashboard` opens on the server's own machine, in the place of an admin key.
+"""Sessions of pages that `quire dashboard` opens on the server's machine; they replace an admin key.
 
-    admin socket ── token ──► quire dashboard ── in the address, after # ──► page ── token ──► key ──► admin routes
+    admin socket ── token ──► quire dashboard ── in the URL, after # ──► page ── token ──► key ──► admin routes
 
-A token begins one session, within TOKEN_S; the page exchanges it for a key that stays in its tab. Other users of the
-machine can read a token from the browser's command line. So a token that comes again ends the session that it began:
-one of the two who had it may be another user.
+A token starts one session, within TOKEN_S; the page exchanges it for a key that stays in its tab. Other users of the
+machine can read a token from the browser's command line. So a second use of a token ends its session, because one of
+the two uses may be by another user.
 """
 
 import hmac
@@ -16,9 +16,9 @@ from quire.api.http.errors import ApiError
 
 TOKEN_S = 60.0
 IDLE_S = 86_400.0
-"""A session ends when its key was not used for so long."""
+"""A session ends after this time without use of its key."""
 MAX_SESSIONS = 16
-"""With one more, the oldest ends."""
+"""Maximum concurrent sessions; one more ends the oldest."""
 RANDOM_BYTES = 32
 
 
@@ -27,23 +27,23 @@ class _Session:
     token: str
     until_s: float
     key: str = ""
-    """Empty: it has not begun."""
+    """Empty: the session has not begun."""
 
 
 class PageSessions:
-    """All of a server. Secrets are compared in constant time."""
+    """The page sessions of a server. Secrets are compared in constant time."""
 
     def __init__(self) -> None:
         self._sessions: deque[_Session] = deque(maxlen=MAX_SESSIONS)
 
     def make_token(self, now_s: float) -> str:
-        """A token for one session."""
+        """Create a token that can start one session."""
         session = _Session(secrets.token_urlsafe(RANDOM_BYTES), now_s + TOKEN_S)
         self._sessions.append(session)
         return session.token
 
     def begin(self, token: str | None, now_s: float) -> str:
-        """The key of the session that this token begins. Raises ApiError for an unknown, old or used token."""
+        """Start the session of a token and return its key. Raises ApiError for an unknown, expired or used token."""
         session = self._find(token, now_s, is_key=False)
         if session is None:
             message = (
@@ -61,7 +61,7 @@ class PageSessions:
         return session.key
 
     def admits(self, key: str | None, now_s: float) -> bool:
-        """Whether this is the key of a session, which goes on with that."""
+        """Return whether this is the key of a session, and extend the session."""
         session = self._find(key, now_s, is_key=True)
         if session is not None:
             session.until_s = now_s + IDLE_S

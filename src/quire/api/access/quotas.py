@@ -1,56 +1,56 @@
-"""What a key may use: requests and tokens per minute, and how many at once. Pure; the time is passed in.
+"""Quotas of a key: requests per minute, tokens per minute, and concurrent requests. Pure; times are arguments.
 
-A bucket holds one minute's worth and refills evenly. It is kept as one number, the moment at which it will be full
-again: taking adds to it, time passes by itself, and nothing has to be topped up. Tokens of an answer are taken when it
-ends, so running requests may overdraw a bucket; then it has to refill before another is admitted.
+A token bucket has a capacity of one minute's quota and refills evenly. Its state is one number, the time at which it
+will be full again: taking increases that time, and no refill step is needed. Output tokens are taken as they arrive, so
+running requests may overdraw a bucket, which must refill before another request is admitted.
 """
 
 from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
 ROUNDING_S = 1e-6
-"""A clock that has run for years rounds to less than this: so short a time is none."""
+"""Times shorter than this count as zero; the rounding error of a clock after years of uptime is smaller."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """So many a minute, all of them at once after a minute without use."""
+    """A token bucket with a capacity of `per_minute`; after a minute without use it is full."""
 
     per_minute: int
     full_at_s: float = 0.0
-    """When it will be full if nothing more is taken."""
+    """Time at which the bucket will be full if nothing more is taken."""
 
     def wait_s(self, count: int, now_s: float) -> float:
-        """How long until `count` more may be taken; 0: now. What can never fit is taken from a full bucket."""
+        """Return the time until `count` may be taken; 0: now. A count above the capacity needs only a full bucket."""
         needed_s = min(count, self.per_minute) * WINDOW_S / self.per_minute
         wait_s = self.reset_s(now_s) + needed_s - WINDOW_S
         return wait_s if wait_s > ROUNDING_S else 0.0
 
     def take(self, count: int, now_s: float) -> None:
-        """Take them, whether they are there or not."""
+        """Take `count`, even if that overdraws the bucket."""
         self.full_at_s = max(self.full_at_s, now_s) + count * WINDOW_S / self.per_minute
 
     def give_back(self, count: int) -> None:
-        """What was taken for nothing."""
+        """Return `count` to the bucket."""
         self.full_at_s -= count * WINDOW_S / self.per_minute
 
     def left(self, now_s: float) -> int:
-        """How many may be taken now."""
+        """Return the number that may be taken now."""
         there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S
         count = min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
-        # Rounding may put this off by one from `wait_s`, which must agree.
+        # Must agree with `wait_s`, from which rounding may differ by one.
         if count < self.per_minute and self.wait_s(count + 1, now_s) == 0:
             return count + 1
         return count - 1 if count and self.wait_s(count, now_s) > 0 else count
 
     def reset_s(self, now_s: float) -> float:
-        """How long until it is full."""
+        """Return the time until the bucket is full."""
         return max(0.0, self.full_at_s - now_s)
 
 
 @dataclass(slots=True)
 class Quota:
-    """What one tenant has used of what it may. None: no bound."""
+    """The limits of one tenant and its current use. None: no limit."""
 
     requests: Bucket | None = None
     tokens: Bucket | None = None
@@ -60,7 +60,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a key allows."""
+    """The limits of a key. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -69,13 +69,13 @@ class Terms:
 
 @dataclass(slots=True)
 class Quotas:
-    """Of all tenants. One for each key there is: as many as the operator made."""
+    """The quotas of all tenants; their number is bounded by the keys that the operator created."""
 
     _by_tenant: dict[str, Quota] = field(default_factory=dict)
     _terms: dict[str, Terms] = field(default_factory=dict)
 
     def of(self, tenant: str, terms: Terms) -> Quota:
-        """The tenant's. Changed terms begin new buckets in it; open requests keep and release the same quota."""
+        """Return the tenant's quota. Changed terms replace its buckets, but not the object that open requests use."""
         quota = self._by_tenant.setdefault(tenant, Quota())
         if self._terms.get(tenant) != terms:
             self._terms[tenant] = terms

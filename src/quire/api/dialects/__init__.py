@@ -1,1 +1,1 @@
-"""APIs and their own schemas, events and errors: what a dialect is, and how requests in any of them are served."""
+"""The API dialects (OpenAI, Anthropic): schemas, stream events and errors, and how requests in them are served."""

@@ -1,11 +1,12 @@
-"""From a body to a response, for any dialect: the way in is `GenerationResponse.answer`, the way out `StreamResponse`.
+"""Serve a request of any dialect: `Dialect.answer` takes the body in, `StreamResponse` sends the response.
 
-    place ─► body ─► charge ─► parse ─► resolve ─► check room ─► render ─► submit ─► pieces ─► the dialect's bytes
-                               └──────────────────── ends when the client disconnects ─────────────────────────┘
+    slot ─► body ─► charge ─► parse ─► resolve ─► check queue ─► render ─► submit ─► pieces ─► the dialect's bytes
+                              └──────────────────── ends when the client disconnects ──────────────────────────┘
 
-Headers are sent with the first bytes of the dialect's writer. Until then any error has a status of its own; afterwards
-it is a part of the stream. So keep-alives begin then, too: the first of them would open the stream, and deprive all
-errors of a long queue or a long prompt of their status.
+HTTP headers are sent with the first bytes from the dialect's writer. Errors before that have their own HTTP status;
+later errors are events in the stream. For the same reason keep-alives start only then: a keep-alive sent during a long
+queue wait or a long prefill would open the stream with status 200, and a later error could no longer set the status.
+The exception is a model that is not loaded: comments are sent while the client waits for it.
 """
 
 import asyncio
@@ -15,18 +16,19 @@ from contextlib import AsyncExitStack
 from functools import partial
 from time import monotonic
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from msgspec.structs import replace
-from starlette.responses import Response
+import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.access.auth import Caller
 from quire.api.access.billing import Bill, rate_headers
+from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.cache_report import CacheReport
-from quire.api.dialects.dialect import Dialect, PieceBatch, ResolvedRequest, ResponseWriter
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import FieldNames, ignored_names
+from quire.api.dialects.resolved_request import ResolvedRequest, resolved
+from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
 from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
@@ -44,33 +46,23 @@ from quire.errors import WorkBudgetError
 
 LOG = logging.getLogger("quire.api")
 T = TypeVar("T")
-TextAnswer = Callable[[dict[str, Any], Admission, Caller], Awaitable[bytes]]
-"""The fields of a body, the admission and the caller, to the JSON that is sent."""
 
 
-class RunBeside(Protocol):
-    """Runs work beside the event loop."""
+class BodyEndpoint:
+    """An ASGI application for a route that accepts a body. It takes an admission slot, reads the body, charges for it,
+    and stops when the client disconnects."""
 
-    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
-        """The result of the work."""
-        ...
+    names: FieldNames
+    """The field names that a body may have."""
 
-
-class BodyResponse(Response):
-    """An ASGI response that is made while it is sent: a place, the body, the charge, and an end if the client
-    disconnects. A route that takes a body makes one."""
-
-    background = None
-
-    def __init__(self, admission: Admission, caller: Caller) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._caller = caller
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the response; nothing is left running, however it ends."""
+        """Send the response. When this returns or raises, none of the request's work is still running."""
         record: RequestRecord = scope["quire.record"]
         try:
-            async with self._admission.charged_body(record, self._caller, receive) as (body, bill):
+            async with self._admission.charged_body(record, scope["quire.caller"], receive) as (body, bill):
                 await while_client_stays(receive, self.answer(body, record, bill, send))
         except ClientGoneError:
             record.is_cut = True
@@ -79,147 +71,151 @@ class BodyResponse(Response):
         """Send the whole response."""
         raise NotImplementedError
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Process text beside the event loop, in the tenant's own turn."""
-        return await self._admission.text_pool.run(self._caller.tenant, work)
+    def parse(self, body: dict[str, Any]) -> Any:
+        """Return the validated fields. Raises ApiError for an invalid body. Pure: may run in a worker thread."""
+        raise NotImplementedError
 
-    async def sized(self, num_bytes: int, work: Callable[[], T]) -> T:
-        """Small things at once, large ones beside the loop: handing over costs more than a small thing takes."""
-        return work() if num_bytes <= ON_LOOP_BYTES else await self.run(work)
+    async def fields_of(self, body: bytes, record: RequestRecord) -> Any:
+        """Decode a body's bytes and return its validated fields."""
+        return await self.sized(
+            record, len(body), lambda: self.parse(checked_names(parse_object(body), self.names, record))
+        )
 
-    def limits(self) -> list[tuple[bytes, bytes]]:
-        """Headers with the rest of the key's quota."""
-        return [(name.encode(), value.encode()) for name, value in rate_headers(self._caller)]
+    async def run(self, record: RequestRecord, work: Callable[[], T]) -> T:
+        """Process text in a worker thread, when it is the tenant's turn."""
+        return await self._admission.text_pool.run(record.tenant, work)
+
+    async def sized(self, record: RequestRecord, num_bytes: int, work: Callable[[], T]) -> T:
+        """Run small work at once and large work in a thread, because the hand-over costs more than small work does."""
+        return work() if num_bytes <= ON_LOOP_BYTES else await self.run(record, work)
 
 
-class TextResponse(BodyResponse):
-    """Work without a model: it takes a place, and is charged for its bytes."""
+class TextEndpoint(BodyEndpoint):
+    """An endpoint that processes text without the engine, with the same admission and charge as other requests. Its
+    work always runs in a worker thread, because bodies and responses may be megabytes."""
 
-    def __init__(self, admission: Admission, caller: Caller, names: FieldNames, answer: TextAnswer) -> None:
-        super().__init__(admission, caller)
-        self._names = names
-        self._answer = answer
+    def result(self, fields: Any, tenant: str, text: TextModel) -> dict[str, Any]:
+        """Return the response as a JSON object."""
+        raise NotImplementedError
 
     async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
-        """One JSON object."""
+        models, tenant = self._admission.models, record.tenant
         async with record.before_engine():
-            fields = await self.sized(len(body), lambda: checked_names(parse_object(body), self._names, record))
-            data = await self._answer(fields, self._admission, self._caller)
-        await send_whole(send, data, self.limits())
+            fields = await self.fields_of(body, record)
+            async with models.using(models.named(fields.model), tenant) as client:
+                data = await self.run(record, lambda: msgspec.json.encode(self.result(fields, tenant, client.text)))
+        await send_whole(send, data, limit_headers(bill.caller))
 
 
-class GenerationResponse(BodyResponse):
-    """The response of a model, in any dialect."""
+class Dialect(BodyEndpoint):
+    """An API whose requests a model answers. It turns bodies into requests, and replies into the API's bytes.
 
-    def __init__(self, admission: Admission, caller: Caller, dialect: Dialect) -> None:
-        super().__init__(admission, caller)
-        self._dialect = dialect
+    Each dialect is a package next to this file. A dialect does not read the engine's output, submit requests or send
+    bytes; this module does. The fields that it parses are a subclass of `GenerationFields`.
+    """
+
+    def render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
+        """Return the request with its prompts as tokens and its sampling parameters. Always runs in a worker thread.
+        Lines that the operator configured for removal are left out of system texts."""
+        raise NotImplementedError
+
+    def writer(self, fields: Any, request: ResolvedRequest, text: TextModel) -> ResponseWriter:
+        """Return the writer of the response. Runs in a worker thread if the body is large."""
+        raise NotImplementedError
 
     async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
-        """The way in: parse ─► resolve ─► check room ─► render ─► submit; then send what comes."""
-        dialect, caller, models = self._dialect, self._caller, self._admission.models
-        stream = StreamResponse(send, record, self.limits())
+        """Handle one request: parse ─► resolve ─► check queue ─► render ─► submit; then send its output."""
+        models, pool = self._admission.models, self._admission.text_pool
+        stream = StreamResponse(send, record, bill.caller, self)
         async with stream, AsyncExitStack() as held:
             async with record.before_engine():
-                fields = await self.sized(
-                    len(body), lambda: dialect.parse(checked_names(parse_object(body), dialect.names, record))
-                )
-                request = dialect.resolve(fields, models, caller, record.headers)
+                fields = await self.fields_of(body, record)
+                request = resolved(fields, models, bill.caller, record)
                 self._check_room(request, record)
-                loading = held.enter_async_context(models.using(request.model, caller.tenant))
-                client = await (stream.kept_alive(loading) if _may_load(request) else loading)
+                loading = held.enter_async_context(models.using(request.model, request.tenant))
+                # A stream whose model may have to be loaded first gets keep-alives while it loads.
+                is_long = request.is_streamed and request.model.engine_client is None
+                client = await (stream.kept_alive(loading) if is_long else loading)
                 text = client.text
-                request, writer, requests = await self.run(lambda: self._rendered(fields, request, text, record))
+                held.enter_context(within_context(text.max_sequence_tokens))
+                request, requests = await self.run(record, lambda: self._rendered(fields, request, text))
             record.is_streamed, record.max_tokens = request.is_streamed, request.params.max_tokens
             record.num_answers = request.params.n * len(requests)
             meter = TokenMeter(request.model, record, bill)
             held.callback(self._close, record, meter)
             for one in requests:
-                record.handles.append(client.submit(one, request.params, self._admission.text_pool.budget))
+                record.handles.append(client.submit(one, request.params, pool.budget))
             bill.settle(record.num_answers, sum(map(len, request.prompts)))
+            writer = await self.sized(record, len(body), lambda: self.writer(fields, request, text))
             report = CacheReport(self._admission, record, request, writer, text.tokenizer)
             held.callback(report.close)
-            with within_context(text.max_sequence_tokens):
-                if request.is_streamed:
-                    await stream.send_pieces(request, writer, meter, report, self.run)
-                else:
-                    await self._send_whole(request, writer, meter, report, stream)
+            stream.begin(request, writer, meter, report)
+            await stream.read()
+            if request.conversation is not None:
+                await self.run(record, lambda: self._store(request, writer, record))
+            await stream.end()
 
     def _check_room(self, request: ResolvedRequest, record: RequestRecord) -> None:
-        """Raise if the model's queue takes no more of this tenant and class."""
-        model, priority = request.model, request.options.priority.value
-        self._admission.models.check_waiting(model, self._caller.tenant)
+        """Raise if the model's queue is full for this tenant and class."""
+        model, priority = request.model, request.priority.value
+        self._admission.models.check_waiting(model, request.tenant)
         if model.engine_client is not None and not record.has_reservation:
-            model.engine_client.reserve_room(self._caller.tenant, priority)
+            model.engine_client.reserve_room(request.tenant, priority)
         record.model, record.priority = model.name, priority
 
     def _rendered(
-        self, fields: Any, request: ResolvedRequest, text: TextModel, record: RequestRecord
-    ) -> tuple[ResolvedRequest, ResponseWriter, list[Request]]:
-        """The request and its prompts for the engine. Runs beside the event loop: its lists may be long."""
-        with within_context(text.max_sequence_tokens):
-            request, writer = self._dialect.render(fields, request, text)
-            options = replace(request.options, has_reservation=record.has_reservation, explain=True)
-            return request, writer, [make_request(text, ids, request.params, options) for ids in request.prompts]
+        self, fields: Any, request: ResolvedRequest, text: TextModel
+    ) -> tuple[ResolvedRequest, list[Request]]:
+        """Return the request and one engine request per prompt. Runs in a worker thread: prompts may be long."""
+        request = self.render(fields, request, text)
+        return request, [make_request(text, ids, request.params, request) for ids in request.prompts]
 
-    async def _send_whole(
-        self,
-        request: ResolvedRequest,
-        writer: ResponseWriter,
-        meter: "TokenMeter",
-        report: CacheReport,
-        stream: "StreamResponse",
-    ) -> None:
-        handles = stream.record.handles
-        async for batch in stream:
-            meter.tick(batch)
-            if report.is_waiting:
-                report.take()
-            check_finishes(batch, [handle.reply for handle in handles])
-        if (keep := request.keep) is not None:
-            await self.run(lambda: keep([handle.reply for handle in handles]))
-        num_bytes = sum(piece.num_bytes for handle in handles for piece in handle.reply.pieces)
-        num_bytes += prompt_bytes(request, stream.record.num_prompt_tokens)
-        data = await self.sized(num_bytes, lambda: whole_answer(writer, stream.record))
-        await send_whole(stream.send, data, [*self.limits(), *report.headers], writer.content_type)
+    def _store(self, request: ResolvedRequest, writer: ResponseWriter, record: RequestRecord) -> None:
+        """Store the conversation under its response's id, now that the response is complete."""
+        store, before = self._admission.settings.store, request.conversation
+        if store is None or before is None:
+            return
+        (handle,) = record.handles
+        (answer,) = handle.reply.completion().answers
+        messages = [*before.messages, *writer.sent_back(answer)]
+        whole = KeptConversation(messages, before.fields, writer.stored(handle.reply))
+        if not store.keep(request.tenant, writer.answer_id, whole):
+            writer.not_stored()
 
     def _close(self, record: RequestRecord, meter: "TokenMeter") -> None:
-        """It has ended, however: what still runs of it is cancelled."""
+        """Finish the request, whether it succeeded or failed: cancel what still runs, record its metrics."""
         for handle in record.handles:
             handle.close()
         meter.close()
-        # What the engine refused or displaced never ran: its zeros would make every latency look good.
+        # A request that the engine refused or displaced never ran: its zeros would falsely lower the latency metrics.
         if record.is_accepted and not record.is_displaced:
             self._admission.metrics.observe(figures_of(record))
 
 
-def _may_load(request: ResolvedRequest) -> bool:
-    """A stream whose model may have to be loaded first gets keep-alives meanwhile."""
-    return request.is_streamed and request.model.engine_client is None
-
-
 class StreamResponse:
-    """One response while it is sent: the wait for its model and for pieces, the head, the bytes, an error at the end.
+    """One response while it is sent: waiting for the model and for output, the headers, the bytes, a possible error.
 
-    Iterated over, it is all that comes for any of the request's prompts, with each prompt's index, until all are done.
-    A batch is empty when nothing has come for STREAM_SILENT_S. There is one timer for a request, not one for each wait.
+    Iterating yields batches of pieces, each with the index of its prompt, until all prompts of the request are done. An
+    empty batch means that no piece arrived for STREAM_SILENT_S. One timer serves the whole request.
     """
 
+    _request: ResolvedRequest
     _writer: ResponseWriter
+    _meter: "TokenMeter"
     _report: CacheReport
-    _replies: list[Reply]
 
-    def __init__(self, send: Send, record: RequestRecord, limits: Sequence[tuple[bytes, bytes]]) -> None:
-        self.send = send
-        self.record = record
-        self._limits = limits
+    def __init__(self, send: Send, record: RequestRecord, caller: Caller, endpoint: BodyEndpoint) -> None:
+        self._send = send
+        self._record = record
+        self._caller = caller
+        self._endpoint = endpoint
         self._is_open = False
-        """The head was sent: with the first bytes, or while the model was still being loaded."""
+        """HTTP headers were sent: with the first bytes, or by a keep-alive before them."""
         self._has_begun = False
         """The dialect's first bytes were sent."""
         self._is_ended = False
         self._begun: set[int] = set()
-        """Prompts whose answers have begun."""
+        """Indices of the prompts of which output was already sent."""
         self._is_silent = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -229,23 +225,23 @@ class StreamResponse:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        """An error after the head was sent is the end of the stream; any other one is raised."""
+        """Send an error as the stream's last event if the headers were sent; otherwise let it propagate."""
         if self._timer is not None:
             self._timer.cancel()
         if not isinstance(error, Exception) or isinstance(error, ReaderStuckError | ClientGoneError):
             return False
         if not self._is_open or self._is_ended:
             return False
-        refusal = api_error_of(error, self.record.request_id)
+        refusal = api_error_of(error, self._record.request_id)
         if refusal.status == 500:
-            LOG.error("stream %s failed", self.record.request_id, exc_info=error)
-        self.record.error = refusal.code
-        errors = self._writer.error if self._has_begun else SERVER_ERRORS.at(self.record.path).event
+            LOG.error("stream %s failed", self._record.request_id, exc_info=error)
+        self._record.error = refusal.code
+        errors = self._writer.error if self._has_begun else SERVER_ERRORS.at(self._record.path).event
         await self._write(errors(refusal), is_last=True)
         return True
 
     async def kept_alive(self, loading: Awaitable[EngineClient]) -> EngineClient:
-        """Wait for the model; during a long wait send comments, which clients of event streams ignore."""
+        """Wait for the model to load; during a long wait send SSE comments, which clients ignore."""
         waiting = asyncio.ensure_future(loading)
         try:
             while not (await asyncio.wait({waiting}, timeout=STREAM_SILENT_S))[0]:
@@ -256,46 +252,59 @@ class StreamResponse:
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
 
-    async def send_pieces(
-        self,
-        request: ResolvedRequest,
-        writer: ResponseWriter,
-        meter: "TokenMeter",
-        report: CacheReport,
-        run_beside: RunBeside,
-    ) -> None:
-        """All pieces as they come, then the end. Runs for every token, so it is short."""
-        replies = self._replies = [handle.reply for handle in self.record.handles]
-        self._writer, self._report = writer, report
+    def begin(self, request: ResolvedRequest, writer: ResponseWriter, meter: "TokenMeter", report: CacheReport) -> None:
+        """Set up sending, after the request was submitted."""
+        self._request, self._writer, self._meter, self._report = request, writer, meter, report
+        self._replies = [handle.reply for handle in self._record.handles]
+
+    async def read(self) -> None:
+        """Read all pieces; if the response is streamed, send each batch. Runs for every token, so it is short."""
+        is_streamed, report = self._request.is_streamed, self._report
         async for batch in self:
-            meter.tick(batch)
-            if batch:
-                check_finishes(batch, replies)
-                if self._num_bytes(batch, request) <= ON_LOOP_BYTES:
-                    data = writer.pieces(replies, batch)
-                else:
-                    data = await run_beside(partial(writer.pieces, replies, batch))
-                if data:
-                    await self._write_part(data)
-            elif self._has_begun:
-                await self._write(writer.keep_alive)
-            elif request.model.engine_client is None:
-                await self._comment()  # set aside before its first byte: as while its model loads
-        if (keep := request.keep) is not None:
-            await run_beside(lambda: keep(replies))
-        report.take()
-        await self._write_part(writer.end(replies), is_last=True)
+            self._meter.tick(batch)
+            check_finishes(batch, self._replies)
+            if is_streamed:
+                await self._send_batch(batch)
+            elif report.is_waiting:
+                report.take()
+
+    async def _send_batch(self, batch: PieceBatch) -> None:
+        writer, replies = self._writer, self._replies
+        if batch:
+            if self._num_bytes(batch, self._request) <= ON_LOOP_BYTES:
+                data = writer.pieces(replies, batch)
+            else:
+                data = await self._endpoint.run(self._record, partial(writer.pieces, replies, batch))
+            if data:
+                await self._write_part(data)
+        elif self._has_begun:
+            await self._write(writer.keep_alive)
+        elif self._request.model.engine_client is None:
+            await self._comment()  # the model was unloaded before the first byte: keep the client connected
+
+    async def end(self) -> None:
+        """Send the last bytes of a stream, or the whole response."""
+        writer, report = self._writer, self._report
+        if self._request.is_streamed:
+            report.take()
+            await self._write_part(writer.end(self._replies), is_last=True)
+            return
+        num_bytes = sum(piece.num_bytes for reply in self._replies for piece in reply.pieces)
+        num_bytes += prompt_bytes(self._request, self._record.num_prompt_tokens)
+        data = await self._endpoint.sized(self._record, num_bytes, lambda: whole_answer(writer, self._record))
+        headers = [*limit_headers(self._caller), *report.headers]
+        await send_whole(self._send, data, headers, writer.content_type)
 
     def _num_bytes(self, batch: PieceBatch, request: ResolvedRequest) -> int:
-        """About how many bytes there are to write: the pieces, and before the first of a prompt its own tokens."""
+        """Estimate the bytes to write: the pieces, and before a prompt's first piece its log-probabilities."""
         num_bytes = sum([piece.num_bytes for _, piece in batch])
         if len(self._begun) < len(self._replies):
             self._begun.update(prompt_index for prompt_index, _ in batch)
-            num_bytes += prompt_bytes(request, self.record.num_prompt_tokens)
+            num_bytes += prompt_bytes(request, self._record.num_prompt_tokens)
         return num_bytes
 
     async def _write_part(self, data: bytes, *, is_last: bool = False) -> None:
-        """Bytes of the dialect. The first ones open the stream, if it is not open."""
+        """Send bytes of the dialect. The first ones open the stream, if it is not open yet."""
         if self._has_begun:
             await self._write(data, is_last=is_last)
             return
@@ -311,28 +320,30 @@ class StreamResponse:
     async def _open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
         if not self._is_open:
             self._is_open = True
-            await self.send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._limits]})
+            await self._send(
+                {"type": "http.response.start", "status": 200, "headers": [*headers, *limit_headers(self._caller)]}
+            )
 
     async def _write(self, data: bytes, *, is_last: bool = False) -> None:
         """Write to the socket; waits while the client reads too slowly."""
         self._is_ended = is_last
-        await self.send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     def __aiter__(self) -> "StreamResponse":
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         self._came_s = self._loop.time()
         self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
-        for one in self.record.handles:
+        for one in self._record.handles:
             one.wake(self._ready)
         return self
 
     async def __anext__(self) -> PieceBatch:
-        """What came since the last call. Raises a stream's error once all its pieces were taken."""
+        """Return the pieces since the last call. Raises a stream's error after all its pieces were returned."""
         while True:
             if not self._ready.is_set() and not self._is_over:
                 await self._ready.wait()
             self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self.record.handles) for piece in one.take()]
+            batch = [(at, piece) for at, one in enumerate(self._record.handles) for piece in one.take()]
             if batch or self._is_silent:
                 self._came_s, self._is_silent = self._loop.time(), False
                 return batch
@@ -341,7 +352,7 @@ class StreamResponse:
 
     @property
     def _is_over(self) -> bool:
-        return all(one.is_over for one in self.record.handles)
+        return all(one.is_over for one in self._record.handles)
 
     def _check_silence(self) -> None:
         """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
@@ -353,19 +364,19 @@ class StreamResponse:
 
 
 class TokenMeter:
-    """Counts and charges tokens as they come, and measures the gaps between them."""
+    """Counts and charges output tokens as they arrive, and measures inter-token latency."""
 
     def __init__(self, model: ModelEntry, record: RequestRecord, bill: Bill) -> None:
         self._record = record
         self._bill = bill
         self._observe_gap, self._produced = model.meters
-        self._is_charged = bill.quota.tokens is not None
+        self._is_charged = bill.caller.quota.tokens is not None
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
-        """Of each answer to each prompt."""
+        """Time of the last token, by (prompt index, answer index)."""
 
     def tick(self, batch: PieceBatch) -> None:
-        """These pieces have just come."""
+        """Count the tokens of the pieces that just arrived."""
         now_s = monotonic()
         counts: dict[tuple[int, int], int] = {}
         for prompt_index, piece in batch:
@@ -380,7 +391,7 @@ class TokenMeter:
         self._count(self._num_counted + sum(counts.values()))
 
     def close(self) -> None:
-        """Charge and count what came and was not taken."""
+        """Count and charge also the tokens that arrived and were not read."""
         self._count(self._record.num_output_tokens)
 
     def _count(self, num_tokens: int) -> None:
@@ -391,32 +402,36 @@ class TokenMeter:
 
 
 def checked_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
-    """The same body; names that no dialect reads are recorded for a response header. Raises ApiError for misspelt
-    ones."""
+    """Return the body, and record names that no dialect reads for a header. Raises ApiError for a misspelt name."""
     record.ignored = ignored_names(body, names)
     return body
 
 
+def limit_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
+    """Return the response headers with the remaining quota of the caller's key."""
+    return [(name.encode(), value.encode()) for name, value in rate_headers(caller)]
+
+
 def whole_answer(writer: ResponseWriter, record: RequestRecord) -> bytes:
-    """All answers at once."""
+    """Encode the complete response, with all answers."""
     return writer.whole([handle.reply for handle in record.handles])
 
 
 def prompt_bytes(request: ResolvedRequest, num_prompt_tokens: int) -> int:
-    """About how many bytes the log-probabilities of the prompts take."""
+    """Estimate the size in bytes of the prompts' log-probabilities."""
     num_top = request.params.prompt_logprobs
     return 0 if num_top is None else LOGPROB_BYTES * num_prompt_tokens * (1 + num_top) * request.params.n
 
 
 def check_finishes(batch: PieceBatch, replies: Sequence[Reply]) -> None:
-    """Raise for an answer that ended with an error."""
+    """Raise ApiError if an answer in this batch ended with an error."""
     for prompt_index, piece in batch:
         if piece.finish_reason is not None:
             check_finish(piece, replies[prompt_index])
 
 
 def check_finish(piece: Piece, reply: Reply) -> None:
-    """Raise if the last piece ended its answer with an error."""
+    """Raise ApiError if this piece ended its answer with an error."""
     if piece.error_code == WorkBudgetError.code:
         LOG.warning("%s of %s: %s", WorkBudgetError.code, reply.request.tenant, piece.error)
         raise reply.work_error or invalid(str(piece.error), code=WorkBudgetError.code)

@@ -1,4 +1,4 @@
-"""What the schemas of all dialects' bodies are made of, and the error for a body that does not match."""
+"""Building blocks of all dialects' body schemas, and the error for a body that does not match its schema."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quire.api.http.errors import ApiError, invalid
 
-# A list of a million mistakes must not become a million errors: the first is enough.
+# fail_fast: a list with a million invalid items must produce one error, not a million.
 Ints = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Lists = Annotated[list[Ints], Field(fail_fast=True)]
@@ -14,13 +14,29 @@ Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class Loose(BaseModel):
-    """Known fields are checked; unknown ones were checked before."""
+    """Base of the schemas: known fields are validated; unknown names were already handled by `field_names`."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
 
+Service = tuple[str | None, int | None, str | None]
+"""Service tier, numeric priority (lower is more urgent) and cache salt (narrows the tenant's cache group)."""
+
+
+class GenerationFields(Loose):
+    """Fields that the bodies of all dialects' generation endpoints have."""
+
+    model: str | None = Field(None, description="One of the names in /v1/models.")
+    stream: bool | None = None
+
+    @property
+    def service(self) -> Service:
+        """The request's priority, and which requests may share its cached blocks."""
+        return None, None, None
+
+
 def validated(shape: type[Any], body: dict[str, Any]) -> Any:
-    """The fields of a body. Raises ApiError for the first invalid one."""
+    """Return the fields of a body. Raises ApiError for the first invalid one."""
     try:
         return shape.model_validate(body)
     except ValidationError as error:
@@ -29,7 +45,7 @@ def validated(shape: type[Any], body: dict[str, Any]) -> Any:
 
 def _first(error: ValidationError) -> ApiError:
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Branches of a union follow the field's name; they mean nothing to a client.
+    # Union branches follow the field's name in `loc`; they mean nothing to a client.
     name = str(found["loc"][0]) if found["loc"] else "body"
     kind = "missing_parameter" if found["type"] == "missing" else "invalid_parameter"
     where = ".".join(str(part) for part in found["loc"]) or name

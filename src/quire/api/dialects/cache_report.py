@@ -1,7 +1,7 @@
-"""What each prompt of a request found in the cache: recorded once that is known, counted, and sent in a header.
+"""Report how much of each prompt was found in the prefix cache: in the reuse log, the metrics and a response header.
 
-It is known when the prompt is computed, just before the first token. Of a request that ends before, what is known by
-then is recorded.
+The result is known when the prompt is computed, just before its first token. If the request ends earlier, the report
+contains what is known by then.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,8 @@ from functools import partial
 from time import monotonic
 
 from quire.api.access.admission import Admission
-from quire.api.dialects.dialect import ResolvedRequest, ResponseWriter
+from quire.api.dialects.resolved_request import ResolvedRequest
+from quire.api.dialects.response_writer import ResponseWriter
 from quire.api.http.request_record import RequestRecord
 from quire.api.prefix.warnings import removed_headers, warning_headers
 from quire.client.prefix.explanation import UNKNOWN, Explanation, decoded_text
@@ -22,7 +23,7 @@ HEADER = b"x-quire-cache"
 
 
 class CacheReport:
-    """Of one request."""
+    """The cache report of one request."""
 
     def __init__(
         self,
@@ -40,10 +41,10 @@ class CacheReport:
         self._answer_id = writer.answer_id
         self._tokenizer = tokenizer
         self.is_waiting = True
-        """Not all prompts are recorded yet."""
+        """Some prompts are not recorded yet."""
 
     def take(self, *, is_last: bool = False) -> None:
-        """Record what has become known; at the end all that is."""
+        """Record the prompts whose result is known; if `is_last`, all that were admitted."""
         if not self.is_waiting:
             return
         for index, handle in enumerate(self._record.handles):
@@ -59,7 +60,7 @@ class CacheReport:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers of the response, if all of it is known by then."""
+        """The response headers; the cache header only if the result is known for all prompts."""
         self.take()
         found = [handle.reply.reuse for handle in self._record.handles]
         records = [one for one in found if one is not None]
@@ -70,7 +71,7 @@ class CacheReport:
         return [(HEADER, _header_value(records).encode()), *warning_headers(warnings), *removed]
 
     def close(self) -> None:
-        """It has ended: record what is known by now, and keep the answers for the next prompt."""
+        """End the report: record the remaining prompts, and pass the answers to the prefix guard for later prompts."""
         self.take(is_last=True)
         for handle in self._record.handles:
             if (reuse := handle.reply.reuse) is not None:
@@ -102,14 +103,14 @@ class CacheReport:
 
 
 def part_at(parts: Sequence[PromptParts], prompt_index: int, position: int | None) -> PromptPart | None:
-    """Which part a difference falls in. A prompt without parts is a text."""
+    """Return the part (message, tool …) that contains a position. A raw prompt is one text part."""
     if position is None:
         return None
     return parts[prompt_index].at(position) if parts else PromptPart("text", prompt_index)
 
 
 def _header_value(found: Sequence[ReuseRecord]) -> str:
-    """Of one prompt all; of several their sums."""
+    """Return the header's value: full details for one prompt, sums for several."""
     num_cached = sum(one.num_cached_tokens for one in found)
     num_prompt = sum(one.explanation.num_prompt_tokens for one in found)
     if len(found) > 1:

@@ -1,7 +1,7 @@
 """The error format of each path: a client gets errors in its own API's format, wherever its request failed.
 
-An unknown key, a foreign web page and an unknown path are found before a route, and hence a dialect, is. So formats are
-chosen by path; the OpenAI format is for all the rest, the operator's socket and invalid HTTP included.
+A request with an unknown key, a foreign Origin or an unknown path fails before its route, and therefore its dialect, is
+known. So the path determines the format. All other paths, the operator's socket and invalid HTTP use OpenAI's.
 """
 
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from quire.api.http.errors import ErrorFormat
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormats:
-    """The formats of one server."""
+    """The error formats of one server."""
 
     default: ErrorFormat
     by_path: Mapping[str, ErrorFormat] = field(default_factory=dict)
-    """Of APIs that own a path and all below it."""
+    """Formats of the APIs that own a path and all paths below it."""
 
     def at(self, path: str) -> ErrorFormat:
-        """The error format for requests to this path."""
+        """Return the error format for requests to this path."""
         owners = (one for owned, one in self.by_path.items() if path == owned or path.startswith(f"{owned}/"))
         return next(owners, self.default)
 

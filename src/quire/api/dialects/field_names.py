@@ -1,10 +1,10 @@
-"""The names that a body may have: a field is read, refused, or named in a response header. Pure.
+"""Field names in bodies: each is read, refused, or ignored and reported in a response header. Pure.
 
-read by the dialect                    done, or refused by name
-used by other servers and SDKs         ignored, and named
-five letters or more, and one edit     refused, with the name that was meant
-from a name that is read
-any other                              ignored, and named
+read by the dialect                          used, or refused by name
+used by other servers and SDKs               ignored and reported
+at least 5 letters, and one edit away from   refused; the error names the intended field
+  a name that is read
+any other                                    ignored and reported
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,35 +15,35 @@ from quire.api.dialects.foreign_fields import ALL_FOREIGN
 from quire.api.http.errors import ApiError, invalid, shortened, shown_name
 
 LEAST_CHARS = 5
-"""Shorter names are one edit from too many words."""
+"""Shorter names are not checked for misspelling: too many words are one edit away."""
 MAX_IGNORED = 512
-"""Different names in one body that no dialect reads. All tables together have half as many."""
+"""Maximum number of unknown names in one body. All tables here together have half as many."""
 MAX_HEADER_CHARS = 4096
 HEADER = b"x-quire-ignored"
 
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """Of one kind of object."""
+    """The field names of one kind of object."""
 
     read: frozenset[str]
-    """By its dialect: done, or refused by name."""
+    """Names that the dialect reads: it uses them, or refuses them by name."""
     nested: Mapping[str, "FieldNames"] = field(default_factory=dict)
-    """Of the objects in these fields, alone or in a list."""
+    """By field name: the names allowed in the objects of that field (one object, or a list)."""
     types: tuple[str | None, ...] = ()
-    """Objects whose `type` is none of these are left out whole, as tools that the server does not run. Empty: all are
-    read."""
+    """Objects whose `type` is not listed here are ignored whole, for example tools that the server does not run. Empty:
+    all types are read."""
     is_open: bool = False
-    """Other fields are passed on to where they are read or refused, such as a chat template: they are not ignored."""
+    """Other fields are passed on, for example to a chat template, and not reported as ignored."""
 
 
 def names(words: str, **nested: FieldNames) -> FieldNames:
-    """These words, and the fields that have names nested."""
+    """Return the field names in a space-separated string, and those with nested names."""
     return FieldNames(frozenset((*words.split(), *nested)), nested)
 
 
 def ignored_names(body: Mapping[str, Any], allowed: FieldNames) -> tuple[str, ...]:
-    """The fields of a body that no dialect reads, nested ones with dots. Raises ApiError for a misspelt one."""
+    """Return the names in a body that no dialect reads, nested ones with dots. Raises ApiError for a misspelt name."""
     found: dict[str, None] = {}
     _collect(body, allowed, "", found)
     return tuple(found)
@@ -87,14 +87,14 @@ def _misspelt(path: str, meant: str) -> ApiError:
 
 
 def _meant(name: str, read: Iterable[str]) -> str | None:
-    """The name that is one edit away, if there is one."""
+    """Return a known name that is one edit away, if any."""
     if len(name) < LEAST_CHARS or name in ALL_FOREIGN:
         return None
     return min((one for one in read if is_one_edit(name, one)), default=None)
 
 
 def is_one_edit(one: str, other: str) -> bool:
-    """Whether a letter more, a letter less, another letter, or two that changed places make one of the other."""
+    """Whether one insertion, deletion, replacement or swap of adjacent letters turns one name into the other."""
     if abs(len(one) - len(other)) > 1:
         return False
     start, most = 0, min(len(one), len(other))
@@ -108,7 +108,7 @@ def is_one_edit(one: str, other: str) -> bool:
 
 
 def ignored_headers(ignored: tuple[str, ...]) -> tuple[tuple[bytes, bytes], ...]:
-    """The response header with all these names, as far as there is room."""
+    """Return the response header that lists these names, up to MAX_HEADER_CHARS."""
     if not ignored:
         return ()
     shown, num_chars = list[str](), 0

@@ -1,7 +1,7 @@
-"""Names of fields that other servers and the official SDKs send, and no dialect here reads: never a spelling mistake.
+"""Fields that other servers and official SDKs send and no dialect here reads. They are never taken for misspellings.
 
-Facts of their public protocols in 2026, and names of before that clients still send. Those that one dialect reads stand
-here for the others: what is read is looked up first.
+The names are from those APIs' documentation in 2026, plus older names that clients still send. A name that one dialect
+reads is listed for the other dialects; names that a dialect reads are looked up first.
 """
 
 from collections.abc import Mapping

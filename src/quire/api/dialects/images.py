@@ -1,4 +1,4 @@
-"""Pictures in conversations: this server reads text. A screenshot need not end an agent's run all the same."""
+"""Images in conversations. The models read only text; the operator decides whether images are refused or dropped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ CHAT_PICTURES = ("image_url", "input_image", "image")
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What is done with pictures."""
+    """The policy for images."""
 
     are_dropped: bool = False
-    """A text stands where one was; otherwise a request with one is refused."""
+    """A placeholder text replaces each image; otherwise a request with an image is refused."""
 
     def text_for(self, kind: str) -> str:
-        """What stands in a picture's place."""
+        """Return the placeholder for an image. Raises ApiError if images are refused."""
         if not self.are_dropped:
             raise unsupported(kind, "the models here accept only text; start the server with --drop-images to drop it")
         return LEFT_OUT
 
 
-def without_pictures(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages of a chat with a text where each picture was."""
+def without_pictures(messages: Sequence[Mapping[str, Any]]) -> Any:
+    """Return chat messages with the placeholder text in place of each image."""
     return [{**message, "content": _content(message.get("content"))} for message in messages]
 
 

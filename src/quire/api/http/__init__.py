@@ -1,1 +1,1 @@
-"""Bytes and HTTP: the protocol, bounds, bodies, events and errors as they are sent. Independent of models and keys."""
+"""HTTP: the protocol, limits, request bodies, server-sent events and errors. Independent of models and keys."""

@@ -1,7 +1,7 @@
-"""The body of a request: bounded bytes, then strict JSON. What Python's parser accepts silently is refused here.
+"""Read request bodies of bounded size and parse them as strict JSON, stricter than Python's parser.
 
-Refused: more than MAX_BODY_BYTES, a body that does not come, bytes that are not UTF-8, NaN and Infinity, numbers no
-float holds, whole numbers of hundreds of digits, a key that stands twice, half a surrogate pair, nesting without end.
+Refused: more than MAX_BODY_BYTES, bodies not received in time, bytes that are not UTF-8, NaN and Infinity, numbers out
+of range of a float, integers with too many digits, duplicate keys, unpaired surrogates, too deep nesting.
 """
 
 import asyncio
@@ -21,13 +21,8 @@ class ClientGoneError(Exception):
     """The client has disconnected."""
 
 
-def declared_bytes(declared: str | None) -> int:
-    """The declared length of a body; 0 where there is none."""
-    return int(declared[:20]) if declared is not None and declared.isdecimal() else 0
-
-
 async def read_body(receive: Receive, declared: str | None, pause: Pause) -> bytes:
-    """All of it. Raises ApiError. Between parts of a large one there is a pause."""
+    """Return the whole body. `pause` is awaited between the parts of a large body. Raises ApiError."""
     if declared is not None and (not declared.isdecimal() or int(declared[:20]) > MAX_BODY_BYTES):
         raise too_large(declared[:20])
     try:
@@ -55,13 +50,13 @@ async def _read(receive: Receive, pause: Pause) -> bytes:
 
 
 def too_large(size: str) -> ApiError:
-    """More bytes than a body may have."""
+    """Return the error for a body above MAX_BODY_BYTES."""
     message = f"expected at most {MAX_BODY_BYTES:,} bytes as request body, got {size}; send less at once"
     return ApiError(413, "request_too_large", message, headers=(("connection", "close"),))
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes."""
+    """Parse a body as a JSON object. Raises ApiError."""
     brackets = _brackets(body)
     try:
         value = loads_strictly(body, parse_int=_bounded)
@@ -86,7 +81,8 @@ def _bounded(digits: str) -> int:
 
 
 def _brackets(body: bytes) -> bytes:
-    """Those of its lists and objects, as far as they must be checked. Too many are refused before one is made."""
+    """Return the brackets of lists and objects if their depth must be checked. Raises ApiError for too many, before
+    any is parsed."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return b""
     brackets = brackets_of(body)
@@ -99,7 +95,7 @@ def _brackets(body: bytes) -> bytes:
 
 
 def _check_depth(brackets: bytes) -> None:
-    """The innermost level is taken away, again and again."""
+    """Raise ApiError for too deep nesting: remove the innermost level up to MAX_JSON_DEPTH times."""
     for _ in range(MAX_JSON_DEPTH):
         if not brackets:
             return
@@ -113,7 +109,7 @@ def _too_deep() -> ApiError:
 
 
 def _check_characters(value: Any) -> None:
-    """Only an escape can spell half a surrogate pair; then writing it all out once finds it."""
+    """Raise ApiError for an unpaired surrogate, which only an escape can produce, by encoding the whole value."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -125,7 +121,7 @@ def _check_characters(value: Any) -> None:
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work; cancel it when the client disconnects. Work that ends at once costs no more than itself."""
+    """Run `work` and cancel it when the client disconnects; then raise ClientGoneError."""
     working, is_over, is_gone = asyncio.current_task(), False, False
 
     def leave(_leaving: "asyncio.Task[None]") -> None:
@@ -139,7 +135,7 @@ async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) 
     try:
         await work
     except asyncio.CancelledError:
-        # The server may cancel it as well, and then the cancellation goes on.
+        # If the server cancelled the task as well, the cancellation must propagate.
         if is_gone and working is not None and not working.uncancel():
             raise ClientGoneError from None
         raise

@@ -1,7 +1,7 @@
-"""What a client gets instead of the response it requested: a status, a string code, and what to do.
+"""HTTP errors: a status, a string code, and a message that says what to do.
 
-Errors of quire become an `ApiError` here and nowhere else. Unexpected exceptions become a 500 without details. The
-bytes are each API's own: its `ErrorFormat`.
+Exceptions are converted to `ApiError` only here; unexpected ones become a 500 without details. Each API encodes errors
+in its own `ErrorFormat`.
 """
 
 import re
@@ -26,14 +26,14 @@ from quire.errors import (
 )
 
 INTERNAL_DETAILS = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-packages|(?:/[\w.-]+){3,}")
-"""What must not be in a response: addresses, traces, paths."""
+"""Matches memory addresses, tracebacks and paths, which must not be sent to clients."""
 
 
 PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ReaderStuckError(Exception):
-    """The client read nothing for too long."""
+    """The client read nothing of its response for STUCK_S."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class ApiError(Exception):
     status: int
     code: str
     message: str
-    """Cleaned from the beginning, so that every API can send it."""
+    """Cleaned of internal details and shortened when the error is created."""
     param: str | None = None
     retry_after_s: float | None = None
     headers: tuple[tuple[str, str], ...] = ()
@@ -55,15 +55,15 @@ class ApiError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorFormat:
-    """The bytes of one API's errors."""
+    """The encoding of errors in one API."""
 
     content_type: bytes
     body: Callable[[ApiError], bytes]
     event: Callable[[ApiError], bytes]
-    """The same as the last bytes of a stream that is open and has no content yet."""
+    """Encodes an error as the last event of a stream that has begun but has no content yet."""
 
     def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-        """Headers, the length and Retry-After among them, and body."""
+        """Return the headers, including Content-Length and Retry-After, and the body."""
         body = self.body(error)
         headers = [(b"content-type", self.content_type), (b"content-length", str(len(body)).encode())]
         if error.retry_after_s is not None:
@@ -73,22 +73,22 @@ class ErrorFormat:
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_request") -> ApiError:
-    """Something in the request breaks a rule."""
+    """Return the error for an invalid request."""
     return ApiError(400, code, message, param)
 
 
 def unsupported(param: str, why: str) -> ApiError:
-    """What is not supported is refused, never ignored."""
+    """Return the error for a parameter that is not supported; such parameters are never ignored."""
     return ApiError(400, "unsupported_parameter", f"{param} is not supported: {why}; leave it out", param)
 
 
 def internal(request_id: str) -> ApiError:
-    """An unexpected exception: the log has the details."""
+    """Return the error for an unexpected exception, whose details are only in the log."""
     return ApiError(500, "internal_error", f"internal server error; the server log has details under {request_id}")
 
 
 def api_error_of(error: Exception, request_id: str) -> ApiError:
-    """The error that a client receives for an exception."""
+    """Return the error that a client receives for an exception."""
     match error:
         case ApiError():
             return error
@@ -108,7 +108,7 @@ def api_error_of(error: Exception, request_id: str) -> ApiError:
 
 
 def _not_now(error: QuireError) -> ApiError:
-    """Nothing is wrong with the request: it comes at a bad time."""
+    """Return the error for a valid request that cannot be served now."""
     match error:
         case DisplacedError() | TenantShareError():
             return ApiError(429, "rate_limit_exceeded", str(error), retry_after_s=error.retry_after_s)
@@ -125,7 +125,7 @@ def _not_now(error: QuireError) -> ApiError:
 
 
 def shortened(value: object) -> str:
-    """A client's own value inside a message: not all of it."""
+    """Return a client's value for an error message, cut to MAX_ECHOED_CHARS."""
     shown = repr(value)
     return shown if len(shown) <= MAX_ECHOED_CHARS else f"{shown[:MAX_ECHOED_CHARS]}..."
 
@@ -137,7 +137,7 @@ def _clean(message: str) -> str:
 
 
 def shown_name(name: str) -> str:
-    """As it is, or in quotes with escapes: a header and a log take plain characters on one line."""
+    """Return a name for a header or a log line: unchanged if plain, otherwise quoted with escapes."""
     if PLAIN.fullmatch(name):
         return name
     return ascii(name if len(name) <= 64 else f"{name[:61]}...").replace(",", "\\x2c")

@@ -1,7 +1,7 @@
-"""Every bound of the API, in one place. A client over one of them gets an error message, never a crash.
+"""All limits of the API. A request that exceeds one gets an error response.
 
-Bounds on what one answer may be (n, stop strings, log-probabilities, biases) belong to the engine's parameters and are
-named here again so that they can be read together.
+Limits of sampling parameters (n, stop strings, log-probabilities) are defined in `params` and re-exported here, so that
+all limits can be read in one place.
 """
 
 from quire.client.reply.stream import MAX_PENDING, MAX_PENDING_BYTES
@@ -21,78 +21,77 @@ __all__ = [
 # -- the connection ----------------------------------------------------------------------------------------------------
 
 MAX_CONNECTIONS = 8192
-"""Fewer where the limit of open files is low."""
+"""Maximum open connections; fewer if the limit of open files is low."""
 RESERVED_DESCRIPTORS = 256
-"""Of the open files the system allows, for the server's own: workers, models, keys, logs."""
+"""File descriptors reserved for the server's own files: workers, models, keys, logs."""
 SPARE_DESCRIPTORS = 64
-"""Of those, how many stay free of connections even where the server's own files need more than expected."""
+"""File descriptors never used for connections, even if the server opens more files than reserved."""
 EVICTED_AT_ONCE = 64
-"""When all connections are taken, how many of those that have waited longest without a request make room."""
+"""Maximum idle connections closed at once when all connections are in use."""
 LEAST_IDLE_S = 0.5
-"""A client that has just connected, or has just received a response, may be about to send a request."""
+"""Minimum idle time before a connection may be closed, because a client may be about to send a request."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers together."""
+"""Maximum size of request line and headers together."""
 MAX_HEADERS = 100
 HEAD_S = 20.0
-"""How long a client may take to send the head of a request."""
+"""Time limit for receiving the head of a request."""
 BODY_S = 60.0
-"""How long it may take to send the body."""
+"""Time limit for receiving the body."""
 KEEP_ALIVE_S = 75
-"""How long a connection may be open with no request under way."""
+"""Time limit of a connection without a request."""
 LINGER_S = 2.0
-"""How long a client that sent invalid HTTP may go on sending: closing at once would lose the error sent to it."""
+"""Delay before a connection with invalid HTTP is closed; an immediate close could discard the error response."""
 MAX_PIPELINED = 16
-"""Requests sent before the response to the one before them."""
+"""Maximum pipelined requests waiting on one connection."""
 ARRIVING_SHARE = 0.25
-"""Of the places inside, for bodies of one key that are still coming."""
+"""Maximum fraction of the admission slots for bodies of one key that are in transfer."""
 CHECK_S = 5.0
-"""How often a connection is checked."""
+"""Interval of checking connections."""
 WRITE_BUFFER_BYTES = 64 * 1024
-"""Bytes written and not yet taken by the socket; beyond it a writer waits."""
+"""High-water mark of unsent bytes per connection; above it, writers wait."""
 STUCK_S = 30.0
-"""A client that reads nothing for so long is cut."""
+"""A client that reads nothing of a response for this time is disconnected."""
 STREAM_SILENT_S = 15.0
-"""An open stream without data for so long sends a keep-alive: proxies cut what is silent for 30 or 60 s."""
+"""A stream without data for this time sends a keep-alive, because proxies close silent streams after 30 or 60 s."""
 
 # -- the body ----------------------------------------------------------------------------------------------------------
 
 MAX_BODY_BYTES = 2 * 1000 * 1000
 MAX_JSON_DEPTH = 64
 MAX_INT_DIGITS = 20
-"""A whole number of more digits fits no field."""
+"""Maximum digits of an integer; every field's range is smaller."""
 ON_LOOP_BYTES = 16 * 1024
-"""Larger bodies are read beside the event loop."""
+"""Larger bodies and larger batches of output are processed in a thread, not on the event loop."""
 
 # -- the request -------------------------------------------------------------------------------------------------------
 
 MAX_PROMPTS = 16
 MAX_MESSAGES = 4096
 MAX_ID_CHARS = 128
-"""Of a client's request id, when it is echoed."""
+"""Maximum length of a client's request id that is echoed."""
 MAX_SALT_CHARS = 1024
 MAX_DETOKENIZE_TOKENS = 1 << 18
 REQUEST_S = 3600.0
-"""A request that is not done by then ends with what it has."""
+"""Time limit of a request, after which it ends with the output produced so far."""
 
 # -- the response ------------------------------------------------------------------------------------------------------
 
 MAX_ECHOED_CHARS = 200
-"""Of a client's own text inside an error message."""
+"""Maximum characters of a client's text quoted in an error message."""
 MAX_ANSWER_LOGPROBS = 1 << 18
-"""Log-probabilities in one answer, alternatives counted like the tokens they stand beside. A
-count, not a size: one takes about 30 to 90 bytes of JSON (a number of up to 20 digits, a token's text or id, a rank or
-its bytes; more where a token's text is long), so this is an answer of about 8 to 24 MB: 12,483 tokens with 20
-alternatives each, or 131,072 with one."""
+"""Maximum log-probabilities in one answer, including alternatives. A count, not a size: each takes about 30 to 90 bytes
+of JSON (a number of up to 20 digits, a token's text or id, a rank or bytes; more if the token's text is long), so the
+maximum is about 8 to 24 MB: 12,483 tokens with 20 alternatives each, or 131,072 with one."""
 LEAST_LOGPROB = -9999.0
-"""JSON has no infinity; the floor that other servers use."""
+"""Replaces minus infinity, which JSON does not have; other servers use the same value."""
 MAX_WATCHERS = 16
-"""Readers of the operator's stream, all models together."""
+"""Maximum clients of the operator's event stream, over all models."""
 WATCH_PERIOD_S = 0.4
-"""How often an engine sends a snapshot while there are watchers."""
+"""Interval of an engine's snapshots while there are watchers."""
 WATCH_BEAT_S = 0.45
-"""After so long an event comes all the same."""
+"""Maximum interval of events to watchers, even without a new snapshot."""
 WATCH_RETRY_S = 5
 FULL_RETRY_S = 2
-"""Retry-After where there is no estimate."""
+"""Retry-After if the waiting time cannot be estimated."""
 LOADING_RETRY_S = 5
 DEAD_RETRY_S = 10

@@ -1,11 +1,11 @@
-"""Bytes to requests: uvicorn's HTTP/1.1 protocol with bounds it does not have.
+"""uvicorn's HTTP/1.1 protocol with additional limits.
 
-Added: a bound on the head of a request in bytes and in time, on connections, on requests sent early, on how long a
-connection may be idle and on how long a client may read nothing of a response; a way to cut a connection at once; and,
-where a client sent its next request early and then disconnected, the cancellation of the request being served.
+Added: limits on the size and duration of a request's head, on the number of connections and of pipelined requests, on
+idle time, and on the time a client may read nothing of a response; a way to abort a connection immediately; and the
+cancellation of a running request if its client pipelined another one and then disconnected.
 
-When all connections are taken, those that have waited longest without a request are closed: a client that holds many
-and sends nothing must not block one that sends. Invalid HTTP gets its error after the responses before it.
+When all connections are in use, those idle for the longest are closed, so that a client with many idle connections
+does not block others. The error for invalid HTTP is sent after the responses to earlier requests.
 """
 
 import asyncio
@@ -32,29 +32,29 @@ from quire.api.http.limits import (
 
 
 class HeadTooLargeError(Exception):
-    """More bytes than the head of a request may have."""
+    """The head of a request has more than MAX_HEAD_BYTES."""
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection."""
+    """The protocol of one connection."""
 
     error_format: ClassVar[ErrorFormat]
-    """For invalid HTTP: it was sent to no path, so it belongs to no API. A server's own."""
+    """Format of the error for invalid HTTP, which has no path and so belongs to no API. Set by subclasses."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
-        """As they came, in reads that hold nothing but a head. What came with the last of them, or with other data,
-        is counted when the head is whole: a read has no more than a few heads' worth."""
+        """Head bytes received in reads that contain only head data. The rest is counted when the head is complete,
+        because one read is at most as large as a few heads."""
         self._num_headers = 0
-        """Of the request whose body comes; more of them may follow that."""
+        """Number of headers of the request whose body is being received; trailers may follow the body."""
         self._is_in_head = True
         self._is_in_body = False
         self._has_ended_in_read = False
-        """The end of a request was in what is being read: then some of those bytes are no head's."""
+        """Whether the current read contains the end of a request, so that not all its bytes are head bytes."""
         self._is_head_too_large = False
         self._is_refused = False
-        """The client sent invalid HTTP: nothing more is read, and the error follows the responses before it."""
+        """Whether the client sent invalid HTTP. Later data is discarded; the error is sent after earlier responses."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._lingering: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
@@ -69,7 +69,7 @@ class Protocol(HttpToolsProtocol):
         self._check()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client disconnected: cancel all requests of this connection, not only the last one."""
+        """Cancel all requests of the connection; uvicorn cancels only the last one."""
         self._stop_head_timer()
         for timer in (self._watch, self._lingering):
             if timer is not None:
@@ -87,7 +87,7 @@ class Protocol(HttpToolsProtocol):
         self._has_ended_in_read = False
         is_after_body = self._is_in_body and len(self.headers) > self._num_headers
         super().data_received(data)
-        # Still among headers, those behind a body too, and no request ended on the way: all of these bytes are theirs.
+        # Still in a head or in trailers, and no request ended in this read: all its bytes are header bytes.
         if (self._is_in_head or is_after_body) and not self._has_ended_in_read and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -95,14 +95,14 @@ class Protocol(HttpToolsProtocol):
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """The head of a request begins."""
+        """Start the limits of size and time for the head of a request."""
         super().on_message_begin()
         self._num_head_bytes, self._is_in_head = 0, True
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
 
     def on_headers_complete(self) -> None:
-        """The head is there: the request is served, or waits for the one before it."""
+        """Serve the request, or queue it after the previous one. Raises HeadTooLargeError."""
         num_bytes = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if num_bytes > MAX_HEAD_BYTES:
             self._is_head_too_large = True
@@ -117,24 +117,24 @@ class Protocol(HttpToolsProtocol):
         if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
         elif self.pipeline:
-            # The library stops reading while a request waits for another, and then a disconnect is not seen.
+            # The library stops reading while a pipelined request waits, so it would not notice a disconnect.
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
-        """The end of a request."""
+        """Record the end of a request."""
         self._is_in_body, self._has_ended_in_read = False, True
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A response is out: the next request's turn, or the error for what came after the last."""
+        """Start the next pipelined request, or send the error for invalid HTTP after the last response."""
         super().on_response_complete()
         if self._is_refused and not self._is_busy:
             self._refuse()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse invalid HTTP in the format of all other errors, after the responses that are still to come.
+        """Refuse invalid HTTP in the format of all other errors, after the pending responses.
 
-        For a body that breaks in the middle no response is to come, so its error is sent at once.
+        For an invalid body the error is sent immediately, because its request gets no response.
         """
         self._is_refused = True
         self._stop_head_timer()
@@ -143,19 +143,19 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_busy(self) -> bool:
-        """A request is being served here, or waits for that."""
+        """Whether a request of the connection is being served or waits."""
         return any(not cycle.response_complete for cycle in self._cycles)
 
     @property
     def _is_idle(self) -> bool:
-        """For a while, and no response is under way."""
+        """Whether the connection has had no request and no unsent data for LEAST_IDLE_S."""
         if self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return False
         return self.loop.time() - self._idle_since_s >= LEAST_IDLE_S
 
     @classmethod
     def make_room(cls, connections: Iterable[object]) -> None:
-        """Cut those that have waited longest without a request, if there are any."""
+        """Abort the connections that have been idle for the longest, if any are idle."""
         idle = [one for one in connections if isinstance(one, cls) and one._is_idle]
         for one in heapq.nsmallest(min(EVICTED_AT_ONCE, 1 + len(idle) // 16), idle, key=lambda one: one._idle_since_s):
             one.transport.abort()
@@ -177,7 +177,7 @@ class Protocol(HttpToolsProtocol):
         self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _check(self) -> None:
-        """Cut a connection without use: no request under way, or nothing read of a response."""
+        """Abort a connection that has been idle for KEEP_ALIVE_S, or whose client read nothing for STUCK_S."""
         now_s, num_unsent = self.loop.time(), self.transport.get_write_buffer_size()
         if num_unsent or self._is_busy:
             self._idle_since_s = now_s
@@ -194,7 +194,7 @@ class Protocol(HttpToolsProtocol):
         self._watch = self.loop.call_later(CHECK_S, self._check)
 
     def _record_slow_readers(self) -> None:
-        """Record that the clients did not read their responses: the log must not report that they disconnected."""
+        """Record that the client did not read its responses, so that the log does not report a disconnect."""
         for cycle in self._cycles:
             record: Any = cycle.scope.get("quire.record")
             if record is not None and not cycle.response_complete:

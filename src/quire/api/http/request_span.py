@@ -1,6 +1,6 @@
-"""A request as a span: the names of OpenTelemetry's GenAI conventions, and vLLM's latencies beside them.
+"""OpenTelemetry spans of requests, with attributes of the GenAI conventions and the latencies that vLLM reports.
 
-Figures, settings of the server and fixed names; nothing that a client wrote, but for its `traceparent` header.
+Spans contain numbers, server settings and fixed names, but no text from the client except its `traceparent` header.
 """
 
 import time
@@ -13,19 +13,19 @@ COMPLETIONS = "/v1/completions"
 
 
 class RequestSpans:
-    """Writes a span for every request that is over."""
+    """Writes a span for every finished request."""
 
     def __init__(self, writer: RequestSpanWriter) -> None:
         self._writer = writer
 
     def ended(self, record: RequestRecord) -> None:
-        """Write its span, if it had a model."""
+        """Write the span of a finished request, if it was for a model."""
         if record.model:
             self._writer.write(span_of(record, time.time()))
 
 
 def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
-    """One that has just ended."""
+    """Return the span of a request that has just ended."""
     figures = figures_of(record)
     operation = "text_completion" if record.path == COMPLETIONS else "chat"
     status = 499 if record.is_cut else record.status
@@ -60,7 +60,7 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
 
 
 def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
-    """vLLM's, in seconds; those of a model that never began are left out."""
+    """Return vLLM's latency attributes, in seconds; without a first token, only queue time and total time."""
     latencies: dict[str, AttributeValue] = {
         "gen_ai.latency.time_in_queue": figures.queue_s,
         "gen_ai.latency.e2e": figures.total_s,

@@ -1,8 +1,11 @@
-"""What goes to the socket: server-sent events, and a response that is sent at once. A few lines, for no more is
-needed: `data:` and a blank line."""
+"""Server-sent events, and responses that are sent at once. No library is used, because an event is only `data:` and a
+blank line."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
+
+import msgspec
+from starlette.responses import Response
 
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -11,24 +14,29 @@ HEADERS = (
 )
 JSON = b"application/json"
 COMMENT = b": keep-alive\n\n"
-"""Without content, in any API whose streams are events."""
+"""A comment without content, the keep-alive of all APIs with server-sent events."""
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 def event(data: bytes) -> bytes:
-    """One event."""
+    """Encode an event."""
     return b"data: " + data + b"\n\n"
 
 
 def named_event(name: bytes, data: bytes) -> bytes:
-    """One event of a kind that has a name."""
+    """Encode an event with a name."""
     return b"event: " + name + b"\ndata: " + data + b"\n\n"
+
+
+def json_response(value: Any) -> Response:
+    """Return a JSON response with status 200."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 async def send_whole(
     send: Send, body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), content_type: bytes = JSON
 ) -> None:
-    """A whole response at once."""
+    """Send a complete response with status 200."""
     head = [(b"content-type", content_type), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": 200, "headers": head})
     await send({"type": "http.response.body", "body": body, "more_body": False})

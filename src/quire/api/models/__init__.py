@@ -1,1 +1,1 @@
-"""The models of a server: always there, or loaded on demand in turns."""
+"""The models of a server: loaded permanently, or loaded and unloaded on demand in turns."""

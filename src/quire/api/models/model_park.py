@@ -1,16 +1,17 @@
-"""Models that come and go: does what `park_moves.py` decides, and lets requests wait for their model.
+"""Load and unload models on demand: carry out the moves of `park_moves.py`, and let requests wait for their model.
 
-    using(model) ──► here: at once                  a request holds its model until its last byte,
-                └──► away, loading, leaving: waits ──► using      or until its answer is set aside
+    using(model) ──► ready: at once ───────────────────────┬─► uses the model until the last byte of the response,
+                └──► unloaded, loading, unloading: waits ──┘   or until the request is suspended
 
-On one event loop. Each model has a task of its own, from its loading to its end. Answers that are set aside keep what
-they read of their model in this process; only its worker ends, and another one continues them when the model is back.
+Runs on one event loop. One task per model runs from the start of loading to the end of unloading. When a model is
+unloaded while requests run, they are suspended: their state stays in this process, only the worker ends, and a new
+worker continues them when the model is loaded again.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -30,7 +31,7 @@ from quire.api.models.park_moves import (
     may_load_s,
     next_moves,
 )
-from quire.api.models.registry import ModelEntry
+from quire.api.models.registry import ModelEntry, Models
 from quire.client.engines.client import EngineClient
 from quire.config.parked_models import OnDemandModel
 from quire.errors import CheckpointError, ConfigError, DrainingError, InvariantError, QuireError
@@ -38,54 +39,54 @@ from quire.errors import CheckpointError, ConfigError, DrainingError, InvariantE
 log = logging.getLogger("quire.park")
 GIB = 1 << 30
 FAILED_RETRY_S = 10.0
-"""A model that could not be loaded is not tried again before."""
+"""Seconds after a failed load before the next attempt."""
 
 ReportProgress = Callable[[str, int, int], None]
-"""Called with what is being done, the bytes done, and the total."""
+"""Called with a label of the current stage, the bytes done, and the total bytes."""
 OpenClient = Callable[[OnDemandModel, ReportProgress], AbstractAsyncContextManager[EngineClient]]
-"""A client and its engine, for as long as they are needed."""
+"""Opens a client with its engine; both end with the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The memory, and what each model takes of it."""
+    """The memory budget, and the memory that each model needs."""
 
     memory_bytes: int = 0
     needed_bytes: Mapping[str, int] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """Why a model cannot be loaded, by name."""
+    """By model name: why it cannot be loaded."""
 
 
 Weigh = Callable[[], Awaitable[Sizes]]
-"""Measures once: reads files, and downloads models that are kept."""
+"""Measures the sizes once. It reads files, and downloads models that are always loaded."""
 
 
 async def weightless() -> Sizes:
-    """Models that always fit."""
+    """Return sizes with which all models always fit."""
     return Sizes()
 
 
 @dataclass(frozen=True, slots=True)
 class ParkLimits:
-    """What an operator decides about coming and going."""
+    """The operator's settings for loading and unloading."""
 
     max_waiting: int = 2048
-    """Requests that may wait for one model to be loaded."""
+    """Maximum number of requests that wait for one model to be loaded."""
     idle_s: float | None = None
-    """For models without a setting of their own."""
+    """Idle time before unloading, for models without their own setting; None: never."""
     turn_s: float = 30.0
-    """How long a model that is ready serves every tenant, even if others wait for its room."""
+    """Minimum time a loaded model serves all tenants, even if tenants wait for its memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A request's hold on its model."""
+    """A request's reference to its model."""
 
     resident: "_ModelSlot"
     client: EngineClient
     tenant: str
     users: Counter[str]
-    """Those of the model's life in which it came."""
+    """The model's user counter at the request's arrival; after a reload the model has a new counter."""
 
 
 Arrival = asyncio.Future[_Place]
@@ -93,29 +94,29 @@ Arrival = asyncio.Future[_Place]
 
 @dataclass(slots=True, eq=False)
 class _ModelSlot:
-    """One model, here or away."""
+    """One model, loaded or not."""
 
     model: OnDemandModel
     entry: ModelEntry
     users: Counter[str] = field(default_factory=Counter)
-    """Requests that it serves, by tenant. Of a model that is away: those with answers that were set aside."""
+    """Number of requests that use the model, by tenant. If the model is unloaded: the suspended requests."""
     served: set[str] = field(default_factory=set)
-    """Tenants that have used it since it was ready."""
+    """Tenants that have used the model since its last load."""
     waiting: dict[str, dict[Arrival, float]] = field(default_factory=dict)
-    """Requests that wait for it, by tenant, in the order they came, and since when."""
+    """Requests waiting for the model, by tenant, in order of arrival, each with its arrival time."""
     turn_ends_s: float = 0.0
     leaving_since_s: float = 0.0
     last_used_s: float = 0.0
     must_leave: bool = False
     is_aside: bool = False
-    """It is away, but for answers that were set aside."""
+    """The model is unloaded and has suspended requests."""
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
-    """It leaves, and serves no request any more, or its answers are to be set aside."""
+    """Set when an unloading model serves no request any more, or must suspend those that it serves."""
     is_called: asyncio.Event = field(default_factory=asyncio.Event)
-    """Answers that were set aside go on, or are no more."""
+    """Set when suspended requests continue, or when none is left."""
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
-    """Why it could not be loaded the last time."""
+    """Why the last attempt to load the model failed."""
     failed_s: float = 0.0
 
     @property
@@ -124,20 +125,20 @@ class _ModelSlot:
 
     @property
     def wishes(self) -> tuple[Wish, ...]:
-        """Each tenant that waits for it, and since when."""
+        """One entry per tenant that waits for the model, with the time since when."""
         wishes = [Wish(tenant, next(iter(arrivals.values()))) for tenant, arrivals in self.waiting.items()]
         if self.is_aside:
             wishes += [Wish(one, self.leaving_since_s, True) for one in self.users if one not in self.waiting]
         return tuple(wishes)
 
     def leave(self) -> None:
-        """It takes no new requests, and ends with the last answer."""
+        """Start to unload: accept no new requests, and end after the last response."""
         self.entry.stage, self.leaving_since_s = Stage.LEAVING, monotonic()
         if not self.users:
             self.may_end.set()
 
     def begin_turn(self, turn_s: float) -> None:
-        """It is here: what waits uses it from now on, before anything can make it leave."""
+        """Mark the model as ready, and give it to all waiting requests before any move can unload it."""
         client = self.entry.engine_client
         if client is None:
             raise InvariantError(f"expected a client for {self.entry.name}, got none")
@@ -157,40 +158,42 @@ class _ModelSlot:
             arrival.set_exception(error)
 
     def _taken_from_waiting(self) -> list[tuple[str, Arrival]]:
-        """But for those that were cancelled a moment ago: their tasks have not run since."""
+        """Clear the waiting list and return it without cancelled requests, whose tasks have not run since."""
         waiting = [(tenant, one) for tenant, arrivals in self.waiting.items() for one in arrivals if not one.done()]
         self.waiting.clear()
         return waiting
 
 
-class ModelManager:
-    """All models of a server within one memory."""
+class ModelManager(Models):
+    """All models of a server, sharing one memory budget."""
 
     def __init__(
         self,
-        models: Iterable[tuple[OnDemandModel, ModelEntry]],
+        models: Sequence[tuple[OnDemandModel, ModelEntry]],
         opening: OpenClient,
         weigh: Weigh = weightless,
         limits: ParkLimits | None = None,
+        aliases: Mapping[str, str] | None = None,
     ) -> None:
+        super().__init__((entry for _, entry in models), aliases)
         self.residents = {model.name: _ModelSlot(model, entry) for model, entry in models}
         self._opening = opening
         self._weigh = weigh
         self._limits = limits or ParkLimits()
         self._sizes: Sizes | None = None
         self._loads: dict[str, tuple[float, ...]] = {}
-        """When the last loads of each tenant were begun."""
+        """Times at which each tenant's last loads began."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Tasks of models, until each has ended."""
+        """Running tasks of models."""
         self._loading = asyncio.Lock()
-        """Models load one after the other: two at once would take as long, and each would come later."""
+        """Models load one at a time: two at once would take as long in total, and each would be ready later."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
-    # -- life ----------------------------------------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Load the models that are kept. Raises what stands in the way of one of them."""
+        """Load the models that are always loaded. Raises the error if one of them cannot be loaded."""
         self._sizes = await self._weigh()
         for why in self._sizes.problems.values():
             log.warning("%s", why)
@@ -199,16 +202,15 @@ class ModelManager:
             self._release(held)
 
     def drain(self) -> None:
-        """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
         self._is_closing = True
         for resident in self.residents.values():
             resident.refuse(
                 DrainingError("the server is shutting down and loads no model; use another one, or retry later")
             )
-            resident.is_called.set()  # what was set aside ends here
+            resident.is_called.set()  # suspended requests end here
 
     async def close(self) -> None:
-        """End all of them. One that loads is broken off."""
+        """Unload all models. A load in progress is cancelled."""
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
@@ -219,11 +221,11 @@ class ModelManager:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def is_started(self) -> bool:
-        return self._sizes is not None
+    def is_ready(self) -> bool:
+        return self._sizes is not None and super().is_ready
 
     async def _live(self, resident: _ModelSlot, before: asyncio.Task[None] | None) -> None:
-        """One model from its loading to its end, after the end of its life before."""
+        """Run one model from loading to unloading, after its previous task has ended."""
         entry = resident.entry
         try:
             if before is not None:
@@ -243,7 +245,7 @@ class ModelManager:
             self._end(resident)
 
     async def _stay(self, resident: _ModelSlot, client: EngineClient) -> None:
-        """Until it has left. As long as answers are set aside, it may come back."""
+        """Wait until the model is unloaded. With suspended requests, unload it and later load it again."""
         while await resident.may_end.wait():
             resident.entry.engine_client = None
             self._log(resident, "is being unloaded")
@@ -259,7 +261,7 @@ class ModelManager:
             self._arrive(resident, client)
 
     async def _called(self, resident: _ModelSlot) -> bool:
-        """Wait, away from the memory, until it is to be loaded again; false: no answer is left to go on with."""
+        """Wait until the unloaded model is to be loaded again; false: no suspended request is left."""
         resident.entry.stage, resident.is_aside = Stage.AWAY, True
         resident.entry.report_progress("", 0, 0)
         resident.may_end.clear()
@@ -272,10 +274,10 @@ class ModelManager:
         return resident.entry.stage is Stage.LOADING and not self._is_closing
 
     def _end(self, resident: _ModelSlot) -> None:
-        """Its life is over. Requests that used it have ended, or find that it is gone."""
+        """Clean up after the task. Requests that still used the model find that it has ended."""
         resident.users = Counter()
         if resident.task is not asyncio.current_task():
-            return  # another life has begun
+            return  # a new task has begun
         resident.entry.engine_client, resident.entry.stage = None, Stage.AWAY
         resident.entry.report_progress("", 0, 0)
         resident.must_leave, resident.task = False, None
@@ -291,7 +293,7 @@ class ModelManager:
 
     @staticmethod
     def _log(resident: _ModelSlot, text: str) -> None:
-        """Models that are kept are reported by the caller that starts the server."""
+        """Log a state change. The caller that starts the server reports models that are always loaded."""
         if not resident.model.is_kept:
             log.info("%s %s", resident.entry.name, text)
 
@@ -305,8 +307,8 @@ class ModelManager:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def using(self, entry: ModelEntry, tenant: str) -> AsyncIterator[EngineClient]:
-        """The model's client; waits until it is there. It does not leave before it is released, or set aside."""
+    async def using(self, entry: ModelEntry, tenant: str, /) -> AsyncIterator[EngineClient]:
+        """Yield the model's client. The model is not unloaded until the request ends or is suspended."""
         resident = self.residents[entry.name]
         held = await self._come(resident, tenant)
         try:
@@ -327,10 +329,10 @@ class ModelManager:
         except (CheckpointError, ConfigError) as error:
             raise _not_loaded(entry, error, FAILED_RETRY_S) from error
 
-    def check_waiting(self, entry: ModelEntry, tenant: str) -> None:
-        """Of a model that is not here, refuse a request that would wait in vain, or beside too many, or for one load
-        too many of its tenant."""
+    def check_waiting(self, entry: ModelEntry, tenant: str, /) -> None:
         resident = self.residents[entry.name]
+        if entry.stage is Stage.HERE:
+            return
         if self._is_closing:
             raise DrainingError("the server is shutting down and loads no model; use another one, or retry later")
         if self._sizes is None:
@@ -377,19 +379,19 @@ class ModelManager:
         )
 
     async def _wait(self, resident: _ModelSlot, tenant: str) -> _Place:
-        """Until the model is there; a request that returns from here uses it."""
+        """Wait until the model is loaded; a request that returns from here uses it."""
         arrival: Arrival = asyncio.get_running_loop().create_future()
         arrivals = resident.waiting.setdefault(tenant, {})
         arrivals[arrival] = monotonic()
         if len(arrivals) == 1:
-            self.apply_moves()  # more of one tenant decide nothing
+            self.apply_moves()  # further requests of a tenant do not change the decision
         try:
             return await arrival
         except asyncio.CancelledError:
             if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
                 if not arrivals:
                     del resident.waiting[tenant]
-                self.apply_moves()  # perhaps its room is not needed any more
+                self.apply_moves()  # its memory may no longer be needed
             elif not arrival.cancelled() and arrival.exception() is None:
                 self._release(arrival.result())
             raise
@@ -398,10 +400,10 @@ class ModelManager:
         resident, users, tenant = held.resident, held.users, held.tenant
         users[tenant] -= 1
         if users is not resident.users:
-            return  # of a life that is over
+            return  # the request belonged to an earlier load of the model
         resident.last_used_s = monotonic()
         if users[tenant]:
-            return  # nothing is decided by how many they are
+            return  # decisions depend on whether a tenant has requests, not on how many
         del users[tenant]
         if not users and resident.entry.stage is Stage.LEAVING:
             resident.may_end.set()
@@ -412,12 +414,12 @@ class ModelManager:
     # -- the operator --------------------------------------------------------------------------------------------------
 
     async def load(self, entry: ModelEntry) -> None:
-        """Until it is there."""
+        """Load a model, and return when it is ready."""
         async with self.using(entry, OPERATOR):
             pass
 
     def unload(self, entry: ModelEntry) -> None:
-        """It leaves with its last answer."""
+        """Unload a model after its last response."""
         resident = self.residents[entry.name]
         if resident.model.is_kept:
             raise invalid(f"{entry.name} is kept; a model can be unloaded if it is not named on the command line, "
@@ -428,10 +430,10 @@ class ModelManager:
             resident.must_leave = True
             resident.leave()
 
-    # -- what is decided -----------------------------------------------------------------------------------------------
+    # -- moves ---------------------------------------------------------------------------------------------------------
 
     def apply_moves(self) -> None:
-        """Do what is to be done now. Called after every change."""
+        """Carry out all moves that are due now. Called after every change."""
         if self._is_closing or self._sizes is None:
             return
         is_settled = False

@@ -1,20 +1,21 @@
-"""Which model is to be loaded now, and which are to leave: a pure function of what is in memory and which tenants wait.
+"""Decide which model to load now and which to unload: a pure function of the loaded models and the waiting tenants.
 
-    away ──load──► loading ──► here ──leave──► leaving ──► away
-                                ▲                │
-                                └──────stay──────┘   no tenant needs the room any more
+    unloaded ──load──► loading ──► ready ──leave──► unloading ──► unloaded
+                                     ▲                  │
+                                     └───────stay───────┘   no tenant needs the memory any more
 
-**Turns.** A model that is ready has a turn: until it ends the model serves every tenant, even if others wait for its
-room. A tenant that waits is before all that began to wait later, and behind them again once a model was loaded for it:
-tenants take turns, however many models one of them requests. A tenant may end a turn early that no other tenant has
-used, if no answer runs: a few times a minute, so that two models of one tenant do not only come and go.
+**Turns.** A ready model has a turn: until its end the model serves every tenant, even if tenants wait for its memory.
+Waiting tenants are served in the order in which they began to wait, but a load puts its tenant at the end of the queue,
+so tenants take turns however many models each requests. A tenant may end a turn early if no other tenant used the model
+and no request runs. It can do so a few times per minute, so that two models of one tenant do not constantly alternate.
 
-**Leaving.** Of models whose turn has ended, one without requests leaves first, then one that serves the waiting
-tenant alone, then the one that was used longest ago. It takes no new requests. Its last answers hold it for a while,
-but not against a request of their own tenant; then they are set aside, and wait like a request for their model. Those
-that are set aside take no model from running answers of their tenant: the two would do nothing but change places.
+**Unloading.** Among models whose turn has ended, one without requests is unloaded first, then one that serves only the
+waiting tenant, then the least recently used. An unloading model accepts no requests. Its running requests delay the
+unloading for a bounded time, but not if they belong to the tenant that waits for the memory. Then they are suspended,
+and wait like requests for their model. A tenant's suspended requests never unload a model with running requests of that
+tenant, because the two models would only alternate.
 
-**Loads.** A tenant causes a bounded number of loads a minute; one that has caused them is passed over until it may.
+**Loads.** The loads that a tenant may cause per minute are bounded; a tenant at the bound is skipped until it may load.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,21 +23,21 @@ from dataclasses import dataclass
 from enum import Enum
 
 OPERATOR = ""
-"""Waits for models that the operator loads. It is the name of no tenant, and its loads are not counted."""
+"""The pseudo-tenant that waits for models that the operator loads. Its loads are not counted."""
 MAX_HELD_S = 60.0
-"""How long the last answers of a leaving model hold it."""
+"""Maximum time for which running requests delay the unloading of their model."""
 LOADS_S = 60.0
 MAX_LOADS = 4
-"""Loads that one tenant may cause within so many seconds."""
+"""Maximum number of loads that one tenant may cause within LOADS_S."""
 MAX_EARLY = 3
-"""A tenant that has caused fewer within them may end its own turn early."""
+"""A tenant with fewer loads within LOADS_S may end its own turn early."""
 
 Loads = Mapping[str, tuple[float, ...]]
-"""When the last loads of each tenant were begun: at most MAX_LOADS of them, in order."""
+"""Start times of each tenant's last loads, in order; at most MAX_LOADS per tenant."""
 
 
 class Stage(Enum):
-    """Where a model is."""
+    """The state of a model."""
 
     AWAY = "unloaded"
     LOADING = "loading"
@@ -50,9 +51,9 @@ class Wish:
 
     tenant: str
     since_s: float
-    """When its oldest began to wait."""
+    """When the tenant's oldest waiting request began to wait."""
     is_aside: bool = False
-    """Only with answers that were set aside."""
+    """All of the tenant's waiting requests are suspended ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +62,35 @@ class Parked:
 
     name: str
     needed_bytes: int
-    """What it takes of the memory from its loading to its end."""
+    """Memory that the model takes from the start of loading to the end of unloading."""
     stage: Stage = Stage.AWAY
     is_kept: bool = False
-    """It is loaded at the start, and never leaves."""
+    """The model is loaded at server start and never unloaded."""
     idle_s: float | None = None
-    """It leaves when no tenant has used it for so long."""
+    """The model is unloaded when no tenant has used it for this time; None: never."""
     users: frozenset[str] = frozenset()
-    """Tenants that it serves."""
+    """Tenants with running requests on the model; if it is unloaded, with suspended ones."""
     served: frozenset[str] = frozenset()
-    """Tenants that have used it since it was ready."""
+    """Tenants that have used the model since its last load."""
     wishes: tuple[Wish, ...] = ()
-    """Of each tenant that waits for it."""
+    """One entry for each tenant that waits for the model."""
     turn_ends_s: float = 0.0
     leaving_since_s: float = 0.0
     last_used_s: float = 0.0
     must_leave: bool = False
-    """The operator unloads it, or it is broken, whether or not its room is needed."""
+    """Unload even if no memory is needed, because the operator requested it or the model is broken."""
     is_ending: bool = False
-    """Its answers are being set aside: it cannot stay."""
+    """The running requests are being suspended, or none is left: the unloading can no longer be cancelled."""
 
     @property
     def is_wanted(self) -> bool:
-        """It is away, and should not be."""
+        """The model is unloaded and should be loaded."""
         return self.stage is Stage.AWAY and (self.is_kept or bool(self.wishes))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A model to be loaded, and the tenant that causes it."""
+    """A model to load, and the tenant that causes it."""
 
     name: str
     tenant: str
@@ -97,36 +98,37 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """What is to be done now. After a load or a leave there may be more: the caller calls again at once."""
+    """The moves to make now. After a load or an unload, the caller calls `next_moves` again at once."""
 
     load: Load | None = None
     leave: tuple[str, ...] = ()
-    """Take no new requests, and end with the last answer."""
+    """Models to unload: they accept no new requests, and end after the last response."""
     set_aside: tuple[str, ...] = ()
-    """They leave, and their answers have held them long enough."""
+    """Unloading models whose running requests are to be suspended."""
     stay: tuple[str, ...] = ()
-    """They were to leave, and need not."""
+    """Unloading models that can stay loaded, because their memory is no longer needed."""
     check_again_s: float | None = None
-    """When time alone changes this."""
+    """When to decide again even if nothing else changes; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Want:
-    """A model that is to be loaded, for the tenant that is first among those that wait for it."""
+    """A model to load, and one tenant that waits for it."""
 
     model: Parked
     wish: Wish
     since_s: float
-    """Since when it is this tenant's turn to be next."""
+    """The sort key: when the tenant began to wait, or its last load, whichever is later."""
 
     @property
     def own(self) -> frozenset[str]:
-        """The tenant whose running answers do not hold a model against it."""
+        """The tenant whose running requests do not delay an unloading for this load; empty if only suspended requests
+        wait."""
         return frozenset() if self.wish.is_aside else frozenset({self.wish.tenant})
 
 
 def next_moves(models: Sequence[Parked], memory_bytes: int, loads: Loads, now_s: float) -> Moves:
-    """What to do now. Earlier decisions that are still under way are not repeated."""
+    """Return the moves to make now. Moves that are still in progress are not repeated."""
     free_bytes = memory_bytes - sum(one.needed_bytes for one in models if one.stage is not Stage.AWAY)
     wants, allowed_s = _in_order(models, loads, now_s)
     first = next((one for one in wants if not in_its_way(one.model, models, memory_bytes)), None)
@@ -135,7 +137,7 @@ def next_moves(models: Sequence[Parked], memory_bytes: int, loads: Loads, now_s:
         return Moves(leave=leave, stay=_staying(models), check_again_s=_soonest([idle_s, allowed_s]))
     if first.model.needed_bytes <= free_bytes:
         return Moves(load=Load(first.model.name, first.wish.tenant))
-    # Other tenants wait behind it: room that is made for it is not for them.
+    # Other tenants wait after this one: they must not take the memory that is being freed for it.
     coming_bytes = sum(one.needed_bytes for one in models if one.stage is Stage.LEAVING)
     leave, turn_s = _make_room(models, first, first.model.needed_bytes - free_bytes - coming_bytes, loads, now_s)
     set_aside, held_s = _held(models, first.own, now_s)
@@ -143,7 +145,8 @@ def next_moves(models: Sequence[Parked], memory_bytes: int, loads: Loads, now_s:
 
 
 def in_its_way(wanted: Parked, models: Sequence[Parked], memory_bytes: int) -> list[str]:
-    """Kept models beside which it has no room, and itself if it has none at all; empty if it can be loaded."""
+    """Return the always-loaded models that leave too little memory, or the wanted one if it never fits; empty: it
+    fits."""
     if wanted.needed_bytes > memory_bytes:
         return [wanted.name]
     kept = [one for one in models if one.is_kept and one.name != wanted.name]
@@ -152,7 +155,7 @@ def in_its_way(wanted: Parked, models: Sequence[Parked], memory_bytes: int) -> l
 
 
 def may_load_s(tenant: str, loads: Loads, now_s: float, num_planned: int = 0) -> float:
-    """How long until a tenant may cause a load, behind as many that it waits for already; 0: now."""
+    """Return the seconds until a tenant may cause a load in addition to `num_planned` others; 0: now."""
     recent = _recent(tenant, loads, now_s)
     num_over = len(recent) + num_planned - MAX_LOADS
     if tenant == OPERATOR or num_over < 0:
@@ -165,7 +168,7 @@ def _recent(tenant: str, loads: Loads, now_s: float) -> list[float]:
 
 
 def _in_order(models: Sequence[Parked], loads: Loads, now_s: float) -> tuple[list[_Want], float | None]:
-    """Those that are kept, then by the tenants' turns; and when a tenant that is passed over may cause a load again."""
+    """Return the models to load, always-loaded ones first, then by turns; and when a skipped tenant may load again."""
     wants: list[_Want] = []
     allowed_s: list[float | None] = []
     for one in models:
@@ -187,7 +190,7 @@ def _in_order(models: Sequence[Parked], loads: Loads, now_s: float) -> tuple[lis
 def _make_room(
     models: Sequence[Parked], want: _Want, missing_bytes: int, loads: Loads, now_s: float
 ) -> tuple[tuple[str, ...], float | None]:
-    """Which models leave, if that is enough; else when to check again. None leaves in vain."""
+    """Return the models to unload if they free enough memory; otherwise none, and when to check again."""
     here = [one for one in models if one.stage is Stage.HERE and not one.is_kept]
     ends_s = {one.name: _turn_ends_s(one, want.wish.tenant, loads, now_s) for one in here}
     leave: list[str] = []
@@ -201,13 +204,13 @@ def _make_room(
 
 
 def _turn_ends_s(one: Parked, tenant: str, loads: Loads, now_s: float) -> float:
-    """When it may leave for this tenant: a turn that no other tenant uses is the tenant's own, and may end early."""
+    """Return when a model may be unloaded for this tenant: early if no other tenant used it in its turn."""
     is_own = one.served == {tenant} and len(_recent(tenant, loads, now_s)) < MAX_EARLY
     return now_s if not one.users and (is_own or not one.served) else one.turn_ends_s
 
 
 def _held(models: Sequence[Parked], own: frozenset[str], now_s: float) -> tuple[tuple[str, ...], float | None]:
-    """Which models that leave are held no longer by their answers, and when the next one is."""
+    """Return the unloading models whose requests must be suspended now, and when the next ones must."""
     held = [one for one in models if one.stage is Stage.LEAVING and one.users and not one.is_ending]
     over = [one.name for one in held if one.users <= own or one.leaving_since_s + MAX_HELD_S <= now_s]
     later = [one.leaving_since_s + MAX_HELD_S for one in held if one.name not in over]
@@ -215,13 +218,13 @@ def _held(models: Sequence[Parked], own: frozenset[str], now_s: float) -> tuple[
 
 
 def _staying(models: Sequence[Parked]) -> tuple[str, ...]:
-    """Models that were to leave for a wish that is no more."""
+    """Return the models that were unloading for a tenant that no longer waits."""
     leaving = [one for one in models if one.stage is Stage.LEAVING and not one.must_leave and not one.is_ending]
     return tuple(one.name for one in leaving if one.users)
 
 
 def _idle(models: Sequence[Parked], now_s: float) -> tuple[tuple[str, ...], float | None]:
-    """Which models leave because no tenant used them for long, and when the next one will."""
+    """Return the models to unload after their idle time, and when the next one is due."""
     ends = {
         one.name: one.last_used_s + one.idle_s
         for one in models

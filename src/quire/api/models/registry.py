@@ -1,4 +1,4 @@
-"""The models that are served, by the name clients use. One may still be loading, or gone: its card is shown anyway.
+"""The served models by name. A model that is not loaded is listed, too.
 
 To the API a model is an `EngineClient`: an engine in this process, or a supervised worker.
 """
@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from time import time
-from typing import Any, Protocol
+from typing import Any
 
 from quire.api.http.errors import ApiError, invalid, shortened
 from quire.api.http.limits import LOADING_RETRY_S
@@ -20,21 +20,21 @@ from quire.observe.metrics import UNMETERED, TokenMeters
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model under its public name."""
+    """One model and its public name."""
 
     name: str
     root: str = ""
-    """What was loaded: a path or a hub id. Shown only to the operator."""
+    """The path or hub id from which the model is loaded. Shown only to the operator."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
     stage: Stage = Stage.AWAY
-    """Where its park has it, if it has one."""
+    """The state in the `ModelManager`, if the model is loaded on demand."""
     is_required: bool = True
-    """A server without it is not ready."""
+    """The server is not ready without this model."""
     loaded_share: float | None = None
-    """How much of it is loaded, while it loads."""
+    """The fraction that is loaded, during loading."""
     meters: TokenMeters = UNMETERED
-    """Called with its tokens as they come."""
+    """Called with the model's output tokens as they arrive."""
 
     @property
     def is_ready(self) -> bool:
@@ -42,12 +42,12 @@ class ModelEntry:
 
     @property
     def is_dead(self) -> bool:
-        """It was there and will not come back by itself."""
+        """The engine has stopped and will not restart by itself."""
         return self.engine_client is not None and not self.engine_client.is_alive
 
     @property
     def state(self) -> str:
-        """`loading`, `ready`, `busy`, `restarting` or `failed`; in a park also `unloaded` and `unloading`."""
+        """`loading`, `ready`, `busy`, `restarting` or `failed`; on-demand models also `unloaded` and `unloading`."""
         if self.engine_client is None or self.stage is Stage.LEAVING:
             return str(self.stage.value)
         if not self.is_ready:
@@ -55,11 +55,11 @@ class ModelEntry:
         return "busy" if self.engine_client.is_busy else "ready"
 
     def report_progress(self, _label: str, done_bytes: int, total_bytes: int) -> None:
-        """Record how much of it is loaded."""
+        """Record the fraction that is loaded."""
         self.loaded_share = done_bytes / total_bytes if total_bytes else None
 
     def open(self) -> EngineClient:
-        """Its client. Raises the reason if there is none yet."""
+        """Return the client. Raises an error with the reason if the model is loading or its engine has stopped."""
         if self.engine_client is None:
             message = f"the model {self.name} is still loading; try again"
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
@@ -68,15 +68,15 @@ class ModelEntry:
         return self.engine_client
 
     def stats(self) -> EngineStats | None:
-        """Counts of its engine, if available."""
+        """Return the counters of the engine, if available."""
         return None if self.engine_client is None else self.engine_client.stats()
 
     def fleet_stats(self) -> FleetStats | None:
-        """Of the members that compute it, if it is not computed here."""
+        """Return the statistics of the fleet members that run the model; None: it runs on this machine."""
         return None if self.engine_client is None else self.engine_client.fleet_stats()
 
     def card(self) -> dict[str, Any]:
-        """As `/v1/models` lists it."""
+        """Return the model's entry in `/v1/models`."""
         text = self.engine_client.text if self.engine_client is not None else None
         return {
             "id": self.name,
@@ -98,35 +98,15 @@ class ModelEntry:
 
 @contextmanager
 def within_context(limit: int) -> Iterator[None]:
-    """Prefix errors of prompts that do not fit with the text that clients match."""
+    """Prefix errors about too long prompts with a text that clients match."""
     try:
         yield
     except RequestTooLargeError as error:
         raise RequestTooLargeError(f"This model's maximum context length is {limit} tokens; {error}") from error
 
 
-class Park(Protocol):
-    """Loads models when they are requested."""
-
-    @property
-    def is_started(self) -> bool:
-        """The sizes of the models are known."""
-
-    def using(self, entry: ModelEntry, tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
-        """The model's front, for as long as this tenant needs it; waits until it is there."""
-
-    def check_waiting(self, entry: ModelEntry, tenant: str, /) -> None:
-        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
-
-    def drain(self) -> None:
-        """The server shuts down: no model is loaded any more, and requests that wait for one are refused."""
-
-
 class Models:
-    """All of them, in the order they were named."""
-
-    park: Park | None = None
-    """None: all are here for good."""
+    """The served models, in the order of the command line. They stay loaded; `ModelManager` loads on demand."""
 
     def __init__(self, models: Iterable[ModelEntry], aliases: Mapping[str, str] | None = None) -> None:
         self._by_name = {model.name: model for model in models}
@@ -138,37 +118,36 @@ class Models:
                 ("alias",),
             )
         self._max_sequence_tokens: int | None = None
-        """Known for good once all are there."""
+        """Set when all models are loaded; does not change afterwards."""
 
     def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._by_name.values())
 
     @property
     def is_ready(self) -> bool:
-        """All required models can serve a request now."""
-        is_started = self.park is None or self.park.is_started
-        return is_started and all(model.is_ready for model in self if model.is_required)
+        """Whether all required models can serve a request now."""
+        return all(model.is_ready for model in self if model.is_required)
 
-    def using(self, model: ModelEntry, tenant: str) -> AbstractAsyncContextManager[EngineClient]:
-        """The model's front, for as long as this tenant needs it; waits until it is there."""
-        return nullcontext(model.open()) if self.park is None else self.park.using(model, tenant)
+    def using(self, entry: ModelEntry, _tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
+        """Return a context with the model's client; entering it waits until the model is loaded."""
+        return nullcontext(entry.open())
 
     @property
     def num_gateways(self) -> int:
-        """Servers among which the quotas of a key are divided: those before the same members as this one."""
+        """The number of gateways with the same members, this one included; they divide the quotas of a key."""
         clients = [model.engine_client for model in self]
         return max((client.num_gateways for client in clients if client is not None), default=1)
 
-    def check_waiting(self, model: ModelEntry, tenant: str) -> None:
-        """Refuse a request that would wait in vain, or beside too many, or for one load too many of its tenant."""
-        if self.park is None:
-            model.open()
-        elif model.stage is not Stage.HERE:
-            self.park.check_waiting(model, tenant)
+    def check_waiting(self, entry: ModelEntry, _tenant: str, /) -> None:
+        """Raise if waiting is refused: the model cannot load, too many wait, or the tenant caused too many loads."""
+        entry.open()
+
+    def drain(self) -> None:
+        """Prepare for shutdown: load no more models, and refuse requests that wait for one."""
 
     @property
     def max_sequence_tokens(self) -> int | None:
-        """The longest sequence that any of them takes; None while none is there."""
+        """The longest context of all models; None if none is loaded."""
         if self._max_sequence_tokens is not None:
             return self._max_sequence_tokens
         clients = [model.engine_client for model in self]
@@ -178,7 +157,7 @@ class Models:
         return longest
 
     def named(self, name: str | None) -> ModelEntry:
-        """The model that a request names. Where there is only one, the name may be left out."""
+        """Return the model that a request names; the name is optional if there is only one model."""
         if name is None:
             if len(self._by_name) == 1:
                 return next(iter(self))

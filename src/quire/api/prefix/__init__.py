@@ -1,1 +1,1 @@
-"""Routes and notes about prefix reuse: explanations, warnings."""
+"""Routes and headers about prefix reuse: explanations and warnings."""

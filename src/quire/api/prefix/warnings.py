@@ -1,23 +1,23 @@
-"""Warnings of what keeps prompts out of the cache: in headers, and in the response of a route."""
+"""Warnings about lines that cause prefix cache misses: as response headers, and as the response of a route."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import asdict
 
-import msgspec
 from starlette.responses import Response
 
+from quire.api.http.sse import json_response
 from quire.client.prefix.prefix_guard import PrefixWarning
 from quire.client.request.conversation import RemovedLine
 
 WARNING_HEADER, REMOVED_HEADER = b"x-quire-prefix-warning", b"x-quire-stable-prefix"
 MAX_LINE_CHARS = 80
-"""Of a line in a header."""
+"""Maximum length of a line in a header."""
 MAX_LINES = 4
-"""Lines in a header; it counts all."""
+"""Maximum number of lines in a header; its count includes all."""
 
 
 def warning_headers(found: Sequence[PrefixWarning]) -> list[tuple[bytes, bytes]]:
-    """A response's header on lines by which this request missed the cache."""
+    """Return the response header about lines that made this request miss the cache."""
     if not found:
         return []
     worst = max(found, key=lambda one: one.num_lost_tokens)
@@ -27,7 +27,7 @@ def warning_headers(found: Sequence[PrefixWarning]) -> list[tuple[bytes, bytes]]
 
 
 def removed_headers(removed: Sequence[RemovedLine]) -> list[tuple[bytes, bytes]]:
-    """A response's header on lines that were removed from the system text."""
+    """Return the response header about lines that were removed from the system text."""
     if not removed:
         return []
     lines = ", ".join(quoted(one.text.strip()) for one in removed[:MAX_LINES])
@@ -35,27 +35,13 @@ def removed_headers(removed: Sequence[RemovedLine]) -> list[tuple[bytes, bytes]]
 
 
 def quoted(text: str) -> str:
-    """Plain characters in quotes, and not many: a header has no others."""
+    """Return the text as a short quoted ASCII string, because headers allow no other characters."""
     shown = text if len(text) <= MAX_LINE_CHARS else text[: MAX_LINE_CHARS - 3] + "..."
     plain = shown.replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "backslashreplace").decode()
     return '"' + "".join(char if char.isprintable() else " " for char in plain) + '"'
 
 
 def warnings_response(found: Iterable[PrefixWarning]) -> Response:
-    """All of them, as the API sends them."""
-    return Response(
-        msgspec.json.encode({"object": "list", "data": [_body(one) for one in found]}), media_type="application/json"
-    )
-
-
-def _body(one: PrefixWarning) -> dict[str, Any]:
-    return {
-        "object": "cache.warning",
-        "tenant": one.tenant,
-        "model": one.model,
-        "kind": one.kind,
-        "line": one.line,
-        "num_lost_tokens": one.num_lost_tokens,
-        "num_requests": one.num_requests,
-        "explanation": one.sentence,
-    }
+    """Return the response with all warnings."""
+    bodies = [{"object": "cache.warning", **asdict(one), "explanation": one.sentence} for one in found]
+    return json_response({"object": "list", "data": bodies})

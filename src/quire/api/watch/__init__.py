@@ -1,1 +1,1 @@
-"""The state of the server at this moment, for its operators: one bounded stream of events, many readers."""
+"""Live state of the server for its operators: one bounded stream of events with many subscribers."""

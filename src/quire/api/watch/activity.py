@@ -1,12 +1,12 @@
-"""Recent figures of requests: a row for every ten seconds of the last hour, and the timelines of those that ended.
+"""Recent request metrics: one row per ten seconds for the last hour, and the timelines of ended requests.
 
-Updated once for each request that ends, and every ten seconds from those that are open: never for a token.
+Updated when a request ends, and every ten seconds from the open requests; never per token.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import monotonic
 from typing import Any
@@ -18,31 +18,31 @@ ROW_S = 10.0
 MAX_ROWS = 360
 MAX_ENDED = 200
 MAX_FIRSTS = 1000
-"""Times to the first token that a row's median is of."""
+"""Maximum number of TTFT samples from which a row's median is computed."""
 
 OpenRequests = Mapping[str, tuple[RequestRecord, object]]
-"""By their ids, each with its caller."""
+"""Open requests by id, each with its caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """What came within one span."""
+    """The metrics of one time span."""
 
     at_s: float
-    """Its end."""
+    """The end of the span."""
     span_s: float
     output_tokens_per_s: float
     prompt_tokens_per_s: float
-    """Of prompts that were done, what was found in the cache among them."""
+    """Counts requests with their first token in this span; cached prompt tokens are included."""
     ttft_p50_s: float | None
-    """None: no first token came."""
+    """The median TTFT; None: no request had its first token in this span."""
     hit_rate: float | None
-    """Of these prompts' tokens."""
+    """The cached fraction of the prompt tokens counted in `prompt_tokens_per_s`."""
 
 
 @dataclass(slots=True)
 class RequestTotals:
-    """Since the server began."""
+    """Sums over the requests since the server started."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -51,7 +51,7 @@ class RequestTotals:
     num_preemptions: int = 0
 
     def add(self, record: RequestRecord) -> None:
-        """This request's own."""
+        """Add the counts of one request."""
         self.num_prompt_tokens += record.num_prompt_tokens
         self.num_cached_tokens += record.num_cached_tokens
         self.num_output_tokens += record.num_output_tokens
@@ -61,14 +61,14 @@ class RequestTotals:
 
 @dataclass(slots=True)
 class _Span:
-    """The row that is being filled."""
+    """The counts of the current, unfinished row."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     firsts_s: list[float] = field(default_factory=list)
 
     def count(self, record: RequestRecord) -> None:
-        """Its first token has come, and was not counted yet."""
+        """Count the request if its first token has arrived and it was not counted before."""
         at_s = first_token_s(record)
         if record.is_counted or at_s is None:
             return
@@ -80,38 +80,31 @@ class _Span:
 
 
 class ModelActivity:
-    """Of one model."""
+    """The metrics of one model."""
 
     def __init__(self) -> None:
         self.ended = RequestTotals()
-        """Of requests that have ended."""
+        """Sums over ended requests."""
         self.rows: deque[HistoryRow] = deque(maxlen=MAX_ROWS)
         self.num_rows = 0
-        """That there ever were: the last of `rows` is this one."""
+        """Number of rows ever added, which is the number of the last one in `rows`."""
         self._span = _Span()
         self._num_output_tokens = 0
 
     def take(self, record: RequestRecord) -> None:
-        """It has ended."""
+        """Count a request that has ended."""
         self._span.count(record)
         self.ended.add(record)
 
     def totals(self, records: list[RequestRecord]) -> RequestTotals:
-        """With those that are open."""
-        ended = self.ended
-        totals = RequestTotals(
-            ended.num_prompt_tokens,
-            ended.num_cached_tokens,
-            ended.num_output_tokens,
-            ended.num_requests,
-            ended.num_preemptions,
-        )
+        """Return the sums over ended and open requests."""
+        totals = replace(self.ended)
         for record in records:
             totals.add(record)
         return totals
 
     def end_row(self, records: list[RequestRecord], now_s: float, span_s: float) -> None:
-        """Ten seconds are over; these are open."""
+        """End the current row; `records` are the open requests."""
         for record in records:
             self._span.count(record)
         span, self._span = self._span, _Span()
@@ -130,43 +123,37 @@ class ModelActivity:
 
 
 class Activity:
-    """Of all models. For one event loop."""
+    """The metrics of all models. For one event loop."""
 
     def __init__(self, open_requests: OpenRequests) -> None:
         self._open_requests = open_requests
         self._models: dict[str, ModelActivity] = {}
-        self._row_began_s: float | None = None
+        self._row_began_s = 0.0
         self.timelines: deque[dict[str, Any]] = deque(maxlen=MAX_ENDED)
-        """Of requests that have ended, the oldest first."""
+        """Timelines of ended requests, the oldest first."""
 
     def of(self, model: str) -> ModelActivity:
-        """A model that is served."""
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = ModelActivity()
-        return found
+        """Return the metrics of a served model."""
+        return self._models.setdefault(model, ModelActivity())
 
     def open_of(self, model: str) -> list[RequestRecord]:
-        """Its open requests that were submitted."""
+        """Return the model's open requests that were submitted to the engine."""
         return [record for record, _ in self._open_requests.values() if record.model == model and record.handles]
 
-    def begin(self) -> None:
-        """A request has come: from the first one on rows are made."""
-        if self._row_began_s is None:
-            self._row_began_s = monotonic()
-            asyncio.get_running_loop().call_later(ROW_S, self._end_row)
+    def start(self) -> None:
+        """Start to add rows periodically."""
+        self._row_began_s = monotonic()
+        asyncio.get_running_loop().call_later(ROW_S, self._end_row)
 
     def take(self, record: RequestRecord) -> None:
-        """It has ended, however."""
+        """Count a request that has ended, successfully or not."""
         if not record.handles:
             return
         self.of(record.model).take(record)
         self.timelines.append(request_line(record, monotonic()))
 
     def _end_row(self) -> None:
-        now_s, began_s = monotonic(), self._row_began_s
-        if began_s is not None:
-            for name, model in self._models.items():
-                model.end_row(self.open_of(name), now_s, now_s - began_s)
-        self._row_began_s = now_s
-        asyncio.get_running_loop().call_later(ROW_S, self._end_row)
+        now_s = monotonic()
+        for name, model in self._models.items():
+            model.end_row(self.open_of(name), now_s, now_s - self._row_began_s)
+        self.start()

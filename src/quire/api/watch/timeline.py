@@ -1,6 +1,6 @@
-"""When a request waited, had its prompt computed, was answered, and was interrupted: by times that are recorded anyway.
+"""The timeline of a request: when it waited, was in prefill, generated, or was preempted. From times recorded anyway.
 
-A request that gave up its place counts as preempted until something of it comes again.
+After a preemption a request counts as preempted until its next output arrives.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ MAX_SEGMENTS = 32
 
 
 class Segment(NamedTuple):
-    """A part of a request's life; without an end, it goes on."""
+    """One phase of a request's timeline; without an end, it is the current phase."""
 
     phase: str
     """`waiting`, `prompt`, `answering` or `preempted`."""
@@ -21,17 +21,17 @@ class Segment(NamedTuple):
 
 
 def shown_id(record: RequestRecord) -> str:
-    """As in its response's `x-request-id`."""
+    """Return the id that the response has as `x-request-id`."""
     return record.client_id or record.request_id
 
 
 def first_token_s(record: RequestRecord) -> float | None:
-    """When the first token of any of its prompts came."""
+    """Return when the first token of any of the request's prompts arrived."""
     return min((one.reply.moments["first"] for one in record.handles if "first" in one.reply.moments), default=None)
 
 
 def request_line(record: RequestRecord, ended_s: float | None = None) -> dict[str, Any]:
-    """A request as the timeline shows it."""
+    """Return the request as the timeline shows it."""
     return {
         "request_id": shown_id(record),
         "tenant": record.tenant,
@@ -43,7 +43,7 @@ def request_line(record: RequestRecord, ended_s: float | None = None) -> dict[st
 
 
 def segments_of(record: RequestRecord, ended_s: float | None) -> list[Segment]:
-    """Of all its prompts together: it waits until one is admitted, and answers until all are answered."""
+    """Return the phases of all prompts together: waiting until one is admitted, answering until all are answered."""
     moments = [one.reply.moments for one in record.handles]
     admitted = min((times["admitted"] for times in moments if "admitted" in times), default=None)
     first = first_token_s(record)
@@ -54,11 +54,14 @@ def segments_of(record: RequestRecord, ended_s: float | None) -> list[Segment]:
     segments: list[Segment] = []
     for (phase, start_s), end_s in zip(begun, ends, strict=True):
         segments += _cut(Segment(phase, start_s, end_s), pauses)
-    return [_rounded(one) for one in segments[-MAX_SEGMENTS:]]
+    return [
+        Segment(phase, round(start_s, 4), None if end_s is None else round(end_s, 4))
+        for phase, start_s, end_s in segments[-MAX_SEGMENTS:]
+    ]
 
 
 def _cut(segment: Segment, pauses: Sequence[tuple[float, float | None]]) -> Iterator[Segment]:
-    """The segment without its pauses, and these."""
+    """Split a segment at the pauses, and yield the parts and the pauses in order."""
     phase, at_s, end_s = segment
     for start_s, over_s in pauses:
         if start_s < at_s or (end_s is not None and start_s >= end_s):
@@ -71,10 +74,6 @@ def _cut(segment: Segment, pauses: Sequence[tuple[float, float | None]]) -> Iter
         yield Segment("preempted", start_s, over_s)
         at_s = over_s
     yield Segment(phase, at_s, end_s)
-
-
-def _rounded(one: Segment) -> Segment:
-    return Segment(one.phase, round(one.start_s, 4), None if one.end_s is None else round(one.end_s, 4))
 
 
 def _how_it_ended(record: RequestRecord) -> str:

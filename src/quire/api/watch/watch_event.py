@@ -1,22 +1,21 @@
-"""One event of the stream: the engine's snapshot, and the server's requests. Bounded, and without text.
+"""Build one event of the watch stream: the engine's snapshot and the server's requests. Bounded, without clients' text.
 
-docs/reference/watch.md has the format.
+docs/reference/watch.md documents the format.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
+from quire.api.access.admission import Admission
 from quire.api.http.request_record import RequestRecord
-from quire.api.models.registry import ModelEntry, Models
+from quire.api.models.registry import ModelEntry
 from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, RequestTotals
 from quire.api.watch.timeline import request_line, shown_id
-from quire.client.prefix.prefix_guard import PrefixGuard
-from quire.client.prefix.reuse_log import ReuseLog
 from quire.core.inspect.snapshots import (
     MAX_RUNNING_SHOWN,
     CellCounts,
@@ -29,22 +28,11 @@ from quire.core.inspect.snapshots import (
 VERSION = 1
 MAX_WARNINGS = 64
 MAX_QUEUES = 200
-"""Classes and tenants that wait, the longest queues."""
+"""Maximum number of queues (class and tenant) in an event; the longest ones are included."""
 
 
-class WatchedServer(Protocol):
-    """The server that events describe."""
-
-    models: Models
-    open_requests: dict[str, tuple[RequestRecord, Any]]
-    activity: Activity
-    reuse_log: ReuseLog
-    prefix_guard: PrefixGuard
-    is_draining: bool
-
-
-def warnings_of(server: WatchedServer, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
-    """Of the prefix guard. Lines are clients' text: not for all watchers."""
+def warnings_of(server: Admission, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
+    """Return the prefix guard's warnings. Lines are clients' text, so only some subscribers may read them."""
     found = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
     return [
         {
@@ -59,13 +47,17 @@ def warnings_of(server: WatchedServer, now_s: float, *, reads_lines: bool) -> li
 
 
 def watch_event(
-    server: WatchedServer, model: ModelEntry, shown: tuple[EngineSnapshot, float] | None, watched: Iterable[str]
+    server: Admission,
+    activity: Activity,
+    model: ModelEntry,
+    shown: tuple[EngineSnapshot, float] | None,
+    watched: Iterable[str],
 ) -> dict[str, Any]:
-    """All but the history and the warnings. `shown`: the latest snapshot and when it came, if there is one; its steps
-    are included."""
+    """Return an event without history and warnings. `shown` is the latest snapshot, if any, and when it arrived; the
+    snapshot's steps are included."""
     now_s, open_requests, is_watched = monotonic(), server.open_requests, frozenset(watched)
-    records = server.activity.open_of(model.name)
-    totals = server.activity.of(model.name).totals(records)
+    records = activity.open_of(model.name)
+    totals = activity.of(model.name).totals(records)
     return {
         "v": VERSION,
         "at_s": round(now_s, 4),
@@ -79,7 +71,7 @@ def watch_event(
         "steps": [] if shown is None else _steps(*shown),
         "running": _guessed(records) if shown is None else _named(shown[0].running, records),
         "queue": _queues(open_requests, model.name),
-        "requests": _timelines(server.activity, open_requests),
+        "requests": _timelines(activity, open_requests),
         "misses": server.reuse_log.misses(now_s, model.name),
         "totals": totals,
         "workers": () if model.engine_client is None else model.engine_client.workers,
@@ -95,7 +87,7 @@ def _engine(model: ModelEntry) -> dict[str, Any] | None:
 
 
 def _no_pool(model: ModelEntry) -> PoolCells:
-    """Of its blocks only the number is known."""
+    """Return a pool of which only the numbers of blocks are known."""
     stats = model.stats()
     if stats is None or not stats.num_blocks:
         return PoolCells()
@@ -105,44 +97,34 @@ def _no_pool(model: ModelEntry) -> PoolCells:
 
 
 def _steps(snapshot: EngineSnapshot, received_s: float) -> list[dict[str, Any]]:
-    """On the clock of this process: workers only send how long ago a step was."""
-    return [
-        {
-            "step": one.step,
-            "at_s": round(received_s - one.age_s, 4),
-            "prompt_tokens": one.prompt_tokens,
-            "output_tokens": one.output_tokens,
-            "rows": one.rows,
-            "ms": one.ms,
-        }
-        for one in snapshot.steps
-    ]
+    """Return the steps with times on this process's clock: workers send only ages."""
+    steps = [msgspec.structs.asdict(one) for one in snapshot.steps]
+    return [{"at_s": round(received_s - one.pop("age_s"), 4), **one} for one in steps]
 
 
 def _named(running: Iterable[RunningFigures], records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """Under the clients' request ids."""
+    """Replace the engine's request ids by the clients'."""
     names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
     replace = msgspec.structs.replace
     return [replace(one, request_id=names.get(one.request_id, one.request_id)) for one in running]
 
 
 def _guessed(records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """Figures known here of sequences that run elsewhere."""
+    """Return what this process knows of sequences that run elsewhere."""
     return [
         RunningFigures(
             shown_id(record),
             record.tenant,
             record.priority,
-            "answer" if record.num_output_tokens else "prompt",
-            record.num_prompt_tokens + record.num_output_tokens - 1
-            if record.num_output_tokens
-            else record.num_cached_tokens,
-            record.num_prompt_tokens + record.num_output_tokens,
-            record.num_prompt_tokens,
+            "answer" if num_output else "prompt",
+            num_prompt + num_output - 1 if num_output else record.num_cached_tokens,
+            num_prompt + num_output,
+            num_prompt,
             record.num_cached_tokens,
-            record.num_output_tokens,
+            num_output,
         )
         for record in records
+        for num_prompt, num_output in [(record.num_prompt_tokens, record.num_output_tokens)]
         if record.has_started
     ][:MAX_RUNNING_SHOWN]
 
@@ -160,13 +142,9 @@ def _queues(open_requests: OpenRequests, model: str) -> list[dict[str, Any]]:
 
 
 def _timelines(activity: Activity, open_requests: OpenRequests) -> list[dict[str, Any]]:
-    """The last of those that have ended, and those that are open: the latest of them all."""
+    """Return the latest timelines: ended requests, then open ones."""
     now_open = [request_line(record) for record, _ in list(open_requests.values())[-MAX_ENDED:] if record.model]
-    ended = list(activity.timelines)
-    return [
-        *ended[len(ended) - (MAX_ENDED - len(now_open)) if len(now_open) + len(ended) > MAX_ENDED else 0 :],
-        *now_open,
-    ]
+    return [*activity.timelines, *now_open][-MAX_ENDED:]
 
 
 def _fleet(model: ModelEntry, totals: RequestTotals) -> dict[str, Any] | None:

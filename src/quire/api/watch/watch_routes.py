@@ -1,5 +1,5 @@
-"""Routes for watchers: the stream of events, and one block. On the public server for a key made with `--admin`, and on
-the operator's socket.
+"""Handlers for the stream of watch events and for one block's details. They are served to keys made with `--admin`, and
+on the operator's socket.
 """
 
 import re
@@ -13,37 +13,32 @@ from starlette.responses import Response
 from quire.api.http.body import ClientGoneError, while_client_stays
 from quire.api.http.errors import ApiError, invalid
 from quire.api.http.request_record import RequestRecord
-from quire.api.http.sse import HEADERS, Send, named_event
+from quire.api.http.sse import HEADERS, Send, json_response, named_event
 from quire.api.models.registry import ModelEntry
 from quire.api.watch.timeline import shown_id
-from quire.api.watch.watchers import ModelWatch, ServerWithWatchers
+from quire.api.watch.watchers import ModelWatch, Watchers
 from quire.core.inspect.snapshots import BlockFacts
 
 
 class Watching(Response):
-    """A stream of events, until the reader disconnects or the server ends."""
+    """A stream of events, until the subscriber disconnects or the server ends."""
 
     background = None
 
     def __init__(
-        self,
-        server: ServerWithWatchers,
-        model: ModelEntry,
-        is_over: Callable[[], bool] = lambda: False,
-        *,
-        reads_lines: bool = False,
+        self, watchers: Watchers, model: ModelEntry, is_over: Callable[[], bool], *, reads_lines: bool
     ) -> None:
-        """`is_over`: the reader may not go on reading; `reads_lines`: it may see lines of clients in warnings."""
-        self._server = server
+        """`is_over`: the subscriber's access has ended; `reads_lines`: warnings may include lines of clients' text."""
+        self._watchers = watchers
         self._model = model
         self._is_over = is_over
         self._reads_lines = reads_lines
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send each newest event; a slow reader misses those between."""
+        """Send the newest event each time; a slow subscriber misses events."""
         record: RequestRecord = scope["quire.record"]
         record.is_streamed = True
-        with self._server.watchers.reading(self._model) as watch:
+        with self._watchers.reading(self._model) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             try:
                 await while_client_stays(receive, self._send_all(watch, send))
@@ -63,39 +58,40 @@ class Watching(Response):
 
 
 def watching(
-    server: ServerWithWatchers, request: Request, *, reads_lines: bool, is_over: Callable[[], bool] = lambda: False
+    watchers: Watchers, request: Request, *, reads_lines: bool, is_over: Callable[[], bool] = lambda: False
 ) -> Watching:
-    """The stream that this request selects."""
-    return Watching(server, _model(server, request), is_over, reads_lines=reads_lines)
+    """Return the event stream of the model that the request names."""
+    return Watching(watchers, _model(watchers, request), is_over, reads_lines=reads_lines)
 
 
-async def block_answer(server: ServerWithWatchers, request: Request) -> Response:
-    """One block, as JSON."""
-    model, number = _model(server, request), request.path_params["block"]
+async def block_answer(watchers: Watchers, request: Request) -> Response:
+    """Return one block's details as JSON."""
+    model, number = _model(watchers, request), request.path_params["block"]
     if not re.fullmatch("[0-9]{1,10}", number):
         raise invalid(f"expected a block number, got {number[:40]!r}", "block")
     facts = await model.open().block(int(number))
     if facts is None:
         raise ApiError(404, "not_found", f"the pool of {model.name} has no block {number}")
-    return Response(msgspec.json.encode(_with_client_ids(server, model, facts)), media_type="application/json")
+    return json_response(_with_client_ids(watchers, model, facts))
 
 
-def _model(server: ServerWithWatchers, request: Request) -> ModelEntry:
-    """The one that is named; the first, if none is."""
+def _model(watchers: Watchers, request: Request) -> ModelEntry:
+    """Return the model that the request names, by default the first."""
     name = request.query_params.get("model")
-    return next(iter(server.models)) if name is None else server.models.named(name)
+    models = watchers.server.models
+    return next(iter(models)) if name is None else models.named(name)
 
 
-def _with_client_ids(server: ServerWithWatchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
-    """Its requests under the clients' ids. One that ended since the worker responded has none, and is left out."""
-    records = server.activity.open_of(model.name)
+def _with_client_ids(watchers: Watchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
+    """Replace request ids by the clients' ids. A request that has ended since the worker responded is left out."""
+    records = watchers.activity.open_of(model.name)
     names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
     requests = tuple(dict.fromkeys(names[one] for one in facts.requests if one in names))
     return msgspec.structs.replace(facts, requests=requests, tenant=facts.tenant or _tenant_of(facts.cache_group))
 
 
 def _tenant_of(cache_group: str | None) -> str | None:
-    """A cache group is called after its tenant (`dialects.request_options`)."""
+    """Return the tenant from the name of its cache group (see `dialects.resolved_request`)."""
     if cache_group is None or not cache_group.startswith("tenant:"):
         return None
     return cache_group.removeprefix("tenant:").partition("/salt:")[0]

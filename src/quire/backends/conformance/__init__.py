@@ -1,1 +1,1 @@
-"""The contract that every backend is tested against."""
+"""The conformance test suite for every backend."""

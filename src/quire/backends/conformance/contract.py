@@ -1,8 +1,8 @@
-"""The kit every runner passes: what the seam promises, asked of the runner itself, with blocks laid out by hand.
+"""The conformance tests for runners: they verify the contract of `protocol` on a runner, with hand-made block tables.
 
-Each check is a function that gets a factory of fresh runners and raises `ConformanceError` with what it saw. A
-backend's test suite calls `check_all`. Nothing here knows what a model is: only that a row's tokens depend on that row
-alone. The runners need blocks of 4 tokens or more, and 48 blocks.
+Each check receives a factory of new runners and raises `ConformanceError` with the observed values. A backend's test
+suite calls `check_all`. The checks know nothing about models, only that a row's tokens depend on that row alone. The
+runners need at least 48 blocks of at least 4 tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from quire.core.step import BlockCopy, Scoring, WorkItem
 
 
 def check_all(make_runner: MakeRunner) -> list[str]:
-    """Run every check; returns their names. Raises ConformanceError at the first that fails."""
+    """Run every check and return the names. Raises ConformanceError at the first failure."""
     for check in CHECKS:
         try:
             check(make_runner)
@@ -35,7 +35,7 @@ def check_all(make_runner: MakeRunner) -> list[str]:
 
 
 def samples_exactly_where_wanted(make_runner: MakeRunner) -> None:
-    """One token after the last known one, none before; and it is in the vocabulary."""
+    """A row returns one token after its last known token and none earlier; the token is in the vocabulary."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
     job = Job(1, len(tokens), ResolvedSampling())
@@ -47,7 +47,7 @@ def samples_exactly_where_wanted(make_runner: MakeRunner) -> None:
 
 
 def a_row_does_not_depend_on_its_company(make_runner: MakeRunner) -> None:
-    """Alone, in a batch, and in the batch turned round: the same tokens."""
+    """A row returns the same tokens alone, in a batch, and in the reversed batch."""
     prompts = [prompt_of(Desk(make_runner), length, salt) for salt, length in enumerate((1, 2, 7, 13, 30))]
     alone = []
     for at, prompt in enumerate(prompts):
@@ -62,7 +62,7 @@ def a_row_does_not_depend_on_its_company(make_runner: MakeRunner) -> None:
 
 
 def a_prompt_may_come_in_any_chunks(make_runner: MakeRunner) -> None:
-    """Whole, by blocks, token by token, or in odd pieces: the same tokens."""
+    """A prompt gives the same tokens whole, in blocks, token by token, or in irregular chunks."""
     answers = {}
     size = make_runner().capacity.block_size
     for sizes in ([99], [size] * 9, [1] * 99, [2, 1, 5, 99], [size, 1, 99]):
@@ -76,7 +76,7 @@ def a_prompt_may_come_in_any_chunks(make_runner: MakeRunner) -> None:
 
 
 def any_blocks_will_do(make_runner: MakeRunner) -> None:
-    """Where a sequence's blocks lie does not matter, only their order in its table."""
+    """Only the order of blocks in a sequence's table matters, not their ids."""
     answers = []
     for seed in range(4):
         desk = Desk(make_runner)
@@ -87,7 +87,7 @@ def any_blocks_will_do(make_runner: MakeRunner) -> None:
 
 
 def a_prefix_computed_by_another_serves_as_well(make_runner: MakeRunner) -> None:
-    """Blocks written for one sequence give another with the same prefix the same answer."""
+    """Blocks written for one sequence give another sequence with the same prefix the same tokens."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
     tokens = prompt_of(desk, 2 * size + 3)
@@ -97,7 +97,7 @@ def a_prefix_computed_by_another_serves_as_well(make_runner: MakeRunner) -> None
 
 
 def a_copied_block_is_its_own(make_runner: MakeRunner) -> None:
-    """After a copy both go on separately, and each as if it were alone."""
+    """After a block copy, both sequences continue independently, each as if it ran alone."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
     tokens = prompt_of(desk, size + 1)
@@ -119,7 +119,7 @@ def a_copied_block_is_its_own(make_runner: MakeRunner) -> None:
 
 
 def copies_come_before_writes_and_in_their_order(make_runner: MakeRunner) -> None:
-    """A step may copy a block and write into the original, and copy a copy."""
+    """A step may copy a block and write to the original, and copy a copy."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 2)
     known = [*tokens, *prompt_of(desk, 1, 3)]
@@ -137,7 +137,7 @@ def copies_come_before_writes_and_in_their_order(make_runner: MakeRunner) -> Non
 
 
 def nothing_beyond_a_sequence_is_read(make_runner: MakeRunner) -> None:
-    """Whatever stands in the unused slots of the last block, and in blocks beyond, changes nothing."""
+    """The content of unused slots in the last block, and of later blocks, changes nothing."""
     answers = []
     for salt in range(3):
         desk = Desk(make_runner)
@@ -151,7 +151,7 @@ def nothing_beyond_a_sequence_is_read(make_runner: MakeRunner) -> None:
 
 
 def blocks_can_be_carried_away_and_back(make_runner: MakeRunner) -> None:
-    """Bytes read from blocks and written to others serve as the blocks did; another runner's will do."""
+    """Bytes read from blocks give the same results when written to other blocks, also of another runner."""
     desk = Desk(make_runner)
     size = desk.capacity.block_size
     tokens = prompt_of(desk, 2 * size + 1)
@@ -165,7 +165,7 @@ def blocks_can_be_carried_away_and_back(make_runner: MakeRunner) -> None:
 
 
 def the_seed_decides(make_runner: MakeRunner) -> None:
-    """The same seed gives the same tokens; seeds differ; at temperature 0 none is used."""
+    """Equal seeds give equal tokens, different seeds differ; at temperature 0 the seed has no effect."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
 
@@ -179,7 +179,7 @@ def the_seed_decides(make_runner: MakeRunner) -> None:
 
 
 def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
-    """However likely, a stop token is not chosen too early."""
+    """A stop token is not chosen before `min_tokens`, however likely it is."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
     stops = frozenset(range(1, desk.capacity.vocabulary_size))
@@ -189,7 +189,7 @@ def stop_tokens_wait_for_min_tokens(make_runner: MakeRunner) -> None:
 
 
 def continuations_draw_differently(make_runner: MakeRunner) -> None:
-    """Seed, continuation and position name the number that is drawn: another continuation, another answer."""
+    """Seed, continuation and position determine the random number: another continuation gives other tokens."""
 
     def answer(index: int) -> tuple[int, ...]:
         desk = Desk(make_runner)
@@ -202,7 +202,7 @@ def continuations_draw_differently(make_runner: MakeRunner) -> None:
 
 
 def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
-    """The one allowed token comes out, a banned one never does, and the likeliest of one is the likeliest of all."""
+    """A single allowed token is chosen, a banned token never is, and top-k 1 equals temperature 0."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
 
@@ -217,7 +217,7 @@ def choices_can_be_narrowed(make_runner: MakeRunner) -> None:
 
 
 def the_largest_step_runs(make_runner: MakeRunner) -> None:
-    """As many tokens as the capacity says, in many rows, each as it would be alone."""
+    """A step with the maximum number of tokens, in many rows, gives each row the result it has alone."""
     desk = Desk(make_runner)
     capacity = desk.capacity
     rows = min(16, capacity.num_blocks // 2)
@@ -233,7 +233,7 @@ def the_largest_step_runs(make_runner: MakeRunner) -> None:
 
 
 def a_step_leaves_other_blocks_alone(make_runner: MakeRunner) -> None:
-    """Blocks that no row writes and no copy fills hold what they held."""
+    """Blocks that no row writes and no copy targets stay unchanged."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 3)
     others = [block for block in range(1, desk.capacity.num_blocks + 1) if block not in (5, 6)]
@@ -245,7 +245,7 @@ def a_step_leaves_other_blocks_alone(make_runner: MakeRunner) -> None:
 
 
 def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
-    """Of the chosen token and of the prompt: the same alone, in a batch, and in chunks."""
+    """Log-probabilities of chosen and prompt tokens are the same alone, in a batch, and in chunks."""
 
     def items(desk: Desk, ends: Sequence[int]) -> list[WorkItem]:
         tokens, made, first = prompt_of(desk, 9), [], 0
@@ -271,7 +271,7 @@ def logprobs_do_not_depend_on_company(make_runner: MakeRunner) -> None:
 
 
 def a_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
-    """An id may come back as another sequence."""
+    """A sequence id may be reused by another sequence."""
     desk = Desk(make_runner)
     first, second = prompt_of(desk, 6, 1), prompt_of(desk, 7, 2)
     expected = Desk(make_runner).feed(second, [3, 4], [7], job_for(1, second)).token_ids
@@ -281,7 +281,7 @@ def a_sequence_leaves_nothing_behind(make_runner: MakeRunner) -> None:
 
 
 def logprobs_match_the_request(make_runner: MakeRunner) -> None:
-    """For the chosen token and for prompt tokens, with as many alternatives as wanted, none above 0."""
+    """Log-probabilities cover the chosen token and prompt tokens, with the requested alternatives; none exceeds 0."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 5)
     item = Job(1, len(tokens), ResolvedSampling(logprobs=2)).item(tokens, [1, 2, 3, 4, 5], 0, len(tokens))
@@ -296,7 +296,7 @@ def logprobs_match_the_request(make_runner: MakeRunner) -> None:
 
 
 def closing_twice_does_nothing(make_runner: MakeRunner) -> None:
-    """And the capacity is what it was."""
+    """A second `close` has no effect, and the capacity stays the same."""
     runner = make_runner()
     before = runner.capacity
     runner.close()

@@ -1,4 +1,4 @@
-"""The table the conformance kit works at: one runner, blocks laid out by hand, sequences made from a seed."""
+"""The harness of the conformance tests: one runner, hand-made block tables, sequences generated from a seed."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -12,13 +12,13 @@ MakeRunner = Callable[[], Runner]
 
 
 class ConformanceError(QuireError):
-    """The runner does not keep the contract."""
+    """The runner violates the contract."""
 
     code = "contract_not_kept"
 
 
 class Desk:
-    """A minimal core: lays out blocks by hand and feeds one runner."""
+    """A minimal core: assigns blocks by hand and drives one runner."""
 
     def __init__(self, make_runner: MakeRunner) -> None:
         self.runner = make_runner()
@@ -32,7 +32,7 @@ class Desk:
     def run(
         self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
     ) -> dict[int, RowResult]:
-        """One step in which no row fails."""
+        """Run one step and require that no row fails."""
         rows = self.try_run(items, copies, masks)
         errors = [row.error for row in rows.values() if row.error is not None]
         require(not errors, f"a row failed: {errors}")
@@ -41,11 +41,11 @@ class Desk:
     def try_run(
         self, items: Sequence[WorkItem], copies: Sequence[BlockCopy] = (), masks: Masks = NO_MASKS
     ) -> dict[int, RowResult]:
-        """One step; the answer must be to this plan and to all of it."""
+        """Run one step; the result must have this step's number and all its rows."""
         return self.run_plan(StepPlan(0, tuple(copies), tuple(items)), masks)
 
     def run_plan(self, plan: StepPlan, masks: Masks = NO_MASKS) -> dict[int, RowResult]:
-        """A whole plan, but for its number."""
+        """Run a plan after setting its step number."""
         self._step += 1
         items = plan.items
         result = self.runner.start(plan._replace(step=self._step)).wait(masks)
@@ -54,7 +54,7 @@ class Desk:
         return result.rows
 
     def feed(self, tokens: Sequence[int], blocks: Sequence[int], sizes: Sequence[int], job: "Job") -> RowResult:
-        """Feed tokens in chunks of these sizes, sampling after the last one; returns the last row."""
+        """Feed tokens in chunks of these sizes and sample after the last one; return the last row."""
         first, row = 0, RowResult()
         for size in sizes:
             end = min(first + size, len(tokens))
@@ -63,7 +63,7 @@ class Desk:
         return row
 
     def generate(self, tokens: Sequence[int], blocks: Sequence[int], count: int, job: "Job") -> list[int]:
-        """Tokens one after the other, as a sequence that runs alone."""
+        """Generate tokens one by one for a sequence that runs alone."""
         known, first = list(tokens), 0
         while len(known) < len(tokens) + count:
             row = self.run([job.item(known, blocks, first, len(known))])[job.sequence_id]
@@ -72,12 +72,12 @@ class Desk:
         return known[len(tokens) :]
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Return the number of blocks for this many tokens."""
         return -(-num_tokens // self.capacity.block_size)
 
 
 class Job:
-    """What stays the same over a sequence's life."""
+    """The constant parameters of a sequence."""
 
     def __init__(
         self, sequence_id: int, num_prompt: int, params: ResolvedSampling, seed: int = 0, index: int = 0
@@ -91,7 +91,7 @@ class Job:
     def item(
         self, tokens: Sequence[int], blocks: Sequence[int], first: int, end: int, drafts: Sequence[int] = ()
     ) -> WorkItem:
-        """Feed tokens[first:end], and drafts behind them; sample if nothing is known beyond."""
+        """Return an item that feeds tokens[first:end] and then drafts; it samples if `end` is the last known token."""
         sampling = None
         if end == len(tokens):
             known = tuple(tokens) if self.params.needs_known_tokens else None
@@ -100,30 +100,30 @@ class Job:
 
 
 def require(holds: bool, message: str, code: str | None = None) -> None:
-    """Raise ConformanceError unless it holds."""
+    """Raise ConformanceError unless the condition holds."""
     if not holds:
         raise ConformanceError(message, code=code)
 
 
 def prompt_of(desk: Desk, length: int, salt: int = 0) -> list[int]:
-    """The same tokens every time; another salt gives others."""
+    """Return a reproducible prompt; another salt gives another prompt."""
     random = Random(f"{length} {salt}")  # noqa: S311
     return [random.randrange(desk.capacity.vocabulary_size) for _ in range(length)]
 
 
 def job_for(sequence_id: int, tokens: Sequence[int]) -> Job:
-    """A sequence whose tokens depend on what it has said."""
+    """Return a job whose tokens depend on earlier output (frequency penalty)."""
     return Job(sequence_id, len(tokens), ResolvedSampling(frequency_penalty=0.5))
 
 
 def blocks_of(desk: Desk, at: int, num_tokens: int) -> list[int]:
-    """Blocks of its own for the sequence number `at` of a batch."""
+    """Return distinct blocks for sequence number `at` of a batch."""
     span = desk.num_blocks_for(30)
     return list(range(1 + at * span, 1 + at * span + desk.num_blocks_for(num_tokens)))
 
 
 def cut(sizes: Sequence[int], total: int) -> list[int]:
-    """The leading sizes that cover `total`, the last one cut to fit."""
+    """Return the leading sizes that cover `total`, with the last one reduced to fit."""
     pieces: list[int] = []
     for size in sizes:
         if sum(pieces) < total:

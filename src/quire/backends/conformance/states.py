@@ -1,6 +1,6 @@
-"""The conformance kit for runners of models with recurrent layers: what a state slot must do, whatever is in it.
+"""The conformance tests for runners of models with recurrent layers: the semantics of state slots.
 
-Beside these the rest of the kit is for models without: it goes on from blocks alone.
+The other conformance tests are for models without recurrent layers, because they continue sequences from blocks alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ CUTS = ([11], [1] * 11, [4, 7], [3, 3, 5], [10, 1])
 
 
 def check_states(make_runner: MakeRunner) -> list[str]:
-    """Run every check on a runner with at least four state slots; their names. Raises ConformanceError."""
+    """Run every check and return the names. Raises ConformanceError on failure or with fewer than 4 state slots."""
     for check in CHECKS:
         desk = Desk(make_runner)
         num_slots = desk.capacity.num_slots
@@ -27,7 +27,7 @@ def check_states(make_runner: MakeRunner) -> list[str]:
 def _step(
     desk: Desk, tokens: Sequence[int], blocks: Sequence[int], span: tuple[int, int], **moves: object
 ) -> RowResult:
-    """Feed a span of tokens in slot 1; `moves` are slot copies before it and states to keep behind it."""
+    """Feed a span of tokens in slot 1; `moves` are slot copies before the item and states to keep after it."""
     job: Job = job_for(1, tokens)
     item = job.item(tokens, blocks, *span)._replace(state_slot=1)
     return desk.run_plan(StepPlan(0, (), (item,))._replace(**moves))[1]  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def _a_slot_begins_anew_from_slot_zero(desk: Desk) -> None:
 
 
 def _a_state_matters(desk: Desk) -> None:
-    """A runner that passed over its slots would pass every other check."""
+    """A wrong state must change a token; otherwise a runner that ignores its slots passes all other checks."""
     size, differs = desk.capacity.block_size, False
     for salt in range(8):
         tokens = prompt_of(desk, size + 3, salt)
@@ -71,7 +71,7 @@ def _a_state_matters(desk: Desk) -> None:
 
 
 def _a_kept_state_is_gone_on_from(desk: Desk) -> None:
-    """It is kept when the items are done, and a copy of it made before the next ones."""
+    """A state is kept after the items, and copied before the next items."""
     tokens, size = prompt_of(desk, NUM_TOKENS), 4
     expected = _alone(desk, tokens)
     _step(desk, tokens, (4, 5, 6), (0, size), **_begun(), keeps=(SlotCopy(1, 2),))

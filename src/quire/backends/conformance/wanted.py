@@ -1,6 +1,6 @@
-"""The kit's checks of what is wanted at which position: scores, hidden states, drafts, masks, nothing.
+"""Conformance checks of outputs per position: scores, hidden states, drafts, masks, no output.
 
-One rule is behind all of them: whatever is asked of several positions at once is what is had by asking one by one.
+Common rule of all checks: outputs requested for several positions at once equal those requested one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from quire.core.step import NO_TOKEN_LEFT, RowResult, Scoring
 BLOCKS = (1, 2, 3, 4)
 NUM_PROMPT = 5
 NUM_ALONE = 5
-"""Tokens that a sequence says step by step before drafts of them are tried: all fit in the blocks above."""
+"""Tokens generated step by step, later used as drafts; all fit into the blocks above."""
 
 
 def _mask(allowed: Iterable[int], vocabulary_size: int) -> bytes:
@@ -45,7 +45,7 @@ def _with_drafts(make_runner: MakeRunner, job: Job, drafts: Sequence[int]) -> Ro
 
 
 def several_wanted_positions_equal_one_by_one(make_runner: MakeRunner) -> None:
-    """Scores and hidden states of many positions in one item, or of one position at a time: the same."""
+    """Scores and hidden states are equal for many positions in one item and for one position at a time."""
 
     def computed(ends: Sequence[int], wanted: Sequence[int]) -> tuple[list[object], list[bytes]]:
         desk = Desk(make_runner)
@@ -72,7 +72,7 @@ def several_wanted_positions_equal_one_by_one(make_runner: MakeRunner) -> None:
 
 
 def right_drafts_come_back_with_one_more(make_runner: MakeRunner) -> None:
-    """Several tokens in a result, with their logprobs: those a sequence says step by step."""
+    """Right drafts return several tokens with log-probabilities, equal to those generated step by step."""
     rows = _step_by_step(make_runner, _drawn())
     tokens = tuple(row.token_ids[0] for row in rows)
     logprobs = tuple(row.logprobs[0] for row in rows)
@@ -83,7 +83,7 @@ def right_drafts_come_back_with_one_more(make_runner: MakeRunner) -> None:
 
 
 def a_wrong_draft_ends_the_row(make_runner: MakeRunner) -> None:
-    """The token that should have stood there is the last; going on from it is as if there had been no draft."""
+    """A wrong draft makes its correct token the last of the row; continuing is as if there had been no draft."""
     tokens = [row.token_ids[0] for row in _step_by_step(make_runner, _drawn())]
     for wrong in range(3):
         desk = Desk(make_runner)
@@ -98,7 +98,7 @@ def a_wrong_draft_ends_the_row(make_runner: MakeRunner) -> None:
 
 
 def drafts_do_not_depend_on_company(make_runner: MakeRunner) -> None:
-    """A row with drafts, one without and one that samples nothing, together and alone."""
+    """A row with drafts, a row without, and a row that samples nothing give equal results together and alone."""
     tokens = [row.token_ids[0] for row in _step_by_step(make_runner, _drawn())]
     desk = Desk(make_runner)
     prompt, other = prompt_of(desk, NUM_PROMPT), prompt_of(desk, 6, 5)
@@ -113,7 +113,7 @@ def drafts_do_not_depend_on_company(make_runner: MakeRunner) -> None:
 
 
 def a_stop_among_drafts_is_a_token_like_any_other(make_runner: MakeRunner) -> None:
-    """Where a sequence ends is the core's to say. Stop tokens wait for min_tokens, each at its own position."""
+    """A stop token does not end a row: that is the core's decision. `min_tokens` applies at each position."""
     size = make_runner().capacity.vocabulary_size
     first_token = _step_by_step(make_runner, _drawn())[1].token_ids[0]
     for stops, num_early in ((frozenset({first_token}), 0), (frozenset(range(1, size)), 2)):
@@ -125,7 +125,7 @@ def a_stop_among_drafts_is_a_token_like_any_other(make_runner: MakeRunner) -> No
 
 
 def nothing_wanted_is_nothing_returned(make_runner: MakeRunner) -> None:
-    """All that is known may be fed for its KV alone; a sequence that goes on from there finds it."""
+    """Tokens may be fed for their KV alone, without outputs; the sequence can continue from that KV."""
     desk = Desk(make_runner)
     tokens = prompt_of(desk, 6)
     expected = Desk(make_runner).feed(tokens, BLOCKS, [6], job_for(1, tokens)).token_ids
@@ -137,9 +137,8 @@ def nothing_wanted_is_nothing_returned(make_runner: MakeRunner) -> None:
 
 
 def a_mask_narrows_each_choice(make_runner: MakeRunner) -> None:
-    """Each position has a mask of its own; one that allows all changes nothing, nor does a neighbour's. Logprobs are of
-    the raw logits.
-    """
+    """Each position has its own mask. A mask that allows all tokens changes nothing, nor does a mask of another row.
+    Log-probabilities are those of the raw logits."""
     desk = Desk(make_runner)
     size, prompt = desk.capacity.vocabulary_size, prompt_of(desk, NUM_PROMPT)
     free = _step_by_step(make_runner, _drawn())[0]
@@ -156,7 +155,7 @@ def a_mask_narrows_each_choice(make_runner: MakeRunner) -> None:
 
 
 def a_mask_that_allows_nothing_fails_its_row_alone(make_runner: MakeRunner) -> None:
-    """Behind a draft it ends the row there: the tokens before it stand."""
+    """A mask without tokens fails its row alone; after a draft it only ends the row, keeping earlier tokens."""
     desk = Desk(make_runner)
     size, prompt = desk.capacity.vocabulary_size, prompt_of(desk, NUM_PROMPT)
     items = [_drawn().item(prompt, BLOCKS, 0, NUM_PROMPT), _drawn(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)]

@@ -1,12 +1,12 @@
-"""The CPU backend: numpy buffers and native kernels, no torch. For the families of one table, in their files' formats.
+"""The CPU backend: native kernels without torch, for the families in the family table, with weights in file formats.
 
-runner         a plan in, a result out
-decoder        the model: weights packed once, a whole step behind one native call
-layers         what that call is given: structures laid out as native/step/forward.hpp has them
-tiles          a step's rows as attention takes them
-kv_store       the paged KV memory's data
-linear         what a packed weight is to all others, and who packs it
-formats        weights as their files hold them, in panels
-weight_reader  a model's files to what is packed, a few rows at a time
-load           a checkpoint to a runner, within a budget
+runner         executes a plan
+decoder        the model: weights packed once, one native call per step
+layers         the structures passed to that call, laid out like native/step/forward.hpp
+tiles          the rows of a step, grouped for attention
+kv_store       the data of the paged KV memory
+linear         packed weights, and the packer that makes them
+formats        weights in the format of their file, packed into panels of 16 outputs
+weight_reader  reads a model's files in chunks of rows for packing
+load           loads a checkpoint into a runner, within a memory budget
 """

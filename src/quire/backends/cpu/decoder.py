@@ -1,6 +1,6 @@
-"""A decoder of any family of the table over flat batches, every weight packed once. A step is one native call.
+"""A decoder of any family in the family table, over flat batches. Weights are packed once; a step is one native call.
 
-What a family has or has not is read from its shape (checkpoints/families); here it becomes addresses and numbers.
+The shape (checkpoints/families) describes a family's features; this module converts them to addresses and numbers.
 """
 
 from copy import copy
@@ -17,7 +17,7 @@ from quire.backends.cpu.state_store import StateStore, no_runs
 from quire.backends.cpu.tiles import StepTiles
 from quire.backends.cpu.weight_reader import WeightReader
 from quire.backends.host.batch import Batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.host.rope import read_rope
 from quire.backends.host.sampler import Likeliest
 from quire.backends.host.wanted import Computed
@@ -28,58 +28,45 @@ from quire.checkpoints.families import DecoderShape
 from quire.errors import CheckpointError, InvariantError
 
 COUNTERS: list[NDArray[np.uint64]] = []
-"""Every counter that kernels were ever handed: they may write to it at any time."""
+"""Every counter passed to the kernels, kept alive because the kernels may write to it at any time."""
 
 
 class Decoder:
-    """A model of these families. Every row's arithmetic depends on that row alone."""
+    """A model of one of these families. A row's arithmetic depends only on that row."""
 
     def __init__(
         self, shape: DecoderShape, reader: WeightReader, packer: Packer, has_balanced_keys: bool = False
     ) -> None:
         check_layout()
-        self.shape = shape
+        self.shape, self.vocabulary_size = shape, shape.vocabulary_size
+        self.kv_shapes = tuple(
+            LayerShape(layer.num_kv_heads, layer.head_size, layer.head_size) for layer in shape.layers if layer.has_kv
+        )
         rules = list(dict.fromkeys(layer.rope for layer in shape.layers))
         self._ropes = [read_rope(rule) for rule in rules]
         weights = self._weights = LayerWeights(shape, reader, packer, has_balanced_keys)
         outer = weights.outer()
         self._layers = np.array([weights.layer(layer, rules.index(layer.rope)) for layer in shape.layers], LAYER)
+        self.slot_size = weights.slot_size
+        """Number of floats in a sequence's recurrent state; 0 for a model without recurrent layers."""
         self._numbers = list(range(shape.num_layers))
-        """Of the layers that a step goes through."""
+        """Numbers of the layers that a step computes."""
         self._call = self._constant_call(outer)
         self._buffers = self._make_buffers(0, 0)
         self._store: KVStore | None = None
-        """Whom the call was told of."""
+        """The KV store whose addresses the call contains."""
         self._seconds: NDArray[np.float64] | None = None
         self._states: StateStore | None = None
         _refuse_unread(reader)
 
-    @property
-    def slot_size(self) -> int:
-        """Numbers of a sequence's recurrent state; 0: it has none."""
-        return self._weights.slot_size
-
-    @property
-    def kv_shapes(self) -> tuple[LayerShape, ...]:
-        """What a token takes, layer by layer, of those that keep anything."""
-        return tuple(
-            LayerShape(layer.num_kv_heads, layer.head_size, layer.head_size)
-            for layer in self.shape.layers
-            if layer.has_kv
-        )
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self.shape.vocabulary_size
-
     def time_parts(self, seconds: NDArray[np.float64] | None) -> None:
-        """From now on add to these how long each of `layers.PARTS` takes; None: do not look at the clock."""
+        """Add the seconds of each of `layers.PARTS` to this array from now on; None stops the timing."""
         self._seconds = seconds
         self._call.fields["seconds"] = 0 if seconds is None else address_of(seconds, np.float64, (len(PARTS),))
 
     def count_layers(self, counter: memoryview) -> int:
-        """From now on add one to these eight bytes for each layer done, by whatever decoder of this process; how many
-        this one has, or 0 with an extension from before they were counted."""
+        """Add 1 to this 8-byte counter after each layer, for all decoders of this process. Returns the number of
+        layers, or 0 if the extension is too old to count them."""
         count = getattr(kernels(), "count_layers", None)
         if count is None:
             return 0
@@ -88,7 +75,7 @@ class Decoder:
         return len(self._numbers)
 
     def shallow(self) -> "Decoder":
-        """The same with one layer of each kind: a step takes as much memory and little time."""
+        """Return a copy with one layer of each kind: a step needs the same memory and little time."""
         other = copy(self)
         kinds: dict[object, int] = {}
         for layer in self.shape.layers:
@@ -103,7 +90,7 @@ class Decoder:
         return other
 
     def touch(self, states: StateStore) -> None:
-        """Write zeros where a step's layers will write, so that what slots take is not counted as the step's."""
+        """Write zeros to the state that the layers use, so that its memory does not count as memory of the step."""
         for number, fields in zip(self._numbers, self._layers["recurrent"], strict=True):
             if (layer := self.shape.layers[number].recurrent) is not None:
                 first, end = int(fields["history_at"]), int(fields["state_at"]) + layer.state_size
@@ -118,11 +105,11 @@ class Decoder:
         needed: NDArray[np.int64] | None = None,
         states: StateStore | None = None,
     ) -> Computed:
-        """Write the rows' KV, and return the last hidden states, the logits of the wanted rows, and the likeliest token
+        """Write the rows' KV; return the last hidden states, the logits of the wanted rows, and the most likely token
         of the first `num_sampled` of these.
 
-        Rows that are not `needed`, of which there are some unless it is None, have no last hidden states: the last
-        layer computes their keys and values alone. All of it lies in buffers that the next step uses again.
+        If `needed` is given, only those rows (at least one) get last hidden states; for all others the last layer
+        computes only keys and values. All results are in buffers that the next step overwrites.
         """
         num_rows, num_wanted = len(batch.tokens), len(wanted)
         buffers, call = self._buffers, self._call
@@ -182,7 +169,7 @@ class Decoder:
         return Call(call)
 
     def _set_store(self, store: KVStore) -> None:
-        """Each layer reads its own keys and values, or those of an earlier one."""
+        """Set each layer's KV addresses: its own keys and values, or those of an earlier layer."""
         self._store = store
         own = [layer.number for layer in self.shape.layers if layer.has_kv]
         rows = []
@@ -202,7 +189,7 @@ class Decoder:
 
 
 def _refuse_unread(reader: WeightReader) -> None:
-    """An unused tensor means that the model is not what it seems to be."""
+    """Raise CheckpointError if a tensor was not used: config and weights then do not match."""
     unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
     if unread:
         raise CheckpointError(

@@ -1,7 +1,6 @@
-"""Weights of a decoder in the layout of native/step/forward.hpp: packed, one address each, kept as long as it is."""
+"""Packed weights of a decoder in the layout of native/step/forward.hpp, kept alive while their addresses are used."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,12 +8,14 @@ from numpy.typing import NDArray
 
 from quire.backends.cpu.layers import LINEAR, NO_LINEAR
 from quire.backends.cpu.linear import Linear, Packer, Reference
-from quire.backends.cpu.state_weights import NO_RECURRENT, StateWeights
 from quire.backends.cpu.weight_reader import WeightReader, numbers_in_order
 from quire.backends.kernels.arrays import Floats
 from quire.checkpoints.families import DecoderShape
 from quire.checkpoints.families.decoder_shape import DecoderLayer, MixtureShape
+from quire.checkpoints.families.family import RecurrentKind
 from quire.checkpoints.families.matrix import Matrix
+from quire.checkpoints.families.recurrent import RecurrentShape
+from quire.checkpoints.families.recurrent_tensors import PLACES
 from quire.checkpoints.families.tensors import (
     EMBEDDING,
     HEAD,
@@ -30,52 +31,43 @@ from quire.checkpoints.families.tensors import (
 )
 
 NO_MIXTURE = (NO_LINEAR, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 1.0)
+NO_RECURRENT = (0,) * 27 + (0.0, 0.0)
+RECURRENT_KINDS = {RecurrentKind.DELTA: 1, RecurrentKind.SPACE: 2, RecurrentKind.CONVOLUTION: 3}
+"""The numbers of native/layers/recurrent.hpp."""
+LINE_FLOATS = 16
+"""Floats per cache line; each layer's part of a state slot is aligned to it."""
 SHARE_EPS = 1e-6
-"""Added to a sum of sigmoids before shares of it are taken."""
-
-
-@dataclass(frozen=True, slots=True)
-class _HeadNorms:
-    """Addresses, and how many numbers are normed together: 0, none."""
-
-    query: int
-    key: int
-    query_span: int
-    key_span: int
+"""Added to a sum of sigmoids before dividing by it."""
 
 
 class LayerWeights:
-    """Reads weights and keeps what addresses were taken of."""
+    """Reads weights and keeps every array whose address was passed on."""
 
     def __init__(self, shape: DecoderShape, reader: WeightReader, packer: Packer, has_balanced_keys: bool) -> None:
         self._shape = shape
         self._has_balanced_keys = has_balanced_keys
         self._factors: dict[int, Floats] = {}
-        """Of balanced keys, by the layer that keeps them."""
+        """Factors of balanced keys, by number of the layer that stores the keys."""
         self._reader = reader
         self._packer = packer
         self._held: list[object] = []
-        self._states = StateWeights(shape, reader, self._keep)
-
-    @property
-    def slot_size(self) -> int:
-        """Numbers of a slot, once all layers are read."""
-        return self._states.slot_size
+        self.slot_size = 0
+        """Floats per state slot; complete after all layers are read."""
 
     def outer(self) -> dict[str, Any]:
-        """What stands before and behind the layers, as fields of the call."""
+        """Return the weights before and after the layers, as fields of the call."""
         shape, wanted = self._shape, expected_shapes(self._shape)
         embedding = head = self._matrix(EMBEDDING, wanted[EMBEDDING])
         if shape.has_tied_head:
             self._reader.forget(HEAD)
         else:
             head = self._matrix(HEAD, wanted[HEAD])
-        found = {"embedding": embedding, "head": head, "norm": self._norm(NORM, wanted[NORM])}
+        found = {"embedding": embedding, "head": head, "norm": self._norm(NORM)}
         if shape.per_layer_size:
             found |= {
                 "per_layer_embedding": self._matrix(PER_LAYER_EMBEDDING, wanted[PER_LAYER_EMBEDDING]),
                 "per_layer_projection": self._matrix(PER_LAYER_PROJECTION, wanted[PER_LAYER_PROJECTION]),
-                "per_layer_norm": self._norm(PER_LAYER_NORM, wanted[PER_LAYER_NORM]),
+                "per_layer_norm": self._norm(PER_LAYER_NORM),
                 "per_layer_size": shape.per_layer_size,
                 "per_layer_scale": shape.per_layer_size**0.5,
                 "projection_scale": shape.hidden_size**-0.5,
@@ -84,7 +76,7 @@ class LayerWeights:
         return found
 
     def layer(self, layer: DecoderLayer, rope: int) -> tuple[Any, ...]:
-        """One layer's fields; `rope`: which of the call's turns it."""
+        """Return one layer's fields; `rope` is the index of its RoPE rule in the call."""
         shape, family = self._shape, self._shape.family
         matrices, vectors = matrices_of(shape, layer), vectors_of(shape, layer)
         prefix = f"model.layers.{layer.number}."
@@ -92,35 +84,35 @@ class LayerWeights:
             family.norms.input, family.norms.attention, family.norms.mlp, family.norms.after
         )]  # fmt: skip
         qkv = self._products(matrices.qkv)
-        of_heads = _HeadNorms(0, 0, 0, 0)
+        query_norm = key_norm = query_span = key_span = 0
         if layer.recurrent is None:
-            of_heads = self._head_norms(layer, vectors, prefix, qkv)
+            query_norm, key_norm, query_span, key_span = self._head_norms(layer, vectors, prefix, qkv)
         ones = self._keep(np.ones(layer.head_size, np.float32)) if family.has_value_norm else 0
-        sinks = self._plain(f"{prefix}self_attn.sinks", (shape.num_heads,)) if family.has_sinks else 0
-        scale = self._reader.vector(f"{prefix}layer_scalar", (1,))[0] if f"{prefix}layer_scalar" in vectors else 1.0
+        sinks = self._plain(f"{prefix}self_attn.sinks") if family.has_sinks else 0
+        scale = self._reader.vector(f"{prefix}layer_scalar")[0] if f"{prefix}layer_scalar" in vectors else 1.0
         out = self._products([matrices.out])
         down = self._products(matrices.down)
         return (
-            *norms, of_heads.query, of_heads.key, ones, sinks,
+            *norms, query_norm, key_norm, ones, sinks,
             _padded(qkv, 4), out[0].reference, _padded(self._products(matrices.gate_up), 2), *_padded(down, 1),
             NO_MIXTURE if layer.mixture is None or matrices.experts is None
             else self._mixture(layer.mixture, matrices.experts, vectors, prefix),
             self._per_layer(matrices, vectors, prefix),
-            NO_RECURRENT if layer.recurrent is None else self._states.fields(layer.recurrent, vectors, prefix),
+            NO_RECURRENT if layer.recurrent is None else self._recurrent(layer.recurrent, vectors, prefix),
             -1 if layer.window is None else layer.window,
             layer.num_kv_heads, layer.head_size, layer.intermediate_size,
             layer.has_kv, layer.has_values, family.has_output_gate and layer.recurrent is None,
-            of_heads.query_span, of_heads.key_span, rope, layer.number, float(scale),
+            query_span, key_span, rope, layer.number, float(scale),
         )  # fmt: skip
 
     def _head_norms(
         self, layer: DecoderLayer, vectors: Mapping[str, tuple[int, ...]], prefix: str, qkv: Sequence[Linear]
-    ) -> "_HeadNorms":
-        """What queries and keys are normed and multiplied with."""
+    ) -> tuple[int, int, int, int]:
+        """Return the addresses of the query and key norm weights, and how many numbers each normalizes together."""
         names = [f"{prefix}self_attn.{name}_norm.weight" for name in "qk"]
-        query, key = (self._normed(name, vectors[name]) if name in vectors else None for name in names)
+        query, key = (self._normed(name) if name in vectors else None for name in names)
         order = matrices_of(self._shape, layer).qkv[0].order
-        if order is not None:  # a head's numbers stand in another order, and so must what they are multiplied with
+        if order is not None:  # head elements are permuted, and so are their norm weights
             at = numbers_in_order(order, layer.head_size)
             query, key = (None if one is None else _in_order(one, at) for one in (query, key))
         spans = 0 if query is None else len(query), 0 if key is None else len(key)
@@ -131,7 +123,7 @@ class LayerWeights:
             of_queries = np.repeat(of_keys, self._shape.num_heads // layer.num_kv_heads, axis=0)
             query = _times(query, of_queries)
             key = _times(key, np.float32(1) / of_keys) if layer.has_kv else None
-        return _HeadNorms(0 if query is None else self._keep(query), 0 if key is None else self._keep(key), *spans)
+        return 0 if query is None else self._keep(query), 0 if key is None else self._keep(key), *spans
 
     def _balance(self, layer: DecoderLayer, query: Floats | None, key: Floats | None, qkv: Sequence[Linear]) -> Floats:
         size = layer.head_size
@@ -139,13 +131,13 @@ class LayerWeights:
         if query is not None and key is not None:
             sizes = np.resize(query, num_queries), np.resize(key, num_keys)
         else:
-            rows = np.concatenate([one.rows(np.arange(one.reference[-1])) for one in qkv])[: num_queries + num_keys]
-            found = sizes_of_outputs(rows, self._query_bias(layer), None)
+            rows = np.concatenate([one.rows(np.arange(one.num_out)) for one in qkv])[: num_queries + num_keys]
+            found = sizes_of_outputs(rows, self._query_bias(layer))
             sizes = found[:num_queries], found[num_queries:]
         return factors_of(sizes[0].reshape(-1, size), sizes[1].reshape(-1, size))
 
     def _query_bias(self, layer: DecoderLayer) -> Floats | None:
-        """Of queries and keys."""
+        """Return the joint bias of queries and keys, if any."""
         biases = [self._reader.bias(one) for one in matrices_of(self._shape, layer).qkv[:2]]
         found = [one for one in biases if one is not None]
         return np.concatenate(found) if found else None
@@ -158,19 +150,17 @@ class LayerWeights:
         gate_up = [one for pair in zip(gates, ups, strict=True) for one in pair]
         own = [0, 0, 0, 0, 0]
         if f"{prefix}router.scale" in vectors:
-            hidden = self._shape.hidden_size
-            scale = self._reader.vector(f"{prefix}router.scale", (hidden,)) * np.float32(hidden**-0.5)
+            scale = self._reader.vector(f"{prefix}router.scale") * np.float32(self._shape.hidden_size**-0.5)
             own = [
                 self._keep(scale),
                 self._named(vectors, prefix, "pre_feedforward_layernorm_2"),
                 self._named(vectors, prefix, "post_feedforward_layernorm_1"),
                 self._named(vectors, prefix, "post_feedforward_layernorm_2"),
-                self._plain(f"{prefix}router.per_expert_scale", (mixture.num_experts,)),
+                self._plain(f"{prefix}router.per_expert_scale"),
             ]
         names = mixture.names
         choice_bias, dense_gate = (
-            self._plain(name, vectors[name]) if (name := prefix + own_name) in vectors else 0
-            for own_name in (names.choice_bias, names.dense_gate)
+            self._optional_vector(f"{prefix}{name}", vectors) for name in (names.choice_bias, names.dense_gate)
         )
         return (
             router, *own, self._keep(np.array(gate_up, LINEAR)), self._keep(np.array(down, LINEAR)),
@@ -186,23 +176,54 @@ class LayerWeights:
         gate, project = (self._products([one])[0].reference for one in matrices.per_layer)
         return gate, project, self._named(vectors, prefix, "post_per_layer_input_norm")
 
+    def _recurrent(self, layer: RecurrentShape, vectors: Mapping[str, tuple[int, ...]], prefix: str) -> tuple[Any, ...]:
+        """Return the fields of `layers.RECURRENT`, in order."""
+        place = prefix + PLACES[layer.kind]
+        taps = f"{place}{'conv' if layer.kind is RecurrentKind.CONVOLUTION else 'conv1d'}"
+        by_channel = self._reader.vector(f"{taps}.weight")
+        addresses = [self._keep(by_channel.reshape(layer.num_channels, layer.num_taps).T)]
+        addresses += [self._optional_vector(f"{taps}.bias", vectors), self._log_decay(f"{place}A_log", vectors)]
+        addresses += [self._optional_vector(f"{place}{name}", vectors) for name in ("dt_bias", "D", "norm.weight")]
+        keys, is_space = layer.num_key_heads * layer.key_size, layer.kind is RecurrentKind.SPACE
+        mixed_at, gate_at, rate_at, step_at = _places_in_row(layer)
+        in_mixed = (layer.out_size + keys, layer.out_size, 0) if is_space else (0, keys, 2 * keys)
+        return (
+            RECURRENT_KINDS[layer.kind], *addresses, layer.num_taps, layer.num_channels,
+            layer.num_key_heads, layer.num_heads, layer.key_size, layer.value_size, layer.is_tiled,
+            mixed_at, gate_at, rate_at, step_at, *in_mixed, layer.in_size, layer.out_size, layer.norm_span, is_space,
+            self._place(layer.history_size), self._place(layer.state_size), layer.least_step, layer.most_step,
+        )  # fmt: skip
+
+    def _place(self, size: int) -> int:
+        first, self.slot_size = self.slot_size, self.slot_size + -(-size // LINE_FLOATS) * LINE_FLOATS
+        return first
+
+    def _log_decay(self, name: str, vectors: Mapping[str, tuple[int, ...]]) -> int:
+        """Return the address of the negative decay, stored as such in GGUF and as log of its magnitude elsewhere."""
+        if name not in vectors:
+            return 0
+        stored = self._reader.vector(name)
+        return self._keep(stored if self._shape.is_gguf else -np.exp(stored))
+
     def _named(self, vectors: Mapping[str, tuple[int, ...]], prefix: str, name: str | None) -> int:
-        """The norm of this name, 0 if the layer has none."""
+        """Return the address of this norm's weight, or 0 if the layer has no such norm."""
         full = f"{prefix}{name}.weight"
-        return self._norm(full, vectors[full]) if name and full in vectors else 0
+        return self._norm(full) if name and full in vectors else 0
 
-    def _norm(self, name: str, shape: tuple[int, ...]) -> int:
-        return self._keep(self._normed(name, shape))
+    def _norm(self, name: str) -> int:
+        return self._keep(self._normed(name))
 
-    def _normed(self, name: str, shape: tuple[int, ...]) -> Floats:
+    def _normed(self, name: str) -> Floats:
         offset = 0.0 if self._shape.is_gguf else self._shape.family.norm_offset
-        return self._reader.vector(name, shape) + np.float32(offset)
+        return self._reader.vector(name) + np.float32(offset)
 
-    def _plain(self, name: str, shape: tuple[int, ...]) -> int:
-        return self._keep(self._reader.vector(name, shape))
+    def _plain(self, name: str) -> int:
+        return self._keep(self._reader.vector(name))
+
+    def _optional_vector(self, name: str, vectors: Mapping[str, tuple[int, ...]]) -> int:
+        return self._plain(name) if name in vectors else 0
 
     def _keep(self, array: "Floats | np.ndarray[Any, Any]") -> int:
-        """Its address."""
         array = np.ascontiguousarray(array)
         self._held.append(array)
         address: int = array.ctypes.data
@@ -214,7 +235,7 @@ class LayerWeights:
         return made.reference
 
     def _products(self, matrices: Sequence[Matrix]) -> list[Linear]:
-        """Weights; several matrices are one where their formats allow it."""
+        """Pack matrices, joined into one weight where their formats allow it."""
         sources = [self._reader.source(one) for one in matrices]
         biases = [one for one in map(self._reader.bias, matrices) if one is not None]
         bias = np.concatenate(biases) if biases else None
@@ -233,17 +254,29 @@ class LayerWeights:
         return references
 
 
+def _places_in_row(layer: RecurrentShape) -> tuple[int, int, int, int]:
+    """Return the offsets of mixed inputs, gates, rates and steps in a row of the first product."""
+    channels, out = layer.num_channels, layer.out_size
+    match layer.kind:
+        case RecurrentKind.DELTA:
+            return 0, channels, channels + out, channels + out + layer.num_heads
+        case RecurrentKind.SPACE:
+            return out, 0, 0, out + channels
+        case RecurrentKind.CONVOLUTION:
+            return 2 * channels, 0, channels, 0
+
+
 def _padded(weights: Sequence[Linear], count: int) -> list[Reference]:
     return [one.reference for one in weights] + [NO_LINEAR] * (count - len(weights))
 
 
 def _in_order(norm: Floats, at: "np.ndarray[Any, Any]") -> Floats:
-    """A norm's weight of one head, or of several, with the numbers of each in this order."""
+    """Reorder a norm's weight of one or several heads by the same permutation within each head."""
     return norm.reshape(-1, len(at))[:, at].reshape(-1)
 
 
 def _times(norm: Floats | None, factors: Floats) -> Floats:
-    """A norm's weight with factors of every head; of one head's weight all heads must have the same."""
+    """Multiply a norm's weight by factors per head, which must be equal if one weight serves all heads."""
     flat = factors.reshape(-1)
     if norm is None:
         return flat
@@ -252,16 +285,16 @@ def _times(norm: Floats | None, factors: Floats) -> Floats:
 
 # -- balanced keys -----------------------------------------------------------------------------------------------------
 #
-# A score is a sum over a head's numbers of query times key, so a key's number may be divided by what the query's is
-# multiplied with: what is large in a few numbers of every key would leave the others few codes of 8 bits. Numbers that
-# turn together share a factor; then it does not matter whether it comes before or after.
+# An attention score is a sum over a head's elements of query times key, so a key element may be divided by the factor
+# that multiplies the query element. Without this, elements that are large in every key would leave few int8 codes for
+# the others. Elements that RoPE rotates together share a factor; then the factor may be applied before or after RoPE.
 
 MOST = 64.0
-"""A factor, over the middle of its head's."""
+"""Limit of a factor, relative to the geometric mean of its head."""
 
 
 def factors_of(query_sizes: Floats, key_sizes: Floats) -> Floats:
-    """[KV head, head size]: of [head, head size] and [KV head, head size], how large numbers tend to be."""
+    """Return factors [KV head, head size] from typical query and key magnitudes, each [head, head size]."""
     num_kv_heads, head_size = key_sizes.shape
     grouped = query_sizes.reshape(num_kv_heads, -1, head_size)
     queries = _of_pairs(np.sqrt((grouped.astype(np.float64) ** 2).mean(axis=1)))
@@ -272,10 +305,9 @@ def factors_of(query_sizes: Floats, key_sizes: Floats) -> Floats:
     return limited
 
 
-def sizes_of_outputs(weight: Floats, bias: Floats | None, norm: Floats | None) -> Floats:
-    """How large each output tends to be, for inputs that a norm made."""
-    scaled = weight if norm is None else weight * norm
-    squares = (scaled.astype(np.float64) ** 2).sum(axis=1)
+def sizes_of_outputs(weight: Floats, bias: Floats | None) -> Floats:
+    """Return the typical magnitude of each output for normalized inputs."""
+    squares = (weight.astype(np.float64) ** 2).sum(axis=1)
     sizes: Floats = np.sqrt(squares if bias is None else squares + bias.astype(np.float64) ** 2).astype(np.float32)
     return sizes
 

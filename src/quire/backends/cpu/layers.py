@@ -1,7 +1,7 @@
-"""The structures of native/step/forward.hpp, laid out by numpy, and the buffers a step works in.
+"""The structures of native/step/forward.hpp as numpy dtypes, and the work buffers of a step.
 
-Buffers are made for the most rows seen so far and used again by every step; what is asked for and not touched takes no
-memory.
+Buffers are sized for the largest step so far and reused by every step; memory that is allocated but never written does
+not become resident.
 """
 
 from functools import cache
@@ -19,11 +19,11 @@ PARTS = (
     "qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "gated", "embed", "head", "argmax",
     "router", "experts", "per_layer", "mix", "scan",
 )  # fmt: skip
-"""What a call can be asked to time, in the order of its seconds."""
+"""The parts of a call that can be timed, in the order of the array of seconds."""
 CHUNK_ROWS = 256
-"""Rows that a chain of products takes at once: what one makes is still in the cache when the next reads it."""
+"""Rows that a chain of products processes at once, so that each product finds its input in the cache."""
 GATES = {GateActivation.SILU: 0, GateActivation.GELU_TANH: 1, GateActivation.CLAMPED_SILU: 2}
-"""As native/builds/kernels.hpp numbers them."""
+"""The numbers of native/builds/kernels.hpp."""
 
 LINEAR = np.dtype([
     *((name, "i8") for name in ("packing", "format", "arithmetic", "group")),
@@ -58,7 +58,7 @@ LAYER = np.dtype([
 ROPE = np.dtype([("frequencies", "u8"), ("scaling", "f8"), ("head_size", "i8"), ("first", "i8")])
 STORE = np.dtype([("keys", "u8"), ("values", "u8"), ("key_block_stride", "i8"), ("value_block_stride", "i8")])
 WORD_BYTES = 8
-"""Of every field."""
+"""Bytes per field."""
 NO_LINEAR = (0, 0, 0, 0, 0, 0, 0, 0)
 CALL = np.dtype([
     ("embedding", LINEAR), ("head", LINEAR), ("per_layer_embedding", LINEAR), ("per_layer_projection", LINEAR),
@@ -86,18 +86,12 @@ STEP = (
     "tokens", "positions", "blocks", "slots", "tables", "members", "tiles", "wanted", "needed", "run_rows", "run_slots",
     "num_tiles", "num_rows", "num_wanted", "num_needed", "num_sampled", "num_threads", "num_runs",
 )  # fmt: skip
-"""Neighbours in CALL: what is another in every step."""
-COMPUTED = ("hidden", "logits", "likeliest", "is_sound", "is_finite")
-"""Of buffers: what a step comes to."""
-BETWEEN = (
-    "residual", "added", "queries", "answers", "cos", "sin", "query_scales", "per_layer", "picked", "gates", "qkv",
-    "mixed", "rates", "gate_up", "gated",
-)  # fmt: skip
+"""The fields of CALL that change with every step; they are contiguous."""
 
 
 @cache
 def check_layout() -> None:
-    """Refuse an extension that was built from other structures."""
+    """Raise InvariantError if the extension was built with other structures."""
     built = (kernels().layer_bytes(), kernels().rope_rule_bytes(), kernels().decoder_call_bytes())
     here = (LAYER.itemsize, ROPE.itemsize, CALL.itemsize)
     if built != here:
@@ -106,7 +100,7 @@ def check_layout() -> None:
 
 
 class Call:
-    """What the native call is given."""
+    """The argument of the native call."""
 
     def __init__(self, fields: NDArray[Any]) -> None:
         self.fields = fields
@@ -115,12 +109,12 @@ class Call:
         self._step = fields.reshape(1).view(np.int64)[first : first + len(STEP)]
 
     def write_step(self, *numbers: int) -> None:
-        """The fields of STEP, in one write."""
+        """Write all fields of STEP at once."""
         self._step[:] = numbers
 
 
 class Buffers:
-    """What one step works in: so many rows, of which so many are wanted."""
+    """Work buffers of one step with `num_rows` rows, `num_wanted` of which need logits."""
 
     def __init__(self, shape: DecoderShape, angles_size: int, num_rows: int, num_wanted: int) -> None:
         chunk = min(num_rows, CHUNK_ROWS)
@@ -150,6 +144,7 @@ class Buffers:
         self.gated = np.empty((chunk, wide), np.float32)
 
     def write_addresses(self, call: NDArray[Any]) -> None:
-        """Write the addresses into a call."""
-        for name in (*COMPUTED, *BETWEEN):
-            call[name] = getattr(self, name).ctypes.data
+        """Write the buffers' addresses into a call, whose fields have the same names."""
+        for name, array in vars(self).items():
+            if isinstance(array, np.ndarray):
+                call[name] = array.ctypes.data

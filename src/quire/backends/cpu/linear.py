@@ -1,52 +1,63 @@
-"""A packed weight as the rest of the backend sees it, whatever packs it for the format it is in.
+"""One interface for packed weights. The format of a weight determines how it is packed:
 
 F32                        kernels.products, in float32
-BF16 by `--dtype bfloat16` the same, in tile registers, where there are any
+BF16 by `--dtype bfloat16` the same, in AMX tile registers, if available
 all others                 panels (formats.packed_weight), in one of two arithmetics
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from quire.backends.cpu.formats import Arithmetic, PackedWeight, Source
-from quire.backends.cpu.formats.packed_weight import can_join
-from quire.backends.cpu.formats.source import PIECE_NUMBERS
+from quire.backends.cpu.formats.packed_weight import PackedWeight, can_join
+from quire.backends.cpu.formats.source import PIECE_NUMBERS, Source
+from quire.backends.cpu.formats.weight_format import Arithmetic
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import PIECE_ROWS, WEIGHT_TYPES, PackedProduct, widened_bf16
-from quire.backends.kernels.threads import num_threads
 from quire.errors import CheckpointError
 
 Reference = tuple[int, int, int, int, int, int, int, int]
-"""As `native/step/forward.hpp` wants a weight: packing, format, arithmetic, group, address, address of the bias or 0,
-inputs, outputs. It lives as long as the weight."""
+"""A weight as `native/step/forward.hpp` expects it: packing, format, arithmetic, group, address, address of the bias or
+0, inputs, outputs. Valid as long as the weight object lives."""
 PANELS = 2
-"""Of packings; the others are WEIGHT_TYPES."""
+"""Packing id of panels; the other ids are in WEIGHT_TYPES."""
 
 
-class HeldRows(Protocol):
-    """A matrix whose rows can be looked up: an embedding."""
+class PanelLinear(PackedWeight):
+    """A weight in panels, and the arithmetic of its products."""
 
-    def rows(self, indices: NDArray[np.int64]) -> Floats:
-        """[index, in]: rows of the weight as numbers."""
+    def __init__(self, sources: Sequence[Source], bias: Floats | None, arithmetic: Arithmetic, arena: Arena) -> None:
+        super().__init__(sources, arena, bias)
+        kind = (PANELS, self.format.native_id, int(arithmetic), self.group)
+        self.reference: Reference = (*kind, *self.addresses, self.num_in, self.num_out)
+
+    def parts(self, count: int) -> list[Reference]:
+        """Return references to `count` equal parts of the outputs, each made of whole panels."""
+        kind, (packed, bias) = self.reference[:4], self.addresses
+        size, num_bytes = self.num_out // count, self.num_bytes // count
+        return [
+            (*kind, packed + at * num_bytes, bias + at * size * 4 if bias else 0, self.num_in, size)
+            for at in range(count)
+        ]
 
 
-class Linear(HeldRows, Protocol):
-    """A weight ([out, in]) that rows are multiplied with. The bits of a row's product depend on that row alone."""
+class PlainLinear(PackedProduct):
+    """A weight in float32 or bfloat16, packed by the kernels for that dtype."""
 
-    @property
-    def reference(self) -> Reference:
-        """For native code."""
+    def __init__(self, sources: Sequence[Source], bias: Floats | None, dtype: str, arena: Arena) -> None:
+        shape = (sum(source.num_out for source in sources), sources[0].num_in)
+        super().__init__(_pieces(sources, shape, dtype), shape, bias, dtype, arena)
+        kind = (WEIGHT_TYPES[dtype], 0, 0, 0)
+        self.reference: Reference = (*kind, *self.addresses, self.num_in, self.num_out)
 
-    def product(self, rows: Floats, out: Floats) -> None:
-        """`out` ([row, out]) = rows ([row, in]) x weight^T + bias."""
+
+Linear = PanelLinear | PlainLinear
+"""A weight ([out, in]). The bits of a row's product depend only on that row."""
 
 
 class Packer:
-    """Makes weights of sources, in the arithmetic they have and the settings want."""
+    """Packs sources into weights, in the arithmetic that their format and the settings select."""
 
     def __init__(self, arithmetic: str, has_amx: bool) -> None:
         self._arithmetic = arithmetic
@@ -54,7 +65,7 @@ class Packer:
         self._arena = Arena()
 
     def groups(self, sources: Sequence[Source]) -> list[list[Source]]:
-        """Neighbours that can be one weight together."""
+        """Group consecutive sources that can be joined into one weight."""
         groups: list[list[Source]] = []
         for source in sources:
             if groups and self._can_join([*groups[-1], source]):
@@ -64,27 +75,27 @@ class Packer:
         return groups
 
     def pack(self, sources: Sequence[Source], bias: Floats | None = None) -> Linear:
-        """One weight of these, one below the other."""
+        """Pack these sources, stacked by outputs, into one weight."""
         if (dtype := self._plain_type(sources[0])) is not None:
-            return _PlainLinear(sources, bias, dtype, self._arena)
+            return PlainLinear(sources, bias, dtype, self._arena)
         return self._panels(sources, bias)
 
-    def _panels(self, sources: Sequence[Source], bias: Floats | None) -> "_PanelLinear":
+    def _panels(self, sources: Sequence[Source], bias: Floats | None) -> PanelLinear:
         made = sources[0].format
         is_integer = self._arithmetic != "float" and Arithmetic.INTEGER in made.arithmetics
         arithmetic = Arithmetic.INTEGER if is_integer else Arithmetic.FLOAT
-        return _PanelLinear(PackedWeight(sources, self._arena, num_threads(), bias), arithmetic)
+        return PanelLinear(sources, bias, arithmetic, self._arena)
 
     def pack_each(
         self, sources: Sequence[Source], biases: Sequence[Floats | None]
     ) -> tuple[list[Linear], list[Reference]]:
-        """What is held, and a reference for each source: to its outputs of one weight where they can be that."""
+        """Pack sources of one format, joined if possible; return the weights and one reference per source."""
         if any(source.format != sources[0].format for source in sources):
             names = sorted({source.format.name for source in sources})
             raise CheckpointError(
                 f"expected the experts of a layer in one format, got {', '.join(names)}; choose the model in another"
             )
-        is_whole = can_join([*sources, sources[0]])  # the last one too has whole panels, as if another came behind it
+        is_whole = can_join([*sources, sources[0]])  # the repeated source requires whole panels of the last one too
         if self._plain_type(sources[0]) is None and is_whole:
             bias = None if biases[0] is None else np.concatenate([one for one in biases if one is not None])
             whole = self._panels(sources, bias)
@@ -103,49 +114,10 @@ class Packer:
         return "bfloat16" if source.format.name == "BF16" and self._has_tiles else None
 
 
-class _PanelLinear:
-    """Panels, and the arithmetic they are multiplied in."""
-
-    def __init__(self, weight: PackedWeight, arithmetic: Arithmetic) -> None:
-        self._weight = weight
-        self._arithmetic = arithmetic
-
-    @property
-    def reference(self) -> Reference:
-        weight = self._weight
-        kind = (PANELS, weight.format.native_id, int(self._arithmetic), weight.group)
-        return (*kind, *weight.addresses, weight.num_in, weight.num_out)
-
-    def parts(self, count: int) -> list[Reference]:
-        """References to equal parts of the outputs, each of whole panels."""
-        kind, (packed, bias), num_in = self.reference[:4], self.reference[4:6], self.reference[6]
-        size = self._weight.num_out // count
-        num_bytes = self._weight.num_bytes // count
-        return [
-            (*kind, packed + at * num_bytes, bias + at * size * 4 if bias else 0, num_in, size) for at in range(count)
-        ]
-
-    def product(self, rows: Floats, out: Floats) -> None:
-        self._weight.product(rows, out, self._arithmetic, num_threads())
-
-    def rows(self, indices: NDArray[np.int64]) -> Floats:
-        return self._weight.rows(indices, num_threads())
-
-
-class _PlainLinear(PackedProduct):
-    """Numbers of one type, packed by the kernels for it."""
-
-    def __init__(self, sources: Sequence[Source], bias: Floats | None, dtype: str, arena: Arena) -> None:
-        shape = (sum(source.num_out for source in sources), sources[0].num_in)
-        super().__init__(_pieces(sources, shape, dtype), shape, bias, dtype, arena)
-        kind = (WEIGHT_TYPES[dtype], 0, 0, 0)
-        self.reference: Reference = (*kind, *self.addresses, self.num_in, self.num_out)
-
-
 def _pieces(sources: Sequence[Source], shape: tuple[int, int], dtype: str) -> Iterator[Floats]:
-    """Rows of all sources one below the other, in pieces whose rows are multiples of PIECE_ROWS, but for the last.
+    """Yield the stacked rows of all sources in chunks of a multiple of PIECE_ROWS rows, except the last chunk.
 
-    Each lasts until the next is asked for.
+    A chunk is valid until the next one is requested.
     """
     left, num_rows = shape[0], max(1, PIECE_NUMBERS // (shape[1] * PIECE_ROWS)) * PIECE_ROWS
     piece = np.empty((min(left, num_rows), shape[1]), np.float32)
@@ -154,13 +126,11 @@ def _pieces(sources: Sequence[Source], shape: tuple[int, int], dtype: str) -> It
         first = 0
         while first < source.num_out:
             count = min(source.num_out - first, len(piece) - filled)
-            piece[filled : filled + count] = _numbers(source.read(first, first + count).rows, dtype)
+            rows = source.read(first, first + count).rows
+            plain = rows.view(np.float32) if dtype == "float32" else widened_bf16(rows.view(np.uint16))
+            piece[filled : filled + count] = plain
             first, filled = first + count, filled + count
             if filled == len(piece):
                 yield piece
                 left, filled = left - filled, 0
                 piece = piece[: min(left, num_rows)]
-
-
-def _numbers(rows: NDArray[np.uint8], dtype: str) -> Floats:
-    return rows.view(np.float32) if dtype == "float32" else widened_bf16(rows.view(np.uint16))

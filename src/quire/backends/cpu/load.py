@@ -1,17 +1,16 @@
-"""From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
+"""Loads a checkpoint into a CPU runner: reads the weights, plans the memory, and reports what fits in one line."""
 
 from collections.abc import Iterator
 
 from quire.backends import memory_plan
 from quire.backends.cpu.decoder import Decoder
-from quire.backends.cpu.formats import Arithmetic
+from quire.backends.cpu.formats.weight_format import Arithmetic
 from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
 from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.runner import CpuRunner
-from quire.backends.cpu.state_store import StateStore, slot_bytes
+from quire.backends.cpu.state_store import FLOAT_BYTES, StateStore
 from quire.backends.cpu.tiles import most_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
-from quire.backends.host.kv_shape import model_tokens
 from quire.backends.host.worst_step import measured_bytes, measured_cost, worst_plans
 from quire.backends.kernels.extension import available
 from quire.backends.kernels.products import WEIGHT_TYPES, has_amx, probe
@@ -28,7 +27,7 @@ BLOCK_SIZES = (16, 32, 64)
 
 
 def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
-    """None if this backend can run the model as it is asked for; else the reason, which names the rule."""
+    """Return None if this backend can run the model with these settings; otherwise the reason."""
     config = checkpoint.config
     if settings.device != "cpu":
         return f"the CPU backend needs device cpu, got {settings.device}"
@@ -50,19 +49,24 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
-    """Load the model within the budget, or raise before anything is served. `why_not_cpu` has nothing against it."""
+    """Load the model within the budget; raises before anything is served. Requires that `why_not_cpu` returned None."""
     _check_arithmetic(checkpoint, settings)
     use_threads(settings.num_threads)
     budget_bytes = memory_plan.budget(settings)
     with as_checkpoint_error(checkpoint.name):
         model = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory_plan.peak_bytes()
-        plan = _decide(model, checkpoint, settings, budget_bytes)
+        most = memory_plan.model_tokens(checkpoint.config)
+        step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
+        loaded_bytes = memory_plan.resident_bytes()
+        each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
+        each = memory_plan.PoolBytes(each_bytes, model.slot_size * FLOAT_BYTES)
+        plan = memory_plan.decide(settings, budget_bytes, loaded_bytes, step_bytes, each, most)
     kv_dtype = settings.kv_dtype
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
     capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     runner = CpuRunner(model, store, capacity, StateStore(model.slot_size, plan.num_slots) if plan.num_slots else None)
-    # A wrong guess could not be taken out of a recurrent state: such models do not guess.
+    # A rejected draft cannot be removed from a recurrent state, so such models do not speculate.
     is_guessing = settings.speculation != "off" and not plan.num_slots
     cost = measured_cost(runner.run, capacity) if is_guessing else None
     notes = tuple(_notes(model, settings, plan))
@@ -81,7 +85,7 @@ def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
-    """Raises if int8 was set by name and no weight can be converted."""
+    """Raise ConfigError if int8 was requested explicitly and no weight supports it."""
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     formats = {format_of(tensor, settings.dtype) for tensor in matrices}
     if settings.arithmetic == "int8" and not any(Arithmetic.INTEGER in made.arithmetics for made in formats):
@@ -95,12 +99,12 @@ def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
 
 
 def _takes_tiles(settings: ModelSettings) -> bool:
-    """Tiles round rows too: only those who asked for bfloat16 get that."""
+    """Whether AMX tiles are used. They also round the rows, so bfloat16 must be requested explicitly."""
     return settings.dtype == "bfloat16" and available().is_available and has_amx()
 
 
 def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead) -> Decoder:
-    """The weights, packed."""
+    """Read and pack the weights."""
     total = sum(file.stat().st_size for file in checkpoint.weight_files)
     done = 0
 
@@ -116,26 +120,15 @@ def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: in
     memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, 0, logit_bytes)
     packer = Packer(settings.arithmetic, _takes_tiles(settings))
     model = Decoder(shape, reader, packer, settings.kv_dtype == "int8")
-    on_read(total, total)  # heads of files and unused tensors are passed over, not missing
+    on_read(total, total)  # file headers and unused tensors are skipped, not missing
     return model
 
 
-def _decide(
-    model: Decoder, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int
-) -> memory_plan.MemoryPlan:
-    most = model_tokens(checkpoint.config)
-    longest = min(settings.max_sequence_tokens or most, most)
-    step_bytes = measure_step(model, settings, longest)
-    each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
-    held = memory_plan.HeldBytes(memory_plan.resident_bytes(), step_bytes)
-    each = memory_plan.PoolBytes(each_bytes, slot_bytes(model.slot_size))
-    return memory_plan.decide(settings, budget_bytes, held, each, most)
-
-
 def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
-    """The most a step takes, found by running the worst ones.
+    """Measure the peak memory of a step by running the worst steps.
 
-    Attention goes through a sequence block by block; longer ones take no more but for records of their segments."""
+    Attention processes a sequence block by block: longer sequences only add the records of their segments.
+    """
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype)
     states = StateStore(model.slot_size, settings.max_running) if model.slot_size else None

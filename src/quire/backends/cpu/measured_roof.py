@@ -1,6 +1,9 @@
-"""The roof of a model that this backend runs: its products alone, and a sum over memory for its bandwidth.
+"""The roofline of a decode step on this machine, for models of this backend:
 
-Each is timed interleaved with the step in one process, because a machine drifts; figures are medians.
+bare    the matrix products of a step alone, by the fastest packed operator at this row count (2 for 1 row)
+roof    bare + KV bytes / bandwidth, measured as the fastest native sum over 1 GiB
+
+Each is timed interleaved with the step in one process, because a machine's speed drifts; results are medians.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -13,10 +16,8 @@ import numpy as np
 
 from quire.backends.kernels import extension
 from quire.backends.kernels.arrays import Array, Floats
-from quire.backends.kernels.large_pages import Arena
-from quire.backends.kernels.products import PackedProduct
+from quire.backends.kernels.products import native_product
 from quire.backends.kernels.threads import num_threads
-from quire.backends.roof import RoofPoint
 from quire.checkpoints.families import DecoderShape, is_decoder, read_shape
 from quire.config import ModelSettings
 from quire.errors import InvariantError
@@ -25,19 +26,30 @@ READ_BYTES = 1 << 30
 
 Work = Callable[[], object]
 Multiply = Callable[[Any], object]
-"""A product with one weight."""
+"""Function that multiplies rows with one weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoofPoint:
+    """Medians, in seconds."""
+
+    step_s: float
+    bare_s: float
+    roof_s: float
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class CpuRoof:
-    """Of one model."""
+    """The roofline of a model, or the reason why it cannot be measured."""
 
     shape: DecoderShape | None
     reason: str = ""
+    """Why there is no roofline; empty if there is one."""
 
     @classmethod
     def of(cls, config: Mapping[str, Any], settings: ModelSettings, types: Set[str] = frozenset({"F32"})) -> "CpuRoof":
-        """For the model of this config, whose file has matrices of these types."""
+        """Return the roofline for a model with this config and these matrix dtypes."""
         device = settings.device
         held = ", ".join(sorted(types)) if settings.dtype == "auto" else settings.dtype
         if settings.backend == "mlx":
@@ -51,6 +63,7 @@ class CpuRoof:
         return cls(read_shape(config))
 
     def beside(self, step: Work, num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
+        """Time the step and its roofline, interleaved. Raises InvariantError if there is no roofline."""
         if self.shape is None:
             raise InvariantError(f"there is no roof: {self.reason}")
         data = np.ones(READ_BYTES // 4, np.float32)
@@ -62,27 +75,13 @@ class CpuRoof:
 
 
 def read_sum(data: Array, threads: int | None = None) -> float:
-    """Read all of `data` as fast as this machine can: the roof of everything that is bound by memory."""
+    """Read all of `data` as fast as this machine can: the limit of every memory-bound operation."""
     total: float = extension.kernels().read_sum(data.ctypes.data, data.nbytes, threads or num_threads())
     return total
 
 
-def native_product(weight: Floats) -> Multiply:
-    """By the kernels, into a buffer that is used again."""
-    num_out, num_in = weight.shape
-    packed = PackedProduct([weight], (num_out, num_in), None, "float32", Arena())
-    outs: dict[int, Floats] = {}
-
-    def product(rows: Floats) -> Floats:
-        out = outs.setdefault(len(rows), np.empty((len(rows), num_out), np.float32))
-        packed.product(rows, out)
-        return out
-
-    return product
-
-
 def interleaved_calls(calls: Mapping[str, Work], num_rounds: int) -> dict[str, float]:
-    """Each call in turn, round after round; the first round is not counted. Medians in seconds."""
+    """Time the calls alternately; the first round is discarded. Returns medians in seconds."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(num_rounds + 1):
         for name, call in calls.items():
@@ -93,10 +92,10 @@ def interleaved_calls(calls: Mapping[str, Work], num_rounds: int) -> dict[str, f
 
 
 class Bare:
-    """The products of a step at exactly this many rows, and nothing else: all layers, then the head of some rows.
+    """Only the matrix products of a step with this row count: all layers, then the head for some rows.
 
-    `parts` takes the layers' rows so many times, as a step does that is cut into chunks of rows. Each weight is
-    prepared by a function, the head's perhaps by another.
+    `parts` repeats each layer's products, like a step that is divided into chunks of rows. `prepare` builds the product
+    with a weight; `prepare_head`, if given, that of the head.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Bare:
         self._parts = parts
 
     def run(self) -> None:
-        """One step's worth."""
+        """Run the products of one step."""
         for layer in self._layers:
             for product, rows in zip(layer, self._inputs, strict=True):
                 for _ in range(self._parts):

@@ -1,4 +1,4 @@
-"""One forward pass over all rows of a plan, with the states of recurrent layers copied before it and kept after it."""
+"""One forward pass over all rows of a plan; copies recurrent states before the pass and keeps states after it."""
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
@@ -11,19 +11,18 @@ from quire.core.step import StepPlan
 
 
 class CpuRunner(RunnerBase[Decoder, KVStore]):
-    """On the CPU, by our own kernels."""
+    """Runs steps on the CPU with quire's kernels."""
 
     def __init__(self, model: Decoder, store: KVStore, capacity: Capacity, states: StateStore | None = None) -> None:
         super().__init__(model, store, capacity)
         self._states = states
-        """Of a model with recurrent layers."""
+        """Recurrent states; None for a model without recurrent layers."""
 
     def count_layers(self, counter: memoryview) -> int:
-        """See `protocol.CountsLayers`: kernels do it, in the middle of a step's one call."""
+        """See `protocol.CountsLayers`; the kernels count during the native call."""
         return self._opened()[0].count_layers(counter)
 
     def close(self) -> None:
-        """Give model, blocks and states back."""
         super().close()
         self._states = None
 

@@ -1,6 +1,6 @@
-"""Where recurrent state lies: one row of numbers for each slot, in which every recurrent layer has its part.
+"""The store of recurrent states: one row of floats per slot; every recurrent layer has its part of a row.
 
-Slot 0 is the state before the first token: zeros, which are never written to.
+Slot 0 is the state before the first token: zeros that are never overwritten.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,8 @@ from quire.errors import InvariantError
 FLOAT_BYTES = 4
 
 
-def slot_bytes(slot_size: int) -> int:
-    """Of a slot of so many numbers."""
-    return slot_size * FLOAT_BYTES
-
-
 class Runs(NamedTuple):
-    """Rows of one sequence after the other: where each begins, the end of all, and where its state is."""
+    """The rows of each sequence: first row of each (plus the end of all), and the state slot of each."""
 
     rows: Ids
     slots: Ids
@@ -32,12 +27,12 @@ class Runs(NamedTuple):
 
 @cache
 def no_runs() -> Runs:
-    """Of a model without recurrent layers."""
+    """Return the empty runs of a model without recurrent layers."""
     return Runs(np.zeros(1, np.int64), np.zeros(0, np.int64))
 
 
 class StateStore:
-    """The data of a pool of slots. Decides nothing: it is told which slots."""
+    """The data of a pool of state slots; the core decides which slots are used."""
 
     def __init__(self, slot_size: int, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -45,14 +40,14 @@ class StateStore:
         self.numbers: Floats = memory.view(np.float32).reshape(num_slots + 1, slot_size)
 
     def copy(self, copies: Iterable[SlotCopy]) -> None:
-        """Whole slots, in the order given: a later copy may read what an earlier one wrote."""
+        """Copy whole slots in order; a later copy may read the result of an earlier one."""
         for src, dst in copies:
             if not (0 <= src <= self.num_slots and 0 < dst <= self.num_slots):
                 raise InvariantError(f"expected state slots from 1 to {self.num_slots}, got a copy from {src} to {dst}")
             self.numbers[dst] = self.numbers[src]
 
     def runs(self, batch: Batch) -> Runs:
-        """Each item's rows, and its slot, which no other item has."""
+        """Return each item's rows and its slot. Raises InvariantError unless the slots are valid and distinct."""
         slots = np.array([item.state_slot for item in batch.items], np.int64)
         if len(slots) and (slots.min() < 1 or slots.max() > self.num_slots or len(np.unique(slots)) < len(slots)):
             raise InvariantError(f"expected a state slot of its own for every item, from 1 to {self.num_slots}")

@@ -1,7 +1,6 @@
-"""A step's items as attention takes them: flat block tables, and rows gathered into tiles that go through blocks
-together, the dearest first. Rows of one item share its blocks; decoding rows are sorted by block table, so that those
-with a common prefix read it together.
-"""
+"""The items of a step prepared for attention: flat block tables, and rows gathered into tiles that traverse blocks
+together, the most expensive tile first. Rows of one item share its blocks; decode rows are sorted by block table, so
+that rows with a common prefix read its blocks together."""
 
 from collections.abc import Sequence
 
@@ -14,14 +13,14 @@ from quire.core.step import WorkItem
 from quire.errors import InvariantError
 
 NUMBER_BYTES = 4
-"""Of an int32."""
+"""Bytes of an int32."""
 MAX_BLOCK = 2**31 - 1
 
 
 class StepTiles:
-    """Made once for all layers with the same number of query heads per KV head. One array holds it all:
+    """The tiles of a step, computed once for all layers with the same number of query heads per KV head, in one array:
 
-    first rows, rows, first positions, where tables begin: [item] each │ tables │ members: [row, 3] │ tiles: [row, 3]
+    first rows, row counts, first positions, table offsets: [item] each │ tables │ members: [row, 3] │ tiles: [row, 3]
     """
 
     __slots__ = ("_numbers", "addresses", "max_block", "num_rows", "num_tiles")
@@ -49,13 +48,13 @@ class StepTiles:
         header = numbers[: 4 * len(items) + len(table)]
         header[:] = [*first_rows, *counts, *positions, *offsets, *table]
         self.max_block = int(header[4 * len(items) :].view(np.uint32).max())
-        if self.max_block > MAX_BLOCK:  # as if without a sign, a negative number is a large one
+        if self.max_block > MAX_BLOCK:  # viewed as unsigned, a negative number is large
             raise InvariantError("expected block ids that are not negative", code="negative_block_id")
         stride = NUMBER_BYTES * len(items)
         first: int = numbers.ctypes.data
         tables, members = first + 4 * stride, first + NUMBER_BYTES * len(header)
         self.addresses = tables, members, members + 3 * NUMBER_BYTES * num_rows
-        """Of tables, members and tiles."""
+        """Addresses of tables, members and tiles."""
         self.num_tiles: int = kernels().make_tiles(
             first, first + stride, first + 2 * stride, first + 3 * stride, len(items), tables, block_size, group_size,
             *self.addresses[1:],
@@ -63,13 +62,13 @@ class StepTiles:
 
     @property
     def rows_of_tiles(self) -> list[list[int]]:
-        """For each tile the rows in it, in the order of work; for tests and for the curious."""
+        """Return the rows of each tile, in processing order; for tests and debugging."""
         members, tiles = self._numbers[-6 * self.num_rows :].reshape(2, self.num_rows, 3)
         return [members[first : first + count, 0].tolist() for first, count, _ in tiles[: self.num_tiles]]
 
 
 def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
-    """The most that attention keeps of long sequences whose segments several threads share."""
+    """Return the maximum memory of attention records for long sequences whose segments several threads share."""
     size: int = kernels().most_record_bytes(
         shape.num_heads, shape.num_kv_heads, shape.head_size, num_threads(), num_tokens
     )

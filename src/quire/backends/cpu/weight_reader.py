@@ -1,7 +1,7 @@
-"""A model's tensors on their way from its files to packed weights, a few rows at a time.
+"""Reads a model's tensors from its files for packing, a few rows at a time.
 
-Weights stay what the file has, or become float32 or bfloat16 if that is asked for. Nothing that can execute is ever
-read.
+Weights keep the format of the file, or become float32 or bfloat16 if the settings request it. Executable content is
+never read.
 """
 
 from collections.abc import Callable
@@ -10,22 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats import (
-    FORMATS,
-    SCHEMES,
-    PackedWeight,
-    Source,
-    StoredArray,
-    WeightFormat,
-    gguf_source,
-)
-from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, WIDENED
-from quire.backends.cpu.formats.safetensors_source import SchemeOptions
-from quire.backends.cpu.formats.source import RowPiece
+from quire.backends.cpu.formats.gguf_source import GGUF_NAMES, WIDENED, gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.safetensors_source import SCHEMES, StoredArray
+from quire.backends.cpu.formats.source import RowPiece, Source
+from quire.backends.cpu.formats.weight_format import FORMATS, WeightFormat
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
 from quire.backends.kernels.products import rounded_bf16
-from quire.backends.kernels.threads import num_threads
 from quire.checkpoints import Checkpoint
 from quire.checkpoints.families.matrix import HeadOrder, Matrix
 from quire.checkpoints.quantisation import MXFP4_GROUP, Quantisation, read_quantisation
@@ -33,22 +25,22 @@ from quire.checkpoints.stored_tensors import FLOAT_BYTES, StoredTensor, numbers_
 from quire.errors import CheckpointError
 
 CHOSEN = {"float32": FORMATS["F32"], "bfloat16": FORMATS["BF16"]}
-"""What all weights become where that is asked for."""
+"""The format of all weights if the settings select a dtype."""
 EXPONENTS = {"F32": ("<u4", 0x7F800000), "F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80)}
-"""Of plain numbers: the bits that are all ones in what is not finite."""
+"""For plain numbers: the exponent bits, which are all ones in non-finite numbers."""
 HALVES_AT = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2),
     "Q6_K": (208,), "IQ4_NL": (0,), "IQ4_XS": (0,),
 }  # fmt: skip
-"""Where a block has its scales, in fp16."""
+"""Byte offsets of the fp16 scales within a block."""
 LARGEST_POWER = 252
-"""Of MXFP4: six times two to the power of 252 - 127 is the largest that float32 holds."""
+"""Largest scale exponent of MXFP4: 6 * 2^(252 - 127) is the largest product that float32 can represent."""
 READ_AS = {"U8": "u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "BF16": "<u2", "F32": "<f4", "F8_E4M3": "u1"}
-"""Types that a quantised weight's parts may have."""
+"""Allowed types of a quantized weight's parts."""
 
 
 def format_of(tensor: StoredTensor, dtype: str) -> WeightFormat:
-    """How a weight is held."""
+    """Return the format in which a weight is stored in memory."""
     if dtype in CHOSEN:
         return CHOSEN[dtype]
     if tensor.type in FORMATS:
@@ -58,14 +50,13 @@ def format_of(tensor: StoredTensor, dtype: str) -> WeightFormat:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of a tensor, read when they are asked for."""
+    """The rows of a tensor, read on access."""
 
     tensor: StoredTensor
     on_read: Callable[[int], None]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows, and the bytes of each."""
         return self.tensor.num_rows, self.tensor.row_bytes
 
     def __getitem__(self, rows: slice, /) -> NDArray[np.uint8]:
@@ -76,11 +67,11 @@ class FileRows:
         return raw
 
     def numbers(self, first: int, end: int) -> Floats:
-        """Some of them as float32."""
+        """Return rows as float32. Raises CheckpointError if a number is not finite."""
         return _finite(numbers_of(self[first:end], self.tensor.type), self.tensor)
 
     def parts(self) -> dict[str, StoredArray]:
-        """What a quantised weight is made of, whole."""
+        """Return all parts of a quantized weight."""
         return {
             name: StoredArray(part.type, FileRows(part, self.on_read)[:].view(READ_AS[part.type]).reshape(part.shape))
             for name, part in self.tensor.parts
@@ -88,7 +79,7 @@ class FileRows:
 
 
 class WeightReader:
-    """Finds tensors by name and reads them, checking every shape."""
+    """Finds and reads tensors by name."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, on_read: Callable[[int], None]) -> None:
         self._tensors = checkpoint.tensors
@@ -99,36 +90,32 @@ class WeightReader:
 
     @property
     def num_bytes(self) -> int:
-        """About the bytes that all unread tensors will take."""
+        """Approximate memory of all unread tensors once packed."""
         return sum(held_bytes(tensor, self._dtype) for tensor in self._unread.values())
 
     @property
     def names(self) -> frozenset[str]:
-        """Tensors that have not been read yet."""
+        """Names of the tensors not read yet."""
         return frozenset(self._unread)
 
-    def has(self, name: str) -> bool:
-        """Whether such a tensor is there and unread."""
-        return name in self._unread
-
     def forget(self, name: str) -> None:
-        """Pass over a tensor that the model does not need."""
+        """Mark a tensor that the model does not need as read."""
         self._unread.pop(name, None)
 
-    def vector(self, name: str, shape: tuple[int, ...]) -> Floats:
-        """All numbers of a small tensor, in order."""
-        rows = self._take(name, shape)
+    def vector(self, name: str) -> Floats:
+        """Return all numbers of a small tensor."""
+        rows = self._take(name)
         return rows.numbers(0, rows.tensor.num_rows).reshape(-1)
 
     def bias(self, matrix: Matrix) -> Floats | None:
-        """Of its outputs, if it has one."""
+        """Return the bias of a matrix, if any."""
         if matrix.bias is None:
             return None
-        return self.vector(matrix.bias, matrix.bias_shape)[row_order(matrix)]
+        return self.vector(matrix.bias)[row_order(matrix)]
 
     def source(self, matrix: Matrix) -> Source:
-        """A matrix in the format in which it will be held."""
-        rows = self._take(matrix.name, matrix.shape)
+        """Return a matrix as a source in its in-memory format."""
+        rows = self._take(matrix.name)
         if matrix.is_transposed and not rows.tensor.parts:
             return self._transposed(rows, matrix)
         num_in = matrix.shape[-2] if matrix.is_transposed else matrix.shape[-1]
@@ -137,7 +124,7 @@ class WeightReader:
         return whole if len(order) == whole.num_out and bool((np.diff(order) == 1).all()) else _selected(whole, order)
 
     def _transposed(self, rows: FileRows, matrix: Matrix) -> Source:
-        """Of plain numbers, [expert, in, out]."""
+        """Return the source of an expert in a plain tensor of shape [expert, in, out]."""
         _, num_in, width = matrix.shape
         expert = matrix.first // width
         columns = row_order(matrix) - expert * width
@@ -166,22 +153,14 @@ class WeightReader:
             some = Source(
                 source.format, end - first, source.num_in, lambda a, b: source.read(first + a, first + b), source.group
             )
-            return PackedWeight([some], Arena(), num_threads()).rows(np.arange(end - first), num_threads())
+            return PackedWeight([some], Arena()).rows(np.arange(end - first))
 
         return _of_numbers(CHOSEN[self._dtype], (source.num_out, source.num_in), numbers)
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> FileRows:
+    def _take(self, name: str) -> FileRows:
+        """Look up a tensor whose name and shape `check_shapes` has verified. Raises CheckpointError on its type."""
         self._unread.pop(name, None)
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise CheckpointError(
-                f"expected a tensor {name!r} in the files of the model, found none; download them again"
-            )
-        if tensor.shape != shape:
-            raise CheckpointError(
-                f"expected tensor {name!r} to have the shape {shape} that config.json implies, got {tensor.shape} in "
-                f"{tensor.path.name}; the files belong to different models"
-            )
+        tensor = self._tensors[name]
         kinds = [part.type for _, part in tensor.parts] or [tensor.type]
         allowed = READ_AS if tensor.parts else FLOAT_BYTES
         if tensor.path.suffix == ".safetensors" and (strange := sorted(set(kinds) - allowed.keys())):
@@ -193,12 +172,12 @@ class WeightReader:
 
 
 def row_order(matrix: Matrix) -> NDArray[np.int64]:
-    """Which rows of its tensor a matrix takes, in their order.
+    """Return the indices of the tensor rows that form a matrix, in order.
 
-    Heads of which a part turns, or neighbour with neighbour, are laid so that number i turns with number i + half, and
-    those that do not turn stand behind the others in both halves:
+    Elements of heads with partial or interleaved RoPE are permuted so that element i is rotated with element i + half;
+    elements without rotation are placed last in both halves:
 
-        turning 0 1 2 3, still 4 5   ->   0 1 4  2 3 5        interleaved: 0 2 4  1 3 5
+        rotated 0 1 2 3, fixed 4 5   ->   0 1 4  2 3 5        interleaved: 0 2 4  1 3 5
     """
     rows = matrix.first + matrix.step * np.arange(matrix.num_out)
     if matrix.every:
@@ -210,7 +189,7 @@ def row_order(matrix: Matrix) -> NDArray[np.int64]:
 
 
 def numbers_in_order(order: HeadOrder, head_size: int) -> NDArray[np.int64]:
-    """Which number of a head goes where."""
+    """Return the permutation of a head's elements."""
     turning, still = np.split(np.arange(head_size), [order.num_rotated])
     pairs = turning.reshape(-1, 2).T if order.is_interleaved else turning.reshape(2, -1)
     return np.concatenate([pairs, still.reshape(2, -1)], axis=1).reshape(-1)
@@ -229,29 +208,31 @@ def _selected(source: Source, order: NDArray[np.int64]) -> Source:
 
 
 def held_bytes(tensor: StoredTensor, dtype: str) -> int:
-    """What a tensor takes once it is packed, but for a little."""
+    """Return the approximate bytes of a packed tensor."""
     made = format_of(tensor, dtype)
     is_as_stored = dtype not in CHOSEN and tensor.type == made.name
     return tensor.num_bytes if is_as_stored else tensor.num_values * made.block_bytes // made.block_size
 
 
 def scheme_source(rows: FileRows, quantisation: Quantisation) -> Source:
-    """A quantised weight by what its model's config says of all of them."""
-    options = SchemeOptions(
-        quantisation.num_bits, quantisation.group_size, quantisation.is_symmetric, quantisation.zeros_are_less_one
-    )
+    """Return the source of a quantized weight, by the scheme in the model's config."""
+    tensor = rows.tensor
     try:
-        source = SCHEMES[quantisation.scheme](rows.parts(), options)
+        source = SCHEMES[quantisation.scheme](rows.parts(), quantisation)
+        if (source.num_out, source.num_in) != tensor.shape:
+            raise ValueError("the parts are a weight of another shape")
     except (ValueError, KeyError, IndexError, TypeError) as error:  # parts whose shapes do not fit each other
-        raise _unfitting(rows.tensor) from error
-    if (source.num_out, source.num_in) != rows.tensor.shape:
-        raise _unfitting(rows.tensor)
+        shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
+        raise CheckpointError(
+            f"expected parts that fit the quantised weight {list(tensor.shape)} in {tensor.path.name}, got {shapes}; "
+            "download it again"
+        ) from error
     return source
 
 
 def mxfp4_source(rows: FileRows, num_out: int, num_in: int) -> Source:
-    """Experts as gpt-oss has them, read as GGUF's blocks of the same numbers: a scale, then low halves of bytes for the
-    first sixteen numbers and high halves for the others; here neighbours share a byte."""
+    """Return gpt-oss experts converted to GGUF's MXFP4 blocks: a scale, then the first 16 codes in the low halves of
+    bytes and the others in the high halves. In gpt-oss files consecutive codes share a byte."""
     parts = {name: FileRows(part, rows.on_read) for name, part in rows.tensor.parts}
     groups = num_in // MXFP4_GROUP
 
@@ -265,16 +246,8 @@ def mxfp4_source(rows: FileRows, num_out: int, num_in: int) -> Source:
     return Source(FORMATS["MXFP4"], num_out, num_in, read)
 
 
-def _unfitting(tensor: StoredTensor) -> CheckpointError:
-    shapes = ", ".join(f"{name} {list(part.shape)}" for name, part in tensor.parts)
-    return CheckpointError(
-        f"expected parts that fit the quantised weight {list(tensor.shape)} in {tensor.path.name}, got {shapes}; "
-        "download it again"
-    )
-
-
 def _of_numbers(made: WeightFormat, shape: tuple[int, int], numbers: Callable[[int, int], Floats]) -> Source:
-    """A source in float32 or bfloat16, of numbers that are made for it."""
+    """Return a float32 or bfloat16 source whose rows are computed by `numbers`."""
 
     def read(first: int, end: int) -> RowPiece:
         wide = np.ascontiguousarray(numbers(first, end))
@@ -284,7 +257,7 @@ def _of_numbers(made: WeightFormat, shape: tuple[int, int], numbers: Callable[[i
 
 
 def _checked(source: Source, tensor: StoredTensor) -> Source:
-    """The same, refusing what is not finite."""
+    """Wrap a source so that reading raises CheckpointError on non-finite numbers."""
 
     def read(first: int, end: int) -> RowPiece:
         piece = source.read(first, end)
@@ -307,8 +280,8 @@ def _not_finite(tensor: StoredTensor) -> CheckpointError:
 
 
 def _is_finite(made: WeightFormat, piece: RowPiece) -> bool:
-    """Whether the piece stands for finite numbers. Codes are small whole numbers: of a coded format only scales can
-    be wrong."""
+    """Whether a chunk represents finite numbers. Codes are small integers, so in a coded format only scales can be
+    non-finite."""
     if piece.scales is not None and not np.isfinite(piece.scales).all():
         return False
     if made.name in EXPONENTS:

@@ -1,11 +1,11 @@
-"""The host's part of a step, the same for every backend with tensors: numpy arrays in and out, no device.
+"""The host side of a step, shared by all tensor backends: numpy arrays in and out, no device.
 
-runner_base   a plan in, a result out
+runner_base   executes a plan
 batch         a plan as flat arrays
-wanted        which rows need logits, and what becomes of them
-sampler       logits to tokens, a pure function per row; drawing and exponential are its arithmetic
-token_lists   lists of tokens made once for a request
-kv_shape      what a token takes in each layer
-rope          rotary positions
-worst_step    steps that are run at load: how much memory they take at most, how long they take
+wanted        which rows need logits, and the results computed from them
+sampler       logits to tokens, a pure function per row; drawing and exponential implement its arithmetic
+token_lists   token lists converted to arrays once per request
+block_store   KV shape of a layer; the data of a block pool: copies, conversion to bytes
+rope          rotary position embeddings
+worst_step    steps run at load to measure peak memory and duration
 """

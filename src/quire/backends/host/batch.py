@@ -1,9 +1,9 @@
-"""A plan as flat arrays: every fed token of every item is one row, items one after the other.
+"""A plan as flat arrays: every fed token of every item is one row, item after item.
 
     items      A: 3 tokens      B: 1 token   C: 5 tokens          padding
     rows       0  1  2          3            4  5  6  7  8        9
 
-Padding rows bring the number of rows to one that a backend likes; they stand in the null block.
+Padding rows increase the row count to one that the backend prefers; they write to the null block.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,10 @@ from quire.core.step import WorkItem
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Everything a model needs to know of a step, but the KV itself."""
+    """All inputs of a model step except the KV itself."""
 
     rows: Ids
-    """[4, row]: the next four, one below the other."""
+    """[4, row]: tokens, positions, blocks and slots in one array."""
     tokens: Ids
     positions: Ids
     blocks: Ids
@@ -31,7 +31,7 @@ class Batch:
 
 
 def make_batch(items: Sequence[WorkItem], block_size: int, padded: Callable[[int], int] = lambda n: n) -> Batch:
-    """Flatten the items; `padded` says how many rows are computed for so many."""
+    """Flatten the items; `padded` maps a row count to the row count that is computed."""
     first_rows, num_rows = [], 0
     for item in items:
         first_rows.append(num_rows)

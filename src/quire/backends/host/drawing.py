@@ -1,7 +1,7 @@
-"""From numbers to one token of each row: heat, min-p, top-k, top-p, and the inversion of one uniform number.
+"""Sampling of one token per row: temperature, min-p, top-k, top-p, and inverse transform of one uniform number.
 
-In float64, and every sum in the order of the tokens: what is drawn must not depend on how a library sums, nor on other
-rows. `kernels.sampling.draw_rows` comes to the same, bit for bit; this is its definition, and runs without kernels.
+Everything is float64 and summed in token order, so that a token depends neither on a library's summation order nor on
+other rows. `kernels.sampling.draw_rows` is bit-identical; this definition runs without kernels.
 """
 
 import math
@@ -16,16 +16,16 @@ from quire.backends.kernels.arrays import Floats, Numbers
 from quire.core.step import Sampling
 
 NUM_CANDIDATES = 1024
-"""Likeliest tokens looked at first for top-p; nearly always enough, and far cheaper than sorting a vocabulary."""
+"""Most likely tokens considered first for top-p; nearly always enough, and far cheaper than sorting a vocabulary."""
 NEG_INF = float("-inf")
 FRACTION_BITS = 53
 
 
 def uniform(seed: int, sequence_index: int, position: int) -> float:
-    """A number in [0, 1), the same for ever for this seed, continuation and position.
+    """Return a number in [0, 1) determined by seed, continuation and position.
 
-    No generator, no state: so a seed means the same on all backends, inside any batch, after a preemption, and in the
-    process that takes over from one that died.
+    There is no generator and no state, so a seed gives the same number on all backends, in any batch, after a
+    preemption, and in a process that takes over from a crashed one.
     """
     name = b"%d %d %d" % (seed, sequence_index, position)
     digest = blake2b(name, digest_size=8, person=b"quire-draw").digest()
@@ -33,9 +33,9 @@ def uniform(seed: int, sequence_index: int, position: int) -> float:
 
 
 def draw(values: Sequence[Numbers | Floats], samplings: Sequence[Sampling]) -> list[int]:
-    """A place in each row of numbers, which are -infinity where a token is struck out.
+    """Return one index per row; excluded tokens are -infinity.
 
-    The row's size stands for none: where all are struck out, or numbers are not finite, nothing can be drawn.
+    The index is the row's size if nothing can be drawn: all tokens are excluded, or the maximum is not finite.
     """
     numbers = [uniform(one.seed, one.sequence_index, one.position) for one in samplings]
     if not extension.available().is_available:
@@ -57,11 +57,11 @@ def _draw_row(values: Numbers, row: Sampling, number: float) -> int:
     params, peak = row.params, values.max(initial=NEG_INF)
     if not math.isfinite(peak):
         return len(values)
-    # Shifting by the peak first keeps a tiny temperature from making infinities of finite numbers.
+    # Subtracting the peak first keeps a tiny temperature from turning finite numbers into infinities.
     with np.errstate(over="ignore"):
         heated = (values - peak) / params.temperature
     if params.min_p > 0.0:
-        # The likeliest token stands at 0, so its likelihood relative to any other is exp of their distance.
+        # The most likely token is at 0, so exp of a value is its probability relative to that token.
         heated[exp_of(heated) < params.min_p] = NEG_INF
     if 0 < params.top_k < len(heated):
         border = np.partition(heated, len(heated) - params.top_k)[len(heated) - params.top_k]
@@ -74,7 +74,7 @@ def _draw_row(values: Numbers, row: Sampling, number: float) -> int:
 
 
 def _top_p_border(weights: Numbers, top_p: float) -> float:
-    """The least weight that stays: the likelier ones before it hold less than top_p of all."""
+    """Return the smallest kept weight: all more likely tokens together have less than top_p of the total."""
     mass, count = np.cumsum(weights)[-1] * top_p, min(NUM_CANDIDATES, len(weights))
     candidates = np.sort(np.partition(weights, len(weights) - count)[len(weights) - count :])[::-1]
     if np.cumsum(candidates)[-1] < mass:

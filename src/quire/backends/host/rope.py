@@ -1,7 +1,7 @@
-"""Rotary positions: how fast each pair of a head's numbers turns, for every scaling that a prefix cache can live with.
+"""Rotary position embeddings: the frequency of each pair of head elements, for scalings compatible with a prefix cache.
 
-A cached key must stay right however long the sequence grows, so scalings whose frequencies depend on that length
-(`dynamic`, `longrope`) are refused.
+A cached key must remain valid while the sequence grows, so scalings whose frequencies depend on the sequence length
+(`dynamic`, `longrope`) are rejected.
 """
 
 import math
@@ -15,27 +15,25 @@ from quire.backends.kernels.arrays import Floats
 from quire.checkpoints.families.layer_rules import RopeRule
 from quire.errors import CheckpointError
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
-
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Frequencies, and a factor on the rotated values."""
+    """RoPE frequencies, and a factor for the rotated values."""
 
     frequencies: Floats
     scaling: float = 1.0
 
 
 def read_rope(rule: RopeRule) -> Rope:
-    """The frequencies a rule asks for, one for each pair of a head: those that do not turn have none."""
+    """Return a frequency per pair of head elements (0: not rotated). Raises CheckpointError for an invalid rule."""
     pairs = rule.head_size // 2
     if not rule.parameters:
         return Rope(np.zeros(pairs, np.float32))
     rope, size = dict(rule.parameters), rule.num_rotated
     kind = rope["rope_type"]
-    if kind not in ROPE_TYPES:
+    if kind not in _SCALINGS:
         raise CheckpointError(
-            f"config.json: expected RoPE scaling to be one of {', '.join(ROPE_TYPES)}, got {kind!r}: scaling that "
+            f"config.json: expected RoPE scaling to be one of {', '.join(_SCALINGS)}, got {kind!r}: scaling that "
             "depends on the length of a sequence cannot share a prefix cache; choose another model",
             code="unsupported_rope",
         )
@@ -68,14 +66,14 @@ def _linear(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
 
 
 def _proportional(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
-    """The first pairs turn as fast as they would if all did; the others do not."""
+    """Rotate the first pairs with the frequencies of full rotation, and leave the other pairs fixed."""
     num_turning = int(float(rope.get("partial_rotary_factor", 1.0)) * 2 * len(plain) // 2)
     factor = np.float32(rope.get("factor") or 1.0)
     return Rope(np.where(np.arange(len(plain)) < num_turning, plain / factor, np.float32(0)))
 
 
 def _llama3(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
-    """Slow turns are stretched, fast ones kept, those between blended."""
+    """Divide low frequencies by the factor, keep high ones, and blend those in between."""
     factor, low, high = float(rope["factor"]), float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
     length = float(rope["original_max_position_embeddings"])
     waves = 2 * math.pi / plain
@@ -86,7 +84,7 @@ def _llama3(plain: Floats, rope: Mapping[str, Any], _base: float) -> Rope:
 
 
 def _yarn(plain: Floats, rope: Mapping[str, Any], base: float) -> Rope:
-    """Stretched by a ramp over the dimensions between two numbers of turns, and the values scaled up a little."""
+    """Stretch frequencies by a ramp between two rotation counts (beta_fast, beta_slow); scale values up slightly."""
     factor, size = float(rope["factor"]), 2 * len(plain)
     length = float(rope["original_max_position_embeddings"])
 

@@ -1,19 +1,19 @@
 """Logits to tokens: a pure function of each row's logits, parameters, known tokens, seed, position and mask.
 
-Everything after the raw logits happens in float64, in this order:
+Everything after the raw logits is computed in float64, in this order:
 
-    penalties   repetition over all known tokens, presence and frequency over those produced
-    bias        logit_bias is added; tokens not allowed, masked, banned, or stopping too early are struck out
-    greedy      temperature 0 or top-k 1: the likeliest token, the smallest id among equals
-    heat        logits / temperature
-    min-p       tokens less likely than min_p times the likeliest are struck out
-    top-k       tokens less likely than the k-th likeliest are struck out; equals of it stay
-    top-p       tokens of which the strictly likelier ones (of those left) already hold top_p are struck out
-    draw        the first token id at which the cumulated probability of those left exceeds the uniform number
+    penalties    repetition over all known tokens, presence and frequency over generated tokens
+    bias         logit_bias is added; tokens not allowed, masked, banned, or stopping too early are excluded
+    greedy       temperature 0 or top-k 1: the most likely token, the smallest id if several are equal
+    temperature  logits / temperature
+    min-p        tokens less likely than min_p times the most likely one are excluded
+    top-k        tokens less likely than the k-th most likely are excluded; tokens equal to it stay
+    top-p        a token is excluded if the strictly more likely tokens (of those left) already reach top_p
+    draw         the first remaining token id at which the cumulative probability exceeds the uniform number
 
-Tokens are chosen among those that a mask leaves: adding the zeros of the others would not change a sum. Equals are
-never told apart by the order a library happens to sort them in. Log-probabilities and ranks are of the raw logits. A
-row whose logits are not finite fails alone. From heat on it is `drawing`'s.
+With a mask only the allowed tokens are processed; the zero weights of all others would not change a sum. The result
+never depends on how a library sorts equal numbers. Log-probabilities and ranks are those of the raw logits. A row with
+non-finite logits fails alone. `drawing` implements the steps from temperature on.
 """
 
 import math
@@ -33,29 +33,29 @@ from quire.core.step import INFINITE_NUMBERS, NO_TOKEN_LEFT, ROW_FAILED, RowErro
 from quire.errors import InvariantError
 
 MAX_SLICE_VALUES = 1 << 21
-"""Numbers of a slice of rows handled together: what bounds the memory sampling takes, whatever the vocabulary."""
+"""Maximum numbers processed at once: bounds the memory of sampling for any vocabulary size."""
 COLUMN_DEPTH = 64
-"""Tokens of a column in which the likeliest are looked for: few columns to sort, and few tokens in each to look at."""
+"""Tokens per column in the search for the most likely ones: few columns to sort, few tokens to check in each."""
 
 Logits = NDArray[Any]
-"""[row, vocabulary], of any type of floating point that numpy has."""
+"""[row, vocabulary], in any floating-point dtype of numpy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The token chosen for one row, or why there is none."""
+    """The token chosen for one row, or the error that prevented a choice."""
 
     token_id: int | None
     error: RowError | None = None
 
 
 class Likeliest(NamedTuple):
-    """Of rows of logits."""
+    """The argmax of each row of logits."""
 
     tokens: Ids
-    """The likeliest of each, the smallest id among equals."""
+    """Most likely token of each row, the smallest id among equals."""
     is_finite: NDArray[np.bool_]
-    """Whether all numbers of the row are."""
+    """Whether all numbers of the row are finite."""
 
 
 def choose(
@@ -65,9 +65,9 @@ def choose(
     masks: Sequence[bytes | None] | None = None,
     likeliest: Likeliest | None = None,
 ) -> list[Choice]:
-    """One token for each row of `logits` ([row, vocabulary]), each by its own sampling and among those its mask allows.
+    """Choose one token for each row of `logits` ([row, vocabulary]), by the row's sampling parameters and mask.
 
-    What was kept for the rows, and the likeliest token where it is known, save work and change nothing.
+    `kept` lists and `likeliest` tokens only save work; they do not change the result.
     """
     if kept is None:
         kept = [RowLists(TokenLists(one.params, logits.shape[1])) for one in samplings]
@@ -93,13 +93,13 @@ def choose(
 def _likeliest(logits: Logits) -> Likeliest:
     if logits.dtype == np.float32 and logits.flags.c_contiguous and extension.available().is_available:
         return Likeliest(*sampling.argmax(logits))
-    # Row by row: a second copy of all logits would be larger than all else that sampling takes.
+    # Row by row, because a second copy of all logits would exceed all other memory of sampling.
     is_finite = [bool(np.isfinite(row).all()) for row in logits]
     return Likeliest(logits.argmax(axis=1), np.array(is_finite, np.bool_))
 
 
 def logprobs_of(logits: Logits, token_ids: Sequence[int], num_alternatives: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probability and rank of one token for each row of raw logits, with so many likeliest ones."""
+    """Return log-probability and rank of one token per row of raw logits, with that many most likely alternatives."""
     peaks, totals = _exp_totals(logits)
     norms = [math.log(total) for total in totals]
     likeliest = _likeliest_tokens(logits, max(num_alternatives, default=0))
@@ -113,9 +113,10 @@ def logprobs_of(logits: Logits, token_ids: Sequence[int], num_alternatives: Sequ
 
 
 def _exp_totals(logits: Logits) -> tuple[list[float], list[float]]:
-    """Of each row the peak, and what the exponentials below it sum to, in the order of the tokens.
+    """Return each row's maximum and its sum of e^(logit - maximum), in token order.
 
-    Shifted by the peak: the sum of exponentials of large logits would swallow their differences."""
+    Without the subtraction, the sum of exponentials of large logits would lose their differences.
+    """
     if logits.dtype == np.float32 and logits.flags.c_contiguous and extension.available().is_available:
         found = sampling.exp_totals(logits)
         return found[0].tolist(), found[1].tolist()
@@ -125,10 +126,10 @@ def _exp_totals(logits: Logits) -> tuple[list[float], list[float]]:
 
 
 def _likeliest_tokens(values: Logits, count: int) -> list[list[tuple[int, float]]]:
-    """Each row's `count` likeliest tokens with their logits, the smaller id first among equals; at most all there are.
+    """Return each row's `count` most likely tokens (at most all) with logits, the smaller id first among equals.
 
-    A row is cut into columns, so many that the `count` largest of their peaks are a first guess: no token below the
-    least of these can be among the likeliest. What is in the columns that reach it is looked at, and nothing else.
+    A row is divided into columns. The `count` largest column maxima give a lower bound: a token below the smallest of
+    them cannot be among the most likely. Only columns that reach this bound are examined.
     """
     num_rows, size = values.shape
     count = min(count, size)
@@ -155,7 +156,7 @@ def _likeliest_tokens(values: Logits, count: int) -> list[list[tuple[int, float]
 
 
 class _Row(NamedTuple):
-    """What one row is asked, and what was kept for it."""
+    """The sampling input of one row: parameters, kept lists and mask."""
 
     sampling: Sampling
     kept: RowLists
@@ -167,7 +168,7 @@ class _Row(NamedTuple):
 
     @property
     def is_shifted(self) -> bool:
-        """Whether its numbers are changed before the likeliest can be taken."""
+        """Whether penalties or biases change the logits."""
         return self.sampling.params.needs_known_tokens or bool(self.sampling.params.logit_bias)
 
     @property
@@ -177,7 +178,7 @@ class _Row(NamedTuple):
 
     @property
     def struck(self) -> Mask | None:
-        """What its own lists strike out, whatever its mask says."""
+        """Tokens that the row's own lists exclude, regardless of the mask."""
         return self.kept.lists.struck(is_early=self.is_early)
 
     def allows(self, token_id: int) -> bool:
@@ -193,21 +194,21 @@ class _Row(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """The numbers of a row among which a token is chosen."""
+    """The logits of the tokens among which one is chosen."""
 
     numbers: NDArray[Any]
     token_ids: Ids | None
-    """Of each of them its token; None: every token is there."""
+    """Token id of each number; None if all tokens are present."""
 
     def choice(self, place: int) -> Choice:
-        """The token at a place that was chosen; behind the last one: none could be."""
+        """Return the token at the chosen index; an index past the end means that none could be chosen."""
         if place < len(self.numbers) and self.numbers[place] > NEG_INF:
             return Choice(place if self.token_ids is None else int(self.token_ids[place]))
         return Choice(None, INFINITE_NUMBERS if (self.numbers > NEG_INF).any() else NO_TOKEN_LEFT)
 
 
 def _choose_left(logits: Sequence[Logits], rows: Sequence[_Row]) -> list[Choice]:
-    """A token for each row among those that are left to it. What changes is a copy."""
+    """Choose a token for each row among its remaining tokens. The logits are not modified."""
     left = [_left_of(numbers, row) for numbers, row in zip(logits, rows, strict=True)]
     drawn = [at for at, row in enumerate(rows) if not row.is_greedy]
     found = draw([left[at].numbers for at in drawn], [rows[at].sampling for at in drawn])
@@ -219,7 +220,7 @@ def _choose_left(logits: Sequence[Logits], rows: Sequence[_Row]) -> list[Choice]
 
 
 def _left_of(numbers: NDArray[Any], row: _Row) -> _Left:
-    """Where a mask leaves few tokens, what follows is among these alone: struck-out ones add zeros to every sum."""
+    """Return the remaining tokens of a row; with a mask only these, because excluded ones add zeros to every sum."""
     params = row.sampling.params
     if numbers.dtype not in (np.float32, np.float64):
         numbers = numbers.astype(np.float32)
@@ -237,7 +238,7 @@ def _left_of(numbers: NDArray[Any], row: _Row) -> _Left:
 
 
 def _penalise(values: Numbers, row: _Row) -> None:
-    """Repetition over every known token; presence and frequency by how often a token was produced."""
+    """Apply the repetition penalty to known tokens, and presence and frequency penalties by count in the output."""
     params = row.sampling.params
     if params.repetition_penalty != 1.0:
         ids, _ = row.kept.known.of(row.known)

@@ -1,11 +1,11 @@
-"""Lists of tokens as arrays: made once for a request, however many steps it runs; and counts that grow with a sequence.
+"""Token lists as arrays, converted once per request, and token counts that grow with a sequence.
 
-A client may ban, allow or stop at every token of a vocabulary. Walking such a list in Python costs milliseconds, so it
-is walked when its first row is sampled and never again: what stays is a mask with one byte for each token.
+A client may ban, allow or stop at every token of a vocabulary. Iterating over such a list in Python costs milliseconds,
+so each list is converted once, when the request is first sampled, to a mask with one byte per token.
 
-Nothing here decides a token. A row's lists are those of its parameters, the very object; its counts are those of the
-tokens they are asked about, compared with the ones counted before. So sampling is the same function with and without
-what was kept. Kept is what the last step sampled: what is not there any more is made anew.
+Kept lists never affect which token is chosen. A row's lists are matched to its parameters by identity; its counts are
+compared with the tokens counted before, and extended or rebuilt. Only sequences sampled in the last step are kept; all
+others are rebuilt when needed.
 """
 
 from array import array
@@ -23,18 +23,18 @@ Mask = NDArray[np.bool_]
 
 
 class TokenLists:
-    """The lists of one request's parameters, each made when it is first needed."""
+    """The lists of one request's parameters, each converted when first needed."""
 
     def __init__(self, params: ResolvedSampling, vocabulary_size: int) -> None:
         self.params = params
         self._vocabulary_size = vocabulary_size
 
     def struck(self, *, is_early: bool) -> Mask | None:
-        """True for each token that may not be chosen; None if all may. Early: while stop tokens may not."""
+        """Return a mask of excluded tokens; None if none are. `is_early`: stop tokens are excluded too."""
         return self._early if is_early and self.params.stop_token_ids else self._always
 
     def left(self, mask: bytes, *, is_early: bool) -> Ids:
-        """The tokens that may be chosen and whose bit in the mask is set: bit t % 8 of byte t // 8 is token t's."""
+        """Return the allowed tokens whose bit is set in the mask: token t is bit t % 8 of byte t // 8."""
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=self._vocabulary_size, bitorder="little")
         if (struck := self.struck(is_early=is_early)) is not None:
             bits[struck] = 0
@@ -42,7 +42,7 @@ class TokenLists:
 
     @cached_property
     def biases(self) -> tuple[Ids, Numbers]:
-        """Tokens, some perhaps more than once, and what is added to them."""
+        """Biased tokens, possibly with duplicates, and the value to add to each."""
         bias = self.params.logit_bias
         ids = np.fromiter((token_id for token_id, _ in bias), np.int64, len(bias))
         return ids, np.fromiter((value for _, value in bias), np.float64, len(bias))
@@ -65,7 +65,7 @@ class TokenLists:
 
 
 class TokenCounts:
-    """How often each token stands in a list that grows at its end: each is counted once, not at every step."""
+    """Token counts of a list that grows at its end; each token is counted once, not at every step."""
 
     def __init__(self) -> None:
         self._counted: tuple[int, ...] = ()
@@ -74,7 +74,7 @@ class TokenCounts:
         self._counts = array("d")
 
     def of(self, tokens: tuple[int, ...]) -> tuple[Ids, Numbers]:
-        """The tokens in it, each once, and how often."""
+        """Return the distinct tokens and their counts."""
         if tokens[: len(self._counted)] != self._counted:
             self._clear()
         for token_id in tokens[len(self._counted) :]:
@@ -93,7 +93,7 @@ class TokenCounts:
 
 
 class RowLists:
-    """What is kept for one sequence: its request's lists, and the counts of its own tokens."""
+    """Data kept for one sequence: the lists of its request, and the counts of its own tokens."""
 
     def __init__(self, lists: TokenLists) -> None:
         self.lists = lists
@@ -102,15 +102,15 @@ class RowLists:
 
 
 class KeptLists:
-    """The lists of the sequences that were sampled in the last step."""
+    """The lists of the sequences sampled in the last step."""
 
     def __init__(self, vocabulary_size: int) -> None:
         self._vocabulary_size = vocabulary_size
         self._rows: dict[int, RowLists] = {}
 
     def of(self, items: Iterable[WorkItem]) -> list[RowLists]:
-        """Those of each item that asks for tokens, in their order; of all others nothing is kept."""
-        # By identity: as long as lists are kept, so are their parameters, and no other object can have their address.
+        """Return the lists of each item that samples, in order, and drop those of all other sequences."""
+        # By identity: kept lists refer to their parameters, so no other object can have the same id.
         made = {id(row.lists.params): row.lists for row in self._rows.values()}
         rows = {}
         for item in items:

@@ -1,9 +1,9 @@
-"""What a step's rows are wanted for: which rows need logits, and what becomes of them.
+"""Which rows of a step need logits, and the results computed from them.
 
-    rows with logits    those after which a token is chosen, then those at which given tokens are scored
+    rows with logits    those after which a token is chosen, then those that score given tokens
 
-A sequence with drafts is sampled after each of them as if it were right. What counts is decided then, row by row: the
-tokens up to the first wrong draft, and only where the model's numbers are finite.
+A sequence with drafts is sampled after each draft as if the draft were right. Then the tokens up to the first wrong
+draft are accepted, and only while the model's numbers are finite.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,26 +20,26 @@ from quire.backends.host.token_lists import RowLists
 from quire.core.step import ROW_FAILED, Masks, RowError, RowResult, Sampling, TokenLogprobs, WorkItem
 
 LOGPROB_ROWS = 32
-"""Rows whose log-probabilities are taken at once: bounds the memory, whatever the step."""
+"""Rows whose log-probabilities are computed at once; bounds the memory for any step."""
 NOT_FINITE = RowError(ROW_FAILED, "the model's numbers are not finite")
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a forward pass came to."""
+    """The outputs of a forward pass."""
 
     is_finite: NDArray[np.bool_]
-    """[row]: whether the row's numbers are. If not, what it wrote must not be used."""
+    """[row]: whether the row's numbers are finite. If not, the KV it wrote must not be used."""
     hidden: NDArray[np.float32]
-    """[row, hidden size]: the last hidden states, as the head gets them, of rows that are needed."""
+    """[row, hidden size]: for needed rows, the last hidden states (the input of the head)."""
     logits: NDArray[np.float32]
-    """[wanted row, vocabulary]."""
+    """[wanted row, vocabulary]: logits of the wanted rows."""
     likeliest: sampler.Likeliest | None = None
-    """Of the rows that are sampled, if it is known."""
+    """The argmax of the sampled rows, if known."""
 
 
 class Wanted:
-    """The rows of one step whose logits are needed, in order, and the results that come of them."""
+    """The rows of one step whose logits are needed, in order, and the results computed from the logits."""
 
     def __init__(self, items: Sequence[WorkItem], batch: Batch) -> None:
         self._items = items
@@ -47,9 +47,9 @@ class Wanted:
         self._sampled = [at for at, item in enumerate(items) if item.sampling is not None]
         self._samplings: list[Sampling] = []
         self._starts: list[int] = []
-        """Of each sampled item, which of the samplings is its first."""
+        """For each sampled item, the index of its first sampling."""
         self._num_drafts: dict[int, int] = {}
-        """Of the items that have any."""
+        """Draft counts of the items that have drafts."""
         rows: list[int] = []
         for at in self._sampled:
             end, samplings = self._first_rows[at] + len(items[at].token_ids), items[at].samplings()
@@ -63,10 +63,10 @@ class Wanted:
                 first = first_row + item.scoring.first_position - 1 - item.first_position
                 rows += range(first, first + len(item.scoring.token_ids))
         self.rows = np.array(rows, np.int64)
-        """All that need logits; the first `num_sampled` are sampled."""
+        """Rows that need logits; the first `num_sampled` of them are sampled."""
 
     def needed_rows(self, num_rows: int) -> NDArray[np.int64] | None:
-        """Those of so many rows whose last hidden states are needed, ascending; None: all of them."""
+        """Return the rows whose last hidden states are needed, ascending; None means all `num_rows` rows."""
         if len(self.rows) >= num_rows:
             return None
         hidden_rows = [
@@ -82,7 +82,7 @@ class Wanted:
         return len(self._samplings)
 
     def results(self, computed: Computed, lists: Sequence[RowLists], masks: Masks) -> dict[int, RowResult]:
-        """A result for each item. One whose numbers are not finite fails alone."""
+        """Return a result for each item. An item with non-finite numbers fails alone."""
         logits, num_sampled = computed.logits, len(self._samplings)
         allowed = self._allowed(masks, logits.shape[1]) if masks else None
         choices = sampler.choose(logits[:num_sampled], self._samplings, self._lists(lists), allowed, computed.likeliest)
@@ -124,7 +124,7 @@ class Wanted:
         chosen: list[int | None] = [one.token_id for one in choices[start : start + num_drafts + 1]]
         for number, is_sound in enumerate(is_finite[end - num_drafts : end], 1):
             if not is_sound:
-                chosen[number] = None  # unknown what follows a draft that was not computed
+                chosen[number] = None  # the token after a draft with invalid numbers is unknown
         return accepted(self._items[at].drafts, chosen)
 
     def _errors(self, choices: Sequence[sampler.Choice], is_finite: Sequence[bool]) -> dict[int, RowError]:
@@ -173,7 +173,7 @@ class Wanted:
 def _logprobs(
     logits_of: Callable[[slice], NDArray[np.float32]], token_ids: Sequence[int], num_alternatives: Sequence[int]
 ) -> list[TokenLogprobs]:
-    """Of all rows, so many at once as the memory for them allows."""
+    """Return the log-probabilities of all rows, computed LOGPROB_ROWS at a time."""
     parts = [slice(first, first + LOGPROB_ROWS) for first in range(0, len(token_ids), LOGPROB_ROWS)]
     return [
         entry

@@ -1,10 +1,10 @@
-"""The native CPU kernels as functions of numpy arrays: checks types and shapes, passes addresses, decides nothing.
+"""The native CPU kernels as functions of numpy arrays: checks of types and shapes, no decisions.
 
-What every kernel promises: the bits of a row depend on that row's own inputs alone.
+The bits of a row depend only on the inputs of that row, in every kernel.
 
-extension   the module itself, or why it cannot be used here
-arrays      what the kernels ask of an array before they take its address
-products    weights packed once, and rows times them
-sampling    the likeliest token, a drawn one, sums for log-probabilities
-threads     how many threads compute
+extension   loads the native module, or reports why it cannot be used
+arrays      checks of arrays before their address is passed to a kernel
+products    weights packed once, and products of rows with them
+sampling    most likely token, sampled token, sums for log-probabilities
+threads     number of compute threads
 """

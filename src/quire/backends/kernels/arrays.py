@@ -1,4 +1,4 @@
-"""What the kernels ask of an array before they take its address."""
+"""Checks of numpy arrays before a kernel receives their address."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 
 def address_of(array: Array, dtype: type[np.generic], shape: tuple[int, ...] | None = None) -> int:
-    """Of a dense array of this type, and of exactly this shape if one is given."""
+    """Return the address of a contiguous array. Raises InvariantError on another dtype or shape."""
     if array.dtype != dtype or not array.flags.c_contiguous or (shape is not None and array.shape != shape):
         wanted = "" if shape is None else f" of {shape}"
         raise InvariantError(f"expected a dense array{wanted} of {np.dtype(dtype)}, got {layout(array)}")
@@ -22,7 +22,7 @@ def address_of(array: Array, dtype: type[np.generic], shape: tuple[int, ...] | N
 
 
 def rows_of(array: Array, dtype: type[np.generic], width: int | None = None) -> tuple[int, int]:
-    """Address and stride of rows that are contiguous each, and so wide."""
+    """Return address and stride (in numbers) of an array of contiguous rows. Raises InvariantError for other arrays."""
     item = array.dtype.itemsize
     is_fitting = array.dtype == dtype and array.ndim == 2 and (width is None or array.shape[1] == width)
     is_apart = is_fitting and array.size > 0 and (array.shape[1] > 1 and array.strides[1] != item)
@@ -33,5 +33,5 @@ def rows_of(array: Array, dtype: type[np.generic], width: int | None = None) -> 
 
 
 def layout(array: Array) -> str:
-    """Type, shape and strides, for an error."""
+    """Return dtype, shape and strides as text for an error message."""
     return f"{array.dtype} {array.shape} with strides {array.strides}"

@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: a sum over more than its caches hold. What bounds one answer on a CPU."""
+"""Memory read bandwidth, which bounds single-sequence decoding, measured on more data than caches can store."""
 
 import ctypes
 import mmap
@@ -13,15 +13,15 @@ ROUNDS = 5
 
 
 def bandwidth_bytes_per_s() -> float | None:
-    """Bytes a second, the median of a few rounds; None where there are no kernels."""
+    """Return bytes per second, the median of a few rounds; None if the kernels are unavailable."""
     if not available().is_available:
         return None
     with mmap.mmap(-1, READ_BYTES) as memory:
         numbers = (ctypes.c_char * READ_BYTES).from_buffer(memory)
         address = ctypes.addressof(numbers)
-        ctypes.memset(address, 1, READ_BYTES)  # pages that were never written are all the same one
+        ctypes.memset(address, 1, READ_BYTES)  # pages never written all map to the same physical page
         taken = [_timed(address) for _ in range(ROUNDS)]
-        del numbers  # the memory cannot be given back while an array points into it
+        del numbers  # the memory cannot be unmapped while an array refers to it
     return READ_BYTES / median(taken)
 
 

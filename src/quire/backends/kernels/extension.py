@@ -1,9 +1,10 @@
-"""The extension `quire._native`: whether it can be used here, and the module itself.
+"""Access to the native extension `quire._native`, and whether it can be used here.
 
-It is built where there is a C++ compiler. A process has one OpenMP runtime: where torch is used, it brings its own, and
-this module, imported after torch, shares it.
+It is built if a C++ compiler is available. A process must have one OpenMP runtime: torch brings its own, and this
+extension shares that runtime if it is imported after torch.
 """
 
+import os
 import re
 from functools import cache
 from importlib import import_module
@@ -11,25 +12,40 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from quire.errors import ConfigError
+
+VARIABLE = "QUIRE_INSTRUCTION_SET"
 RUNTIME = "libgomp.so.1"
 BUNDLED = Path(__file__).parents[2] / "_libs" / RUNTIME
-"""In wheels only."""
+"""The OpenMP runtime bundled in wheels; missing in other installations."""
 IDLE_OWNERS = ("/sentencepiece.libs/",)
-"""Packages that bring a runtime along and start no threads here: sentencepiece uses its own in training alone."""
+"""Packages whose bundled OpenMP runtime starts no threads here: sentencepiece uses its runtime only for training."""
 
 
 class Availability(NamedTuple):
-    """Whether the kernels can be used here, and if not, why not."""
+    """Whether the kernels can be used here; if not, the reason."""
 
     is_available: bool
     reason: str
     isa: str | None = None
-    """avx512vnni, avx512, avxvnni, avx2, neondot or portable."""
+    """Instruction set: avx512vnni, avx512, avxvnni, avx2, neondot or portable."""
+
+
+def use_instruction_set(name: str) -> None:
+    """Select the kernels' instruction set for this process and its child processes. The kernels read the environment
+    variable at first use. Raises ConfigError if the set is unavailable."""
+    if name == "auto":
+        return
+    os.environ[VARIABLE] = name
+    found = available()
+    if found.isa != name:
+        got = found.reason if found.isa is None else f"this process already uses the kernels for {found.isa}"
+        raise ConfigError(f"cannot set instruction_set to {name}: {got}", ("instruction_set",))
 
 
 @cache
 def available() -> Availability:
-    """Looked up once per process."""
+    """Return whether the kernels can be used; determined once per process."""
     try:
         isa = kernels().isa()
     except ImportError as error:
@@ -43,8 +59,8 @@ def available() -> Availability:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP runtimes mapped into this process that may compute; one is right. Empty where the system does not
-    tell."""
+    """Return the OpenMP runtimes mapped into this process that may compute; more than one is an error. Empty if the
+    operating system does not report them."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -55,13 +71,13 @@ def openmp_runtimes() -> list[str]:
 
 @cache
 def kernels() -> ModuleType:
-    """The extension, or ImportError. On a machine without an OpenMP runtime the wheel's own is loaded."""
+    """Import the extension, with the wheel's OpenMP runtime if the machine has none. Raises ImportError."""
     try:
-        return import_module("quire._native")  # only where it was built
+        return import_module("quire._native")  # missing if it was not built
     except ImportError as error:
         if RUNTIME not in str(error) or not BUNDLED.is_file():
             raise
-    import ctypes  # noqa: PLC0415 - seldom needed
+    import ctypes  # noqa: PLC0415 - rarely needed
 
     ctypes.CDLL(str(BUNDLED), mode=ctypes.RTLD_GLOBAL)
     return import_module("quire._native")

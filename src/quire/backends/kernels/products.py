@@ -1,10 +1,10 @@
 """Matrix products with weights packed once, in float32 or bfloat16: one copy for any number of rows, no padding.
 
-A weight comes in pieces of rows, so that no second copy of it is ever held.
+A weight is passed in chunks of rows, so that no second copy of the whole weight exists.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,64 +17,53 @@ from quire.errors import InvariantError
 
 WEIGHT_TYPES = {"float32": 0, "bfloat16": 1}
 PIECE_ROWS = 96
-"""Every piece of a weight but the last has a multiple of so many rows: of what any build packs side by side."""
+"""Rows of a weight chunk are a multiple of this (a multiple of every build's panel height), except the last chunk's."""
 PROBED_ROWS = (1, 2, 4, 8, 15, 16, 40, 64, 96)
 PROBED_SHAPES = ((64, 96), (33, 65), (320, 160))
-"""[in, out] of weights that our own kernels are tried on at every start: they do the same at any size."""
+"""[in, out] of the weights used to test quire's kernels at every start; these kernels use the same code at any size."""
 LIBRARY_SHAPES = (*PROBED_SHAPES, (576, 1536), (1536, 576))
-"""Those for a library, which may take other ways with larger ones."""
+"""Test shapes for a library, which may use different code for larger weights."""
 
 
 class PackedProduct:
-    """A weight ([out, in]) of one type, and its bias."""
+    """A packed weight ([out, in]) of one dtype, and its bias."""
 
     def __init__(
         self, pieces: Iterable[Floats], shape: tuple[int, int], bias: Floats | None, dtype: str, arena: Arena
     ) -> None:
         if dtype not in WEIGHT_TYPES:
             raise InvariantError(f"expected weights in {' or '.join(WEIGHT_TYPES)}, got {dtype}")
-        self._shape = shape
+        self.num_out, self.num_in = shape
         self._type = WEIGHT_TYPES[dtype]
         self._packed = arena.take(kernels().packed_bytes(self._type, *shape))
         self.bias = bias
         self._pack(pieces)
-        bias_address = 0 if bias is None else address_of(bias, np.float32, shape[:1])
+        self.addresses = self._packed.ctypes.data, 0 if bias is None else address_of(bias, np.float32, shape[:1])
+        """Addresses of the packed weight and of its bias (0: no bias)."""
         self._call = kernels().product
-        self._arguments = (self._type, self._packed.ctypes.data, bias_address, shape[1], shape[0])
-
-    @property
-    def num_in(self) -> int:
-        return self._shape[1]
-
-    @property
-    def num_out(self) -> int:
-        return self._shape[0]
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Of the packed weight, and of its bias or 0."""
-        return self._arguments[1], self._arguments[2]
+        self._arguments = (self._type, *self.addresses, self.num_in, self.num_out)
 
     def product(self, rows: Floats, out: Floats) -> None:
-        """`out` = rows x weight^T + bias."""
-        address, stride = rows_of(rows, np.float32, self._shape[1])
-        out_address, out_stride = rows_of(out, np.float32, self._shape[0])
+        """Compute `out` = rows x weight^T + bias."""
+        address, stride = rows_of(rows, np.float32, self.num_in)
+        out_address, out_stride = rows_of(out, np.float32, self.num_out)
         if len(out) != len(rows):
             raise InvariantError(f"expected {len(rows)} output rows, got {len(out)}", code="wrong_output_rows")
         self._call(*self._arguments, num_threads(), address, stride, out_address, out_stride, len(rows))
 
     def rows(self, indices: NDArray[np.int64]) -> Floats:
-        """Rows of the weight as numbers, as its type holds them."""
-        out = np.empty((len(indices), self._shape[1]), np.float32)
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self._shape[0]:
-            rule = f"expected rows 0 to {self._shape[0] - 1}, got {indices.max()}"
+        """Return these rows of the weight as float32, after rounding to the weight's dtype."""
+        out = np.empty((len(indices), self.num_in), np.float32)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_out:
+            rule = f"expected rows 0 to {self.num_out - 1}, got {indices.max()}"
             raise InvariantError(rule, code="row_out_of_range")
         address = address_of(indices, np.int64, (len(indices),))
-        kernels().packed_rows(self._type, self._arguments[1], *self._shape, address, len(indices), out.ctypes.data)
+        packed = self._type, self._packed.ctypes.data, self.num_out, self.num_in
+        kernels().packed_rows(*packed, address, len(indices), out.ctypes.data)
         return out
 
     def _pack(self, pieces: Iterable[Floats]) -> None:
-        num_out, num_in = self._shape
+        num_out, num_in = self.num_out, self.num_in
         first = 0
         for piece in pieces:
             if first % PIECE_ROWS or len(piece) > num_out - first:
@@ -89,52 +78,55 @@ class PackedProduct:
 
 
 def has_amx() -> bool:
-    """Whether products with bfloat16 weights are made in tile registers here."""
+    """Whether products with bfloat16 weights use AMX tile registers here."""
     has: bool = kernels().has_amx()
     return has
 
 
 def held(numbers: Floats, dtype: str) -> Floats:
-    """The same numbers as this type holds them."""
+    """Return the numbers after rounding to this dtype."""
     return numbers if dtype == "float32" else widened_bf16(rounded_bf16(numbers))
 
 
 def rounded_bf16(numbers: Floats) -> NDArray[np.uint16]:
-    """The upper halves of float32, rounded to nearest and ties to even. The numbers are finite."""
+    """Round finite float32 numbers to bfloat16, to nearest and ties to even; returns the bits as uint16."""
     bits = numbers.view(np.uint32)
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
 def widened_bf16(halves: NDArray[np.uint16]) -> Floats:
-    """bfloat16 as float32, exactly."""
+    """Convert bfloat16 bits to float32, exactly."""
     wide: Array = halves.astype(np.uint32) << 16
     return wide.view(np.float32)
 
 
 Prepare = Callable[[Floats], Callable[[Floats], Floats]]
-"""From a weight to a product with it."""
+"""Function that takes a weight and returns the product function for it."""
+
+
+def native_product(weight: Floats, dtype: str = "float32") -> Callable[[Floats], Floats]:
+    """Return a product function that uses quire's kernels and reuses one output buffer per number of rows."""
+    num_out, num_in = weight.shape
+    packed = PackedProduct([weight], (num_out, num_in), None, dtype, Arena())
+    outs: dict[int, Floats] = {}
+
+    def product(rows: Floats) -> Floats:
+        out = outs.setdefault(len(rows), np.empty((len(rows), num_out), np.float32))
+        packed.product(rows, out)
+        return out
+
+    return product
 
 
 @cache
 def probe(dtype: str) -> str | None:
-    """None if products with weights of this type run here, are right, and give a row the same bits in every company;
-    else what is wrong."""
+    """Test products with weights of this dtype: None if they run, are correct, and give a row the same bits in any
+    batch; otherwise the reason."""
     found = available()
     if not found.is_available:
         return f"no native kernels: {found.reason}"
 
-    def prepare(weight: Floats) -> Callable[[Floats], Floats]:
-        num_out, num_in = weight.shape
-        packed = PackedProduct([weight], (num_out, num_in), None, dtype, Arena())
-
-        def product(rows: Floats) -> Floats:
-            out = np.empty((len(rows), num_out), np.float32)
-            packed.product(rows, out)
-            return out
-
-        return product
-
-    return probed("quire", prepare, PROBED_SHAPES, PROBED_ROWS, dtype)
+    return probed("quire", partial(native_product, dtype=dtype), PROBED_SHAPES, PROBED_ROWS, dtype)
 
 
 def probed(
@@ -144,10 +136,10 @@ def probed(
     counts: Sequence[int],
     dtype: str = "float32",
 ) -> str | None:
-    """The same of any way to make products."""
+    """Run the tests of `probe` on any implementation of products."""
     dice = np.random.default_rng(1)
     for num_in, num_out in shapes:
-        # Numbers that the weights' type holds exactly, so that what it is held in is not an error.
+        # Numbers that the dtype represents exactly, so that rounding is not an error.
         weight = held(dice.standard_normal((num_out, num_in), np.float32) / np.float32(num_in**0.5), dtype)
         rows = held(dice.standard_normal((256, num_in), np.float32), dtype)
         try:
@@ -155,7 +147,7 @@ def probed(
             whole = product(rows)
         except (AttributeError, RuntimeError) as error:
             return f"the packed product of {name} does not run here ({type(error).__name__})"
-        # A few rows, summed without a library's own products: those would start a second pool of threads.
+        # A few rows, summed without a library's own products, which would start a second thread pool.
         exact = [(weight * row.astype(np.float64)).sum(axis=1) for row in rows[::85]]
         if not np.allclose(whole[::85], exact, atol=1e-4, rtol=1e-4):
             return f"the packed product of {name} is wrong here"

@@ -1,4 +1,4 @@
-"""Tokens and log-probabilities from rows of logits, by the kernels."""
+"""Tokens and log-probabilities from rows of logits, computed by the native kernels."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from quire.errors import InvariantError
 
 
 def argmax(logits: Floats) -> tuple[Ids, NDArray[np.bool_]]:
-    """The first index of each row's largest number, and whether all numbers of the row are finite."""
+    """Return the first index of each row's maximum, and whether all numbers of the row are finite."""
     address, stride = rows_of(logits, np.float32)
     num_rows, size = logits.shape
     if size == 0:
@@ -30,7 +30,7 @@ def draw_rows(
     top_ps: Numbers,
     numbers: Numbers,
 ) -> Ids:
-    """What `host.drawing.draw` comes to, bit for bit. Rows are in either width."""
+    """Sample a token per row, bit-identical to `host.drawing.draw`. Rows are float32 or float64."""
     shape, out = (len(rows),), np.empty(len(rows), np.int64)
     narrow, wide = (
         np.array([address_of(row, width, (len(row),)) if row.dtype == width else 0 for row in rows], np.uint64)
@@ -54,7 +54,7 @@ def draw_rows(
 
 
 def exp_totals(logits: Floats) -> tuple[Numbers, Numbers]:
-    """Each row's largest logit, and the sum of e^(logit - largest) in the order of the tokens."""
+    """Return each row's largest logit, and the sum of e^(logit - largest) in token order."""
     address, stride = rows_of(logits, np.float32)
     num_rows, size = logits.shape
     peaks, totals = np.empty(num_rows, np.float64), np.empty(num_rows, np.float64)

@@ -1,4 +1,4 @@
-"""How many threads compute. One per physical core, where two only wait for each other; no more than a CPU quota has."""
+"""The number of compute threads: one per physical core (a second one only waits), at most the CPU quota."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -13,28 +13,28 @@ class _Chosen:
 
 
 _CHOSEN = _Chosen()
-"""Of this process, as its one pool of threads is."""
+"""Setting of this process, which has one thread pool."""
 
 
 def use_threads(count: int | None) -> int:
-    """Set the thread count of this process, None: the default; returns it."""
+    """Set the thread count of this process (None: the default) and return it."""
     _CHOSEN.count = count or default_threads()
     return _CHOSEN.count
 
 
 def num_threads() -> int:
-    """As many as were chosen; the default until then."""
+    """Return the thread count that was set, or the default."""
     return _CHOSEN.count or default_threads()
 
 
 @cache
 def default_threads() -> int:
-    """One per physical core, at most what a container's or a service's CPU quota is, rounded up."""
+    """Return one thread per physical core, at most the CPU quota of the container or service, rounded up."""
     return most_threads(physical_cores())
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, hyper-threads counted once."""
+    """Return the number of cores this process may run on, hyper-threads counted once."""
     siblings = {_siblings(cpu) for cpu in usable_cpus()}
     return max(1, len(siblings))
 

@@ -1,12 +1,11 @@
-"""The MLX backend, for Apple silicon: mlx-lm's models over quire's blocks. No torch. On Linux it runs on MLX's CPU
-build, slowly, which is how it is tested.
+"""The MLX backend, for Apple silicon: runs mlx-lm's models over quire's KV blocks, without torch. Tests on Linux use
+MLX's CPU build, which is slow.
 
-runner        a plan in, a result out; one thread owns MLX
-decoder       a model of mlx-lm over flat rows, asked at load whether its attention is one we can replace
-layers        what a layer of it takes for its cache, and the attention it calls
-tiles         a step's rows as attention takes them
-kv_store      the paged KV memory's data, written in place
-older_config  a config.json in the words that mlx-lm reads
-imported      mlx-lm, without what its import does to the process
-load          a checkpoint to a runner, within a budget
+runner        executes a plan; one thread owns MLX
+decoder       an mlx-lm model over flat rows; at load it checks that the model's attention can be replaced
+layers        the cache objects that a model's layers receive, and the attention function they call
+tiles         the rows of a step, grouped for attention
+kv_store      the data of the paged KV memory, written in place
+imported      mlx-lm, imported without its side effects on the process
+load          loads a checkpoint into a runner, within a memory budget
 """

@@ -1,11 +1,11 @@
-"""A model of mlx-lm over flat batches and block tables.
+"""An mlx-lm model over flat batches and block tables.
 
-Its modules are its own business but for two places: where they ask their cache and attention (`layers`), and between
-the last layer and the head, where only the rows go on whose logits are wanted: those of a prompt's whole chunk would
-take more memory than all else.
+quire changes an mlx-lm model in two places. First, its layers use quire's cache and attention (`layers`). Second, only
+the rows whose logits are needed pass from the last layer to the head, because the logits of a whole prompt chunk would
+take more memory than everything else.
 
-Whether that is true of a model is asked when it is loaded: a short text with mlx-lm's own caches and with ours must
-give the same logits. A model that attends in ways we do not know is refused there, with the reason.
+Loading checks that this works for the model: a short text must give the same logits with mlx-lm's own caches and with
+quire's. A model with an unsupported kind of attention is rejected there, with the reason.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch, make_batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.host.wanted import Computed
 from quire.backends.mlx.kv_store import KV_TYPES, KVStore
 from quire.backends.mlx.layers import PagedLayer, Pass, attending, replace_attention
@@ -29,46 +29,46 @@ from quire.errors import CheckpointError
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = 1e-3
 PROBE_ROUNDINGS = 16
-"""How many roundings of the model's own type its logits may differ by."""
+"""Tolerance for the logits, in rounding errors (epsilon) of the model's dtype."""
 PROBE_BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """What a pass comes to, on its way."""
+    """Lazy outputs of a forward pass."""
 
     are_finite: mx.array
     hidden: mx.array
     logits: mx.array
 
     def wait(self, *, with_hidden: bool) -> Computed:
-        """As numpy's arrays; hidden states only if they are requested."""
+        """Return the outputs as numpy arrays; hidden states only if they are requested."""
         hidden = np.array(self.hidden.astype(mx.float32)) if with_hidden else np.zeros((0, 0), np.float32)
         return Computed(np.array(self.are_finite), hidden, np.array(self.logits.astype(mx.float32)))
 
 
 class Decoder:
-    """A model, and what its layers keep of a token."""
+    """A model, and the KV shapes of its layers."""
 
     def __init__(self, model: Any, windows: tuple[int | None, ...] | None = None) -> None:
-        """`windows` of all layers, if they are known; else those that mlx-lm's caches have."""
+        """`windows`: the sliding windows of all layers, if known; otherwise those of mlx-lm's caches."""
         replace_attention()
         self._model = model
         self._owner = _owner_of_layers(model)
         self._inner: Callable[..., mx.array] = self._owner.model
-        tokens = np.arange(PROBE_TOKENS) * 7 % PROBE_TOKENS  # small ones, which every vocabulary has
+        tokens = np.arange(PROBE_TOKENS) * 7 % PROBE_TOKENS  # small ids, which every vocabulary has
         caches = _make_caches(model)
         expected = self._own_logits(mx.array(tokens)[None], caches)
         self.vocabulary_size = int(expected.shape[-1])
-        # Layers behind the last cache share another's.
+        # Layers after the last cache share the KV of another layer.
         self.windows = tuple(_window_of(cache) for cache in caches) if windows is None else windows[: len(caches)]
         self.kv_shapes = tuple(_shape_of(cache) for cache in caches)
         self.dtype: KVDtype = _name_of(caches[0].keys.dtype)
-        """Of the keys and values that the model makes."""
+        """Dtype of the keys and values that the model computes."""
         self._check(tokens, expected)
 
     def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computing:
-        """Write the rows' KV; the last hidden states, and the logits of the wanted rows. Nothing is computed yet."""
+        """Build a lazy pass that writes the rows' KV and computes hidden states and the wanted rows' logits."""
         tokens, positions, *places = (mx.array(one.astype(np.int32)) for one in batch.rows)
         tiles = {window: make_tiles(batch, store.block_size, window) for window in set(self.windows)}
         going = Pass(store, positions, (places[0], places[1]), tiles, len(self._model.layers))
@@ -94,7 +94,7 @@ class Decoder:
         return logits
 
     def _check(self, tokens: NDArray[np.int64], expected: mx.array) -> None:
-        """Against the model's own attention."""
+        """Compare paged attention with the model's own attention. Raises CheckpointError if the logits differ."""
         num_blocks = -(-PROBE_TOKENS // PROBE_BLOCK)
         store = KVStore(self.kv_shapes, num_blocks, PROBE_BLOCK, self.dtype)
         item = WorkItem(0, tuple(tokens.tolist()), 0, tuple(range(1, num_blocks + 1)))
@@ -111,13 +111,13 @@ class Decoder:
 
 
 class _WantedRows:
-    """The layers of a model, of whose result only some rows go on to the head."""
+    """The layers of a model, wrapped so that only the wanted rows reach the head."""
 
     def __init__(self, inner: Callable[..., mx.array], rows: mx.array) -> None:
         self._inner = inner
         self._rows = rows
         self.hidden: mx.array | None = None
-        """[row, size]: of all rows."""
+        """[row, size]: hidden states of all rows."""
 
     def __call__(self, *args: Any, **named: Any) -> mx.array:
         out = self._inner(*args, **named)
@@ -129,7 +129,7 @@ class _WantedRows:
 
 
 def _owner_of_layers(model: Any) -> Any:
-    """The module that has the layers as its `model` and the head beside it."""
+    """Return the module that has the layers as its `model` and also the head."""
     owner = model
     while hasattr(owner, "language_model"):
         owner = owner.language_model

@@ -1,5 +1,5 @@
-"""mlx-lm, imported without what that does to the process: it lowers the limit of open files, hard limit included, and
-a process that may not raise it again keeps that for good."""
+"""Imports mlx-lm without its side effect: it lowers the process's open-file limits, hard limit included, and an
+unprivileged process can never raise a hard limit again."""
 
 import resource
 

@@ -1,9 +1,9 @@
-"""What a layer of mlx-lm's models takes for its cache, and the attention it calls.
+"""The cache objects that layers of mlx-lm's models receive, and the attention function they call.
 
-mlx-lm's modules hand the keys and values of new tokens to a cache and ask it for all there are; then they call one
-function for attention, with that cache. Here the cache is a layer of the paged store: it writes what it is handed, and
-the function reads blocks through tables. A flat batch is many sequences of one token each, [row, 1], so that each row
-has its own position:
+mlx-lm's modules pass the keys and values of new tokens to a cache, which returns all keys and values so far; then they
+call one attention function with that cache. Here the cache is a layer of the paged store: it writes the new keys and
+values, and the attention function reads blocks through block tables. A flat batch is passed as many sequences of one
+token each, [row, 1], so that each row has its own position:
 
     queries, keys, values   [row, head, 1, size]
 """
@@ -23,7 +23,7 @@ from quire.errors import CheckpointError
 
 ATTENTION = "scaled_dot_product_attention"
 _GOING: "list[Pass]" = []
-"""The pass that goes on, if one does: models hand their attention no word of ours. One thread calls MLX."""
+"""The running pass, if any; global because models pass no quire object to attention. Only one thread calls MLX."""
 
 
 @dataclass(slots=True)
@@ -33,20 +33,20 @@ class Pass:
     store: KVStore
     positions: mx.array
     places: tuple[mx.array, mx.array]
-    """Of each row its block and its slot."""
+    """Block and slot of each row."""
     tiles: dict[int | None, Tiles]
-    """By window."""
+    """The tiles for each window size."""
     num_layers: int
-    """That must attend."""
+    """Number of layers expected to call attention."""
     are_finite: list[mx.array] = field(default_factory=list)
-    """[row], of each layer that has written."""
+    """For each layer that wrote KV: [row], whether the row is finite."""
     num_answered: int = 0
     writers: "dict[int, PagedLayer]" = field(default_factory=dict)
-    """Who wrote keys, by the identity of the array: a layer without a cache attends with those of another."""
+    """The writer of each keys array, by the array's id: a layer without a cache uses another layer's keys."""
 
 
 class PagedLayer:
-    """One layer of one pass, as the model's modules see it."""
+    """The cache object that one layer receives in one pass."""
 
     def __init__(self, of: Pass, at: int, window: int | None) -> None:
         self._pass = of
@@ -56,22 +56,22 @@ class PagedLayer:
 
     @property
     def offset(self) -> mx.array:
-        """Where each row stands in its sequence."""
+        """Position of each row in its sequence."""
         return self._pass.positions
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write; what is there is read by `attend`."""
+        """Write the keys and values, and return them unchanged; `attend` reads the store."""
         of = self._pass
         of.are_finite.append(of.store.write(self._at, of.places, keys[:, :, 0], values[:, :, 0]))
         of.writers[id(keys)] = self
-        self._keys = keys  # so that the identity stays its own
+        self._keys = keys  # keeps the array alive so that its id stays unique
         return keys, values
 
     def make_mask(self, *_: object, **__: object) -> None:
-        """Tiles say who sees whom."""
+        """Return no mask; tiles contain the masks."""
 
     def attend(self, queries: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
-        """[row, head, 1, size], over what is in the store, this step's rows included."""
+        """Attend over all KV in the store, including the rows of this step; returns [row, head, 1, size]."""
         of = self._pass
         of.num_answered += 1
         keys, values = of.store.keys[self._at], of.store.values[self._at]
@@ -84,7 +84,7 @@ class PagedLayer:
 def _attend(
     queries: mx.array, keys: mx.array, values: mx.array, tile: Tile, settings: tuple[float, mx.array | None]
 ) -> mx.array:
-    """[sequence x row, head, size] -> the same with values' size."""
+    """Attend within one tile: [sequence x row, head, size] -> [sequence x row, head, value size]."""
     scale, sinks = settings
     num_sequences, _, num_rows, _ = tile.mask.shape
     by_sequence = queries.reshape(num_sequences, num_rows, *queries.shape[1:]).transpose(0, 2, 1, 3)
@@ -95,13 +95,13 @@ def _attend(
 
 @contextmanager
 def attending(of: Pass) -> Iterator[None]:
-    """While a model runs: its attention is this pass's, and every layer of it must have attended."""
+    """Route the model's attention to this pass. Raises CheckpointError unless every layer called it."""
     _GOING.append(of)
     try:
         yield
     finally:
         _GOING.pop()
-        of.writers.clear()  # they hold the pass, and with it the step's arrays, until garbage is collected
+        of.writers.clear()  # they refer to the pass and so keep the step's arrays until garbage collection
     if of.num_answered != of.num_layers or not of.are_finite:
         raise CheckpointError(
             f"expected all {of.num_layers} layers to attend through the function that mlx-lm's models share, "
@@ -111,8 +111,8 @@ def attending(of: Pass) -> Iterator[None]:
 
 
 def replace_attention() -> None:
-    """Let every model of mlx-lm that has been imported call ours; outside our passes it is mlx-lm's own."""
-    from mlx_lm.models import base  # noqa: PLC0415 - seconds of import, paid when used
+    """Make every imported mlx-lm model call quire's attention; outside a pass it forwards to mlx-lm's own."""
+    from mlx_lm.models import base  # noqa: PLC0415 - takes seconds, imported only when used
 
     for name, module in list(sys.modules.items()):
         is_model = name.startswith("mlx_lm.models.") and module is not base
@@ -121,7 +121,7 @@ def replace_attention() -> None:
 
 
 def _with_blocks(own: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """mlx-lm's function with another answer while a pass of ours goes on."""
+    """Wrap mlx-lm's attention function so that it uses paged attention during a pass."""
     parameters = inspect.signature(own)
 
     def attention(*args: Any, **named: Any) -> mx.array:

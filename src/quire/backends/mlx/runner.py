@@ -1,7 +1,7 @@
 """One forward pass of mlx-lm's modules over all rows of a plan.
 
-MLX computes when it is asked to. `start` builds the step and sets it going, `wait` takes what came of it and chooses
-tokens: masks are made meanwhile. One thread owns MLX, whatever thread calls: its arrays and streams belong to a thread.
+MLX evaluates lazily. `start` builds the step and begins its evaluation; `wait` fetches the outputs and chooses tokens,
+so masks can be computed in between. A single thread owns MLX, because MLX's arrays and streams belong to a thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,27 +24,27 @@ _Result = TypeVar("_Result")
 
 
 class Owner:
-    """The one thread that calls MLX."""
+    """The single thread that calls MLX."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "mlx")
 
     def set_going(self, work: Callable[[], _Result]) -> "Future[_Result]":
-        """Submit it, behind all earlier work."""
+        """Submit work; it runs after all work submitted earlier."""
         return self._thread.submit(work)
 
     def call(self, work: Callable[[], _Result]) -> _Result:
-        """Wait for it."""
+        """Run work on the thread and wait for its result."""
         return self._thread.submit(work).result()
 
     def end(self) -> None:
-        """Take nothing more."""
+        """Stop the thread after all submitted work."""
         self._thread.shutdown(wait=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A step on its way."""
+    """A step whose evaluation has begun."""
 
     wanted: Wanted
     computing: Computing
@@ -52,23 +52,21 @@ class _Begun:
 
 
 class MlxRunner(RunnerBase[Decoder, KVStore]):
-    """On MLX's own device."""
+    """Runs steps on MLX's default device."""
 
     def __init__(self, owner: Owner, model: Decoder, store: KVStore, capacity: Capacity) -> None:
         super().__init__(model, store, capacity)
         self._owner = owner
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Built and set going by the thread that owns MLX."""
+        """Build the step and begin its evaluation on the thread that owns MLX."""
         self._check_size(plan)
         return Step(partial(self._finish, plan, self._owner.set_going(lambda: self._begin(plan))))
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """In the layout `kv_store` documents."""
         return self._owner.call(lambda: self._opened()[1].read_blocks(block_ids))
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
-        """Put such bytes back."""
         self._owner.call(lambda: self._opened()[1].write_blocks(block_ids, data))
 
     def _compute(self, plan: StepPlan) -> tuple[Wanted, Computed] | None:
@@ -92,6 +90,6 @@ class MlxRunner(RunnerBase[Decoder, KVStore]):
         batch = make_batch(plan.items, store.block_size)
         wanted = Wanted(plan.items, batch)
         computing = model.compute(batch, store, wanted.rows)
-        # The store too: what is never read would be put off, and each step would stand on all before it.
+        # The store too: otherwise unread writes stay lazy, and each step would depend on all earlier ones.
         mx.async_eval(computing.are_finite, computing.hidden, computing.logits, store.arrays)  # type: ignore[no-untyped-call]
         return _Begun(wanted, computing, any(item.hidden_positions for item in plan.items))

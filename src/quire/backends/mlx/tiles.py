@@ -1,11 +1,11 @@
-"""A step's rows as attention takes them: sequences that feed as many tokens and see about as many blocks, in one call.
+"""The rows of a step grouped for attention: a call takes sequences with equal row counts and similar block counts.
 
     items      A: 3 tokens     B: 1   C: 1   D: 1        blocks seen: A 2, B 7, C 8, D 1
     tiles      [A]  3 rows     [B, C] 1 row of each      [D]
 
-A call gathers the blocks of its sequences, each table filled up with the null block to the longest of them; sequences
-stand together only if that at most doubles what is gathered. Of a layer with a window only the blocks in it are
-gathered. How much one call gathers is bounded, whatever sequences share.
+A call gathers the blocks of its sequences, with each block table padded with the null block to the longest; sequences
+are grouped only if padding at most doubles the gathered blocks. For a layer with a window only the blocks in the window
+are gathered. The amount per call is limited.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,46 +19,46 @@ from quire.backends.host.batch import Batch
 from quire.core.step import WorkItem
 
 CALL_TOKENS = 1 << 15
-"""Tokens whose keys and values one call gathers, unless a single sequence has more."""
+"""Maximum tokens whose keys and values one call gathers, unless a single sequence has more."""
 CALL_SCORES = 1 << 24
-"""Pairs of a row and a token in one call: where attention writes scores down, they are so many for each head."""
+"""Maximum pairs of a row and a token in one call: the attention scores per head, if attention stores them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The rows of some sequences, as many of each, and the blocks they see."""
+    """Equally many rows of some sequences, and the blocks they see."""
 
     rows: mx.array
-    """[sequence x row]: their places in the batch."""
+    """[sequence x row]: indices of the rows in the batch."""
     tables: mx.array
-    """[sequence, block]."""
+    """[sequence, block]: padded block tables."""
     mask: mx.array
     """[sequence, 1, row, token]: whether the row sees the token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """All rows of a step."""
+    """All rows of a step, divided into tiles."""
 
     tiles: tuple[Tile, ...]
     order: mx.array
-    """[row]: where among the rows of all tiles this row of the batch stands."""
+    """[row]: index of the batch's row among the rows of all tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring rows of one item."""
+    """Consecutive rows of one item."""
 
     first_row: int
     first_position: int
     num_rows: int
     blocks: tuple[int, ...]
-    """Those it sees, and where the first of them begins."""
+    """The blocks that the rows see. `first_token` is the position of the first block's first token."""
     first_token: int
 
 
 def make_tiles(batch: Batch, block_size: int, window: int | None) -> Tiles:
-    """For layers with this window, or without one."""
+    """Return the tiles for layers with this window (None: no window)."""
     pieces = [
         piece
         for first_row, item in zip(batch.first_rows, batch.items, strict=True)
@@ -75,7 +75,7 @@ def make_tiles(batch: Batch, block_size: int, window: int | None) -> Tiles:
 
 
 def _pieces(item: WorkItem, first_row: int, block_size: int, window: int | None) -> Iterator[_Piece]:
-    """An item's rows, cut so that no call is too large."""
+    """Divide an item's rows so that no call is too large."""
     end = item.first_position + len(item.token_ids)
     most_rows = max(1, CALL_SCORES // (-(-end // block_size) * block_size))
     for first in range(item.first_position, end, most_rows):
@@ -86,7 +86,7 @@ def _pieces(item: WorkItem, first_row: int, block_size: int, window: int | None)
 
 
 def _groups(pieces: Sequence[_Piece], block_size: int) -> Iterator[list[_Piece]]:
-    """Those of as many rows and about as many blocks, so many as a call may gather."""
+    """Group pieces with equal row counts and similar block counts, up to the limits of a call."""
     alike: dict[tuple[int, int], list[_Piece]] = {}
     for piece in pieces:
         alike.setdefault((piece.num_rows, (len(piece.blocks) - 1).bit_length()), []).append(piece)

@@ -1,11 +1,11 @@
-"""The PyTorch backend: what only it can do. Any full-attention decoder of transformers through its own modules with our
-attention, machines without kernels, other devices (untested).
+"""The PyTorch backend, for everything other backends do not support: any full-attention transformers decoder, run
+through its own modules with quire's attention; machines without kernels; other devices (untested).
 
-runner      a plan in, a result out
-adapter     a model of transformers over flat batches
-tiles       a batch's rows as attention takes them
-kv_store    the paged KV memory's data
+runner      executes a plan
+adapter     a transformers model over flat batches
+tiles       the rows of a batch, grouped for attention
+kv_store    the data of the paged KV memory
 attention   queries against blocks, through block tables
 linear      matrix products with weights packed once
-load        a checkpoint to a runner, within a budget
+load        loads a checkpoint into a runner, within a memory budget
 """

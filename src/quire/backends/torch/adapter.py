@@ -1,11 +1,11 @@
-"""Any other full-attention decoder of transformers, through its own modules with our attention.
+"""Runs any full-attention decoder of transformers through its own modules with quire's attention.
 
-The model runs over one flat row of tokens, [1, rows], with explicit positions; where it calls attention, the queries,
-keys and values of that layer come here instead: keys and values go into the store, queries are answered through block
-tables. Whatever the model does between is its own business.
+The model runs over one flat row of tokens, [1, rows], with explicit positions. When a layer calls attention, its
+queries, keys and values come to this module: keys and values are written to the KV store, and queries attend to the
+store through block tables. All other computation stays in the model's modules.
 
-Whether that is true of a model is asked when it is loaded: a short text through its own attention and through ours must
-give the same logits. A model that biases attention in ways we do not know is refused there, with the reason.
+Loading checks that this works for the model: a short text must give the same logits with its own attention and with
+quire's. A model with an unknown attention bias is rejected there, with the reason.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch, make_batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.host.wanted import Computed
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.kv_store import KVStore
@@ -36,11 +36,11 @@ CPU = torch.device("cpu")
 PROBE_TOKENS = 24
 PROBE_TOLERANCE = 1e-3
 PROBE_ROUNDINGS = 16
-"""How many roundings of the model's own type its logits may differ by."""
+"""Tolerance for the logits, in rounding errors (epsilon) of the model's dtype."""
 
 
 class Adapter:
-    """A transformers model over flat batches and block tables. Device cpu is tested; others are not."""
+    """A transformers model over flat batches and block tables. Only device cpu is tested."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Adapter:
         _refuse(config)
         text = config.get_text_config()
         self._windows = windows_of(text.to_dict(), int(text.num_hidden_layers))
-        self._vocabulary_size = int(text.vocab_size)
+        self.vocabulary_size = int(text.vocab_size)
         self._answer: Callable[..., torch.Tensor] = self._answer_probe
         self._linear = linear
         self._tilers: dict[int, Tiler] = {}
@@ -75,19 +75,10 @@ class Adapter:
 
     @property
     def kv_shapes(self) -> tuple[LayerShape, ...]:
-        """What a token takes, layer by layer."""
         return tuple(self._shapes[at][0] for at in range(len(self._windows)))
 
-    def padded(self, num_rows: int) -> int:
-        """How many rows are computed for this many."""
-        return padded(num_rows)
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self._vocabulary_size
-
     def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:
-        """Write the rows' KV, and return the last hidden states, and the logits of the wanted rows."""
+        """Write the rows' KV; return the last hidden states and the logits of the wanted rows."""
         tiles = self._tiler(store.block_size).tiles(batch)
         self._places = (self._tensor(batch.blocks), self._tensor(batch.slots))
         self._store, self._tiles, self._answer = store, tiles, self._answer_paged
@@ -105,7 +96,7 @@ class Adapter:
     def attend(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        """A layer's attention: [row, head, size] each."""
+        """Compute a layer's attention; queries, keys and values are [row, head, size]."""
         return self._answer(layer, queries, keys, values, options)
 
     def _answer_paged(
@@ -121,7 +112,7 @@ class Adapter:
     def _answer_probe(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        """Learn the layer's shape; the answer does not matter yet."""
+        """Record the layer's KV shape and return zeros. Raises CheckpointError for unsupported attention."""
         if layer in self._shapes:
             raise CheckpointError(f"layer {layer} attends twice in one pass; choose another model")
         if options.get("s_aux") is not None:
@@ -156,7 +147,7 @@ class Adapter:
         self._hidden = output[0]
 
     def _check_against_own_attention(self) -> None:
-        tokens = torch.arange(PROBE_TOKENS, device=self._device) * 7 % self._vocabulary_size
+        tokens = torch.arange(PROBE_TOKENS, device=self._device) * 7 % self.vocabulary_size
         rows = torch.arange(PROBE_TOKENS, device=self._device)
         self._model.set_attn_implementation("eager")
         expected = self._run(tokens, rows, rows)
@@ -170,7 +161,7 @@ class Adapter:
         size = 8
         item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3))
         store = KVStore(self.kv_shapes, 3, size, expected.dtype, self._device)
-        got = self.compute(make_batch([item], size, self.padded), store, rows.cpu().numpy()).logits
+        got = self.compute(make_batch([item], size, padded), store, rows.cpu().numpy()).logits
         worst = float((torch.from_numpy(got) - expected.cpu()).abs().max())
         tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * torch.finfo(self._model.dtype).eps)
         if not worst <= tolerance * max(1.0, float(expected.abs().max())):
@@ -188,7 +179,7 @@ def _paged_attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls: [1, head, row, size] in, [1, row, head, size] out."""
+    """Attention function called by transformers: [1, head, row, size] in, [1, row, head, size] out."""
     del attention_mask
     queries, keys, values = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     adapter: Adapter = module.quire_adapter  # type: ignore[assignment]
@@ -197,7 +188,7 @@ def _paged_attention(
 
 
 def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
-    """The model's own linear layers with packed weights. An embedding that is also the head keeps its rows."""
+    """Pack the weights of the model's linear layers. An embedding that is also the head keeps its rows."""
     shared = model.get_input_embeddings().weight
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -209,7 +200,7 @@ def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
 
 
 def _any_shape(product: PackedLinear, linear: LinearKind) -> PackedLinear:
-    """Flatten to rows, and pad them to a number that is computed like all others."""
+    """Wrap a product to flatten its input to rows and pad them to a supported row count."""
 
     def forward(values: torch.Tensor) -> torch.Tensor:
         rows = values.flatten(0, -2).contiguous()
@@ -222,11 +213,11 @@ def _any_shape(product: PackedLinear, linear: LinearKind) -> PackedLinear:
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """Block tables and positions say who sees whom."""
+    """Return no mask; block tables and positions define what each row sees."""
 
 
 def _read_config(fields: Mapping[str, Any]) -> "PretrainedConfig":
-    """config.json as transformers understands it, defaults included. Code named by a checkpoint is never run."""
+    """Return config.json as a transformers config with defaults. Code named by a checkpoint is never executed."""
     from transformers import CONFIG_MAPPING  # noqa: PLC0415
 
     model_type = fields.get("model_type")
@@ -261,7 +252,7 @@ def _refuse(config: "PretrainedConfig") -> None:
 
 
 def _refuse_other_tensors(report: Mapping[str, Any], model_type: str) -> None:
-    """transformers fills in numbers of its own for a tensor that is not there, and passes over one too many."""
+    """Raise CheckpointError on missing or unused tensors: transformers initializes or ignores them silently."""
     for key, what in (("missing_keys", "missing"), ("unexpected_keys", "unused")):
         if names := sorted(map(str, report.get(key) or ())):
             raise CheckpointError(

@@ -1,13 +1,13 @@
 """Attention of a step's rows over their blocks, prefill and decode rows in one call.
 
-Every row's arithmetic is the same whatever else is in the step: scores come from products of one tile with one block,
-whose shapes never change; the maximum over blocks is exact in any order; the sums over blocks run in table order. Rows
-that a tile adds behind a row's own position are masked to exact zeros. So a row has the same bits alone, in a batch, in
-any chunk, and with its prefix cached.
+A row's arithmetic does not depend on the rest of the step: scores are products of one tile with one block, whose shapes
+never change; the maximum over blocks is exact in any order; sums over blocks run in block-table order. Slots after a
+row's own position are masked to exact zeros. A row therefore has the same bits alone, in a batch, in any chunk, and
+with its prefix cached.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -15,16 +15,9 @@ from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.tiles import Tiles
 
 
-class Combine(Protocol):
-    """An element-wise operation that can write into its first argument."""
-
-    def __call__(self, one: torch.Tensor, other: torch.Tensor, /, *, out: torch.Tensor) -> torch.Tensor:
-        """`out` takes the result."""
-
-
 @dataclass(frozen=True, slots=True)
 class AttentionSettings:
-    """What a layer asks of attention beside its window."""
+    """Attention settings of a layer, apart from its window."""
 
     scale: float
     softcap: float | None = None
@@ -33,7 +26,7 @@ class AttentionSettings:
 def attend(
     queries: torch.Tensor, store: KVStore, layer: int, calls: tuple[Tiles, ...], settings: AttentionSettings
 ) -> torch.Tensor:
-    """[row, head, key size] -> [row, head, value size], over what is in the store, this step's rows included."""
+    """Attend over the KV store, including this step's rows: [row, head, key size] -> [row, head, value size]."""
     num_rows, num_heads, _ = queries.shape
     out = queries.new_zeros(num_rows, num_heads, store.values[layer].shape[-1])
     for tiles in calls:
@@ -55,8 +48,8 @@ def _attend_tiles(
     group = num_heads // num_kv_heads
     num_pairs = len(tiles.pair_tile)
 
-    # [tile, row of tile, kv head, head of group, size] -> the rows that meet one block of one KV head together
-    # Sums in float32 whatever the model's type: in bfloat16 their error would grow with the sequence.
+    # [tile, row of tile, kv head, head of group, size] -> the rows multiplied with one block of one KV head together.
+    # Sums are float32 for every dtype: in bfloat16 their error would grow with the sequence.
     gathered = queries[tiles.rows].float().view(num_tiles, tile_rows, num_kv_heads, group, key_size) * settings.scale
     by_head = gathered.permute(0, 2, 1, 3, 4).reshape(num_tiles, num_kv_heads, tile_rows * group, key_size)
     keys = all_keys[tiles.pair_block].float()
@@ -71,7 +64,7 @@ def _attend_tiles(
     weights = scores.sub_(peak[tiles.pair_tile].unsqueeze(-1)).exp_()
     total = _over_blocks(weights.sum(-1), tiles.num_active, torch.add)
     values = all_values[tiles.pair_block].float()
-    # A weight of zero does not silence a NaN, and unwritten slots may hold anything.
+    # A weight of zero does not cancel a NaN, and unwritten slots may contain any value.
     values[tiles.partial_pairs] = values[tiles.partial_pairs].masked_fill(tiles.is_unwritten[:, None, :, None], 0.0)
     parts = torch.bmm(weights.flatten(0, 1), values.flatten(0, 1)).view(num_pairs, num_kv_heads, -1, value_size)
     summed = _over_blocks(parts, tiles.num_active, torch.add) / total.unsqueeze(-1)
@@ -81,8 +74,10 @@ def _attend_tiles(
     out[tiles.real_rows] = by_row[tiles.real_places].to(out.dtype)
 
 
-def _over_blocks(parts: torch.Tensor, num_active: tuple[int, ...], combine: Combine) -> torch.Tensor:
-    """Combine each tile's pairs in the order of its block table."""
+def _over_blocks(
+    parts: torch.Tensor, num_active: tuple[int, ...], combine: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Combine each tile's pairs element-wise, in the order of its block table."""
     first, *rest = torch.split(parts, list(num_active))
     combined = first.clone()
     for part in rest:

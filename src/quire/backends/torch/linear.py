@@ -1,13 +1,13 @@
-"""Matrix products with weights packed once. The only file that knows how, and the private operator of the second way.
+"""Matrix products with weights packed once. Only this module selects the product and calls oneDNN's private operator.
 
-`F.linear` gives a row other bits in other company. Two packed products do not; which is used is one decision per
-process, because their bits differ from each other:
+With `F.linear` the bits of a row depend on the batch. Two packed products avoid that. A process uses one of them
+throughout, because their results differ in the last bits:
 
-    native   quire's own: one copy for any number of rows, none of them padding
-    oneDNN   where there was no compiler: one copy, from two rows up, a few different counts of them
+    native   quire's own: one copy for any number of rows, no padding
+    oneDNN   if there was no compiler: one copy, at least two rows, padded to a few row counts
 
-What is used is asked, not assumed: each is probed on this machine, and if one is missing, wrong or not row-invariant
-the next is taken, with a reason. The original weights are not kept.
+Each product is tested on this machine. If it is missing, wrong or not row-invariant, the next one is used and the
+reason recorded. The original weights are not kept.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ PackedLinear = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LinearKind:
-    """How products are made, and why."""
+    """The selected kind of product, and the reason."""
 
     name: str
     """`native`, `onednn` or `plain`."""
@@ -35,15 +35,15 @@ class LinearKind:
 
     @property
     def is_packed(self) -> bool:
-        """Whether a row's bits depend on that row alone."""
+        """Whether a row's bits depend only on that row."""
         return self.name != "plain"
 
     def padded(self, num_rows: int) -> int:
-        """The row count that is computed for this many."""
+        """Return the row count that is computed for this many rows."""
         return num_rows if self.name == "native" else padded(num_rows)
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
-        """A product with this weight ([out, in], in the rows' type) for rows padded by `padded`."""
+        """Return a product function with this weight ([out, in], in the rows' dtype) for rows padded by `padded`."""
         match self.name:
             case "native":
                 return _native(weight, bias, self._arena)
@@ -54,13 +54,13 @@ class LinearKind:
 
 
 def padded(num_rows: int) -> int:
-    """Two rows at least, and few different counts, because libraries keep code for each they meet."""
+    """Pad to at least two rows and to few distinct row counts, because libraries cache code for each count."""
     step = 2 if num_rows <= 8 else 4 if num_rows <= 16 else 8 if num_rows <= 64 else 32
     return max(2, -(-num_rows // step) * step)
 
 
 def choose_kind(dtype: torch.dtype, device: torch.device) -> LinearKind:
-    """The fastest way that is known to be right, for weights and rows of this type."""
+    """Return the fastest product that passes its test, for weights and rows of this dtype."""
     if dtype != torch.float32 or device.type != "cpu":
         return LinearKind("plain", f"weights are packed as float32 on a CPU, these are {dtype} on {device.type}")
     if (complaint := products.probe("float32")) is None:
@@ -85,7 +85,7 @@ def _native(weight: torch.Tensor, bias: torch.Tensor | None, arena: Arena) -> Pa
     packed = products.PackedProduct([weight.contiguous().numpy()], (num_out, num_in), added, "float32", arena)
 
     def product(rows: torch.Tensor) -> torch.Tensor:
-        # Whatever the caller's process has made torch's defaults: the kernel writes floats into it.
+        # Explicit dtype and device, because torch's defaults may differ and the kernel writes float32.
         out = torch.empty(len(rows), num_out, dtype=torch.float32, device="cpu")
         packed.product(rows.numpy(), out.numpy())
         return out

@@ -1,9 +1,9 @@
-"""From a checkpoint on disk to a runner: weights in, memory decided, one line that says what fits."""
+"""Loads a checkpoint into a torch runner: reads the weights, plans the memory, and reports what fits in one line."""
 
 import torch
 
 from quire.backends import memory_plan
-from quire.backends.host.kv_shape import model_tokens, num_block_bytes
+from quire.backends.host.block_store import num_block_bytes
 from quire.backends.host.worst_step import measured_bytes, worst_plans
 from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, as_checkpoint_error, capacity_of
@@ -20,19 +20,22 @@ from quire.errors import ConfigError
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
-    """Load the model within the budget, or raise before anything is served."""
+    """Load the model within the budget; raises before anything is served."""
     if settings.device != "cpu" and not _has_device(settings.device):
         raise ConfigError(f"expected a device that torch can use, got {settings.device!r}; try cpu")
     torch.set_num_threads(use_threads(settings.num_threads))
-    budget_bytes = memory_plan.budget(settings)
+    budget_bytes, dtype = memory_plan.budget(settings), _kv_dtype(settings)
     with as_checkpoint_error(checkpoint.name):
         model, notes = load_model(checkpoint, settings, budget_bytes)
         num_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
         on_read(num_bytes, num_bytes)
         load_peak_bytes = memory_plan.peak_bytes()
-        plan = _decide(model, checkpoint, settings, budget_bytes)
-    device = torch.device(settings.device)
-    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, _kv_dtype(settings), device)
+        most = memory_plan.model_tokens(checkpoint.config)
+        step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
+        loaded_bytes = memory_plan.resident_bytes()
+        each = memory_plan.PoolBytes(num_block_bytes(model.kv_shapes, settings.block_size, dtype.itemsize))
+        plan = memory_plan.decide(settings, budget_bytes, loaded_bytes, step_bytes, each, most)
+    store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, dtype, torch.device(settings.device))
     capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     layout = f"torch {settings.kv_dtype}"
     return LoadedRunner(TorchRunner(model, store, capacity), plan, load_peak_bytes, layout, notes)
@@ -40,7 +43,7 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
 
 @torch.inference_mode()
 def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int) -> tuple[Adapter, tuple[str, ...]]:
-    """transformers' modules with the weights in them, and what a person should know of how they run."""
+    """Return transformers' modules with weights, and notes for the operator on how they run."""
     config, dtype, device = checkpoint.config, getattr(torch, settings.dtype), torch.device(settings.device)
     kind = choose_kind(dtype, device)
     sizes = [tensor.num_values for tensor in checkpoint.tensors.values()]
@@ -60,27 +63,17 @@ def _product_notes(kind: LinearKind) -> tuple[str, ...]:
     return () if kind.name == "native" else (f"slower matrix products: {kind.reason}",)
 
 
-def _decide(
-    model: Adapter, checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int
-) -> memory_plan.MemoryPlan:
-    most = model_tokens(checkpoint.config)
-    step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
-    block_bytes = num_block_bytes(model.kv_shapes, settings.block_size, _kv_dtype(settings).itemsize)
-    held_bytes = memory_plan.resident_bytes()
-    held, each = memory_plan.HeldBytes(held_bytes, step_bytes), memory_plan.PoolBytes(block_bytes)
-    return memory_plan.decide(settings, budget_bytes, held, each, most)
-
-
 def _kv_dtype(settings: ModelSettings) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, settings.kv_dtype)
     return dtype
 
 
 def measure_step(model: Adapter, settings: ModelSettings, longest: int) -> int:
-    """The most a step takes, found by running the worst ones.
+    """Return the peak memory of a step, measured by running the worst steps.
 
-    Attention works through a step in calls of bounded size, so one row at the end of the longest sequence and enough
-    pairs to fill a call show its peak; feeding every row at full length would only take longer."""
+    Attention processes a step in calls of limited size: one row at the end of the longest sequence and enough pairs to
+    fill a call reach the peak.
+    """
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, _kv_dtype(settings), torch.device(settings.device))
     capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)

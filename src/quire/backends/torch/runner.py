@@ -7,11 +7,12 @@ from quire.backends.host.runner_base import RunnerBase
 from quire.backends.host.wanted import Computed, Wanted
 from quire.backends.torch.adapter import Adapter
 from quire.backends.torch.kv_store import KVStore
+from quire.backends.torch.linear import padded
 from quire.core.step import StepPlan
 
 
 class TorchRunner(RunnerBase[Adapter, KVStore]):
-    """On any device of torch's."""
+    """Runs steps on any torch device."""
 
     @torch.inference_mode()
     def _compute(self, plan: StepPlan) -> tuple[Wanted, Computed] | None:
@@ -19,6 +20,6 @@ class TorchRunner(RunnerBase[Adapter, KVStore]):
         store.copy(plan.copies)
         if not plan.items:
             return None
-        batch = make_batch(plan.items, store.block_size, model.padded)
+        batch = make_batch(plan.items, store.block_size, padded)
         wanted = Wanted(plan.items, batch)
         return wanted, model.compute(batch, store, wanted.rows)

@@ -1,12 +1,12 @@
-"""A batch's rows as attention takes them.
+"""The rows of a batch, grouped for attention.
 
     items      A: 3 tokens      B: 1 token   C: 5 tokens
     rows       0  1  2          3            4  5  6  7  8
     tiles      [ 0 1 2 . ]      [ 3 ]        [ 4 5 6 7 ][ 8 . . . ]
 
-Rows of one item are gathered into **tiles** that meet the same blocks; a tile and one of its blocks is a **pair**.
-Tiles are ordered by their number of blocks, most first, and pairs block number by block number, so that the tiles that
-still have a block at each number are a leading slice: sums over blocks run in table order without a branch.
+Rows of one item are grouped into **tiles** that attend to the same blocks; a tile with one of its blocks is a **pair**.
+Tiles are sorted by block count, largest first, and pairs by block number. The tiles that still have a block at each
+number are then a leading slice, and sums over blocks run in block-table order without a branch.
 """
 
 from collections.abc import Sequence
@@ -18,43 +18,43 @@ import torch
 from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.core.step import WorkItem
 
 TILE_ROWS = 32
-"""Rows of a tile where an item feeds several tokens."""
+"""Rows per tile of an item that feeds several tokens."""
 MAX_ROWS_OF_A_CALL = 4096
-"""Rows of tiles over all pairs attended to at once: what bounds the memory attention takes; a tile alone always may."""
+"""Maximum rows of tiles over all pairs of one call: bounds the memory of attention. A single tile may exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Rows with equal tile size and the blocks they attend to, small enough for one call."""
+    """Tiles of equal size and the blocks they attend to, few enough for one call."""
 
     rows: torch.Tensor
-    """[tile, row of tile] -> row of the step. A tile that is not full repeats its last row."""
+    """[tile, row of tile] -> row of the step. A partial tile repeats its last row."""
     pair_tile: torch.Tensor
     pair_block: torch.Tensor
     num_active: tuple[int, ...]
-    """For each block number, how many tiles have such a block."""
+    """For each block number, the number of tiles with such a block."""
     is_masked: torch.Tensor
-    """[pair, row of tile, slot]: true where a row may not look."""
+    """[pair, row of tile, slot]: true if the row must not see the slot."""
     partial_pairs: torch.Tensor
-    """Pairs whose block has slots beyond the tile's last position."""
+    """Pairs whose block has slots after the tile's last position."""
     is_unwritten: torch.Tensor
-    """[partial pair, slot]: those slots."""
+    """[partial pair, slot]: the slots after the tile's last position."""
     real_rows: torch.Tensor
-    """Rows of the step that the tiles compute, and ..."""
+    """Rows of the step that the tiles compute, without repetitions."""
     real_places: torch.Tensor
-    """... where they stand in the flattened tiles."""
+    """Index of each of `real_rows` in the flattened tiles."""
 
 
 TilesByWindow = dict[int | None, tuple[Tiles, ...]]
-"""Sliding window (None: none) -> the tiles that layers with it use."""
+"""Sliding window (None: no window) -> the tiles for layers with this window."""
 
 
 class Tiler:
-    """Gathers a batch's rows into tiles, for one model and one block size."""
+    """Groups a batch's rows into tiles, for one model and one block size."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Tiler:
         self._device = device
 
     def tiles(self, batch: Batch) -> TilesByWindow:
-        """For each window of the model, the tiles of this batch."""
+        """Return the tiles of this batch for each window of the model."""
         return {window: self._tiles(batch.items, batch.first_rows, window) for window in self._windows}
 
     def _tiles(self, items: Sequence[WorkItem], first_rows: Sequence[int], window: int | None) -> tuple[Tiles, ...]:
@@ -130,10 +130,11 @@ class Tiler:
 
 @cache
 def lone_tile_rows(block_size: int, shape: LayerShape, group_size: int) -> int:
-    """How often a row that decodes alone is repeated so that it gets the bits it would get in a full tile.
+    """Return how often to repeat a single decode row so that it gets the same bits as in a full tile.
 
-    A product of a single row, or of very small matrices, may take another path in the library. Which ones do is asked
-    of the library; a full tile is a full tile, so the answer is never worse than slow."""
+    A library may use different code for small products, so the count is found by testing it; a full tile is always
+    right.
+    """
     generator = torch.Generator().manual_seed(1)
 
     def numbers(rows: int, columns: int) -> torch.Tensor:
@@ -158,7 +159,7 @@ def lone_tile_rows(block_size: int, shape: LayerShape, group_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Neighbouring rows of one item."""
+    """Consecutive rows of one item."""
 
     item: WorkItem
     item_row: int
@@ -174,17 +175,17 @@ class _Tile:
         return self.item.first_position + self.first
 
     def first_block(self, block_size: int, window: int | None) -> int:
-        """The first block any of its rows can see."""
+        """Index of the first block that any row of the tile can see."""
         return 0 if window is None else max(0, self.first_position - window + 1) // block_size
 
     def num_blocks(self, block_size: int, window: int | None) -> int:
-        """From there to the block of its last position."""
+        """Number of blocks from `first_block` to the block of the last position."""
         last = (self.first_position + self.num_rows - 1) // block_size
         return last + 1 - self.first_block(block_size, window)
 
 
 def _groups(tiles: Sequence[_Tile], num_pairs: Sequence[int], max_pairs: int) -> list[list[_Tile]]:
-    """Neighbours that together stay within what one call may attend to."""
+    """Group consecutive tiles within the pair limit of one call."""
     groups: list[list[_Tile]] = []
     total = max_pairs
     for tile, pairs in zip(tiles, num_pairs, strict=True):

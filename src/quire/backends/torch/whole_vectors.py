@@ -1,8 +1,8 @@
-"""Functions of torch that give the last few numbers of an array other bits, made to give all of them the same.
+"""Makes torch functions give bits that do not depend on an element's position in an array.
 
-torch computes these a vector at a time, and what is left over at the end of an array, or of a thread's part of it, one
-by one with another exp. Which numbers are left over depends on how many rows there are. So here such a function sees
-whole vectors only, and few enough that one thread does them all.
+torch computes these functions in vectors. The elements left over at the end of an array, or of a thread's part of an
+array, are computed one by one with another implementation of exp. Which elements are left over depends on the row
+count. Here the functions receive whole vectors only, and few enough for one thread.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812 - as everyone writes it
 from torch.utils._python_dispatch import TorchDispatchMode
 
 VECTOR = 64
-"""A multiple of what any processor computes at once."""
+"""A multiple of the vector length of any processor."""
 PIECE = 1 << 14
-"""Numbers; torch shares out no fewer than twice as many."""
+"""Numbers per call; torch divides work among threads only from twice this size."""
 
 _ATEN = torch.ops.aten
 LEAVE_OVER = frozenset(
@@ -25,11 +25,11 @@ LEAVE_OVER = frozenset(
         "celu_", "selu", "selu_", "exp2", "exp2_", "pow", "pow_",
     )
 )  # fmt: skip
-"""Element by element, one array in: those that do so and a decoder may use."""
+"""Element-wise functions of one array that have left-over elements and that a decoder may use."""
 
 
 class WholeVectors(TorchDispatchMode):
-    """While it is entered, a number's bits do not depend on where it stands."""
+    """Dispatch mode in which a number's bits do not depend on its position."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -37,7 +37,6 @@ class WholeVectors(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`func`, in pieces if it must be."""
         named = kwargs or {}
         if func.overloadpacket is _ATEN.glu:
             kept, gate = args[0].chunk(2, *(args[1:] or (-1,)))
@@ -50,7 +49,7 @@ class WholeVectors(TorchDispatchMode):
 
 
 def _is_plain(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """One array of floats on the CPU, and numbers."""
+    """Whether the arguments are one CPU array of floats, and otherwise only numbers."""
     first, others = args[0], (*args[1:], *named.values())
     return (
         isinstance(first, torch.Tensor)

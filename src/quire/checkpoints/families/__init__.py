@@ -1,13 +1,13 @@
-"""Families of decoders: what differs between them, as a table; what one model is made of, by its config.
+"""Decoder families: a table of their differences, and the shape of one model read from its config.
 
-family_table.py   the families quire computes by itself, a row each
-family.py         what a row says
-config_fields.py  reading a stranger's config
-layer_rules.py    windows and rotations, layer by layer
-recurrent.py      layers that keep a state: which they are, and how large all of it is
-decoder_shape.py  config -> DecoderShape: sizes and rules, layer by layer, whatever the family
-described.py      DecoderShape -> what it is made of, in words
-tensors.py        DecoderShape -> the tensors it needs, by Hugging Face's names; recurrent_tensors.py has those layers'
+family_table.py   the families quire implements, one row each
+family.py         the fields of a row
+config_fields.py  validated reading of config fields
+layer_rules.py    sliding windows and RoPE of each layer
+recurrent.py      recurrent layers: which layers they are, and their sizes
+decoder_shape.py  config -> DecoderShape: sizes and rules of each layer, for every family
+described.py      DecoderShape -> description as text
+tensors.py        DecoderShape -> required tensors by Hugging Face name; recurrent_tensors.py: those of recurrent layers
 """
 
 from quire.checkpoints.families.config_fields import MAX_SIZE

@@ -1,6 +1,6 @@
-"""What a decoder is made of, layer by layer, whatever its family: the numbers that decide every shape and every value.
+"""The shape of a decoder of any family: the numbers of each layer that determine every tensor shape and every value.
 
-A config that the decoder cannot compute is refused here by name, before a byte of weights is read.
+A config that the decoder cannot compute is rejected here with a reason, before any weights are read.
 """
 
 import math
@@ -17,49 +17,49 @@ from quire.errors import CheckpointError
 
 MAX_HEAD_SIZE = 1024
 FLOAT_BYTES = 4
-"""Of a number of a state."""
+"""Bytes per number of a recurrent state."""
 LAYOUT = "quire_layout"
-"""A field that quire writes into the config it makes of a GGUF file: whose layout tensors have."""
+"""Field that quire adds to the config converted from a GGUF file: the tensor layout."""
 TILED = "quire_tiled_heads"
-"""The same, of recurrent layers: how value heads share key heads."""
+"""Field that quire adds to a converted config: whether value heads share key heads in tiled order."""
 NUM_EXPERTS = ("num_experts", "num_local_experts")
-"""Either name is in use, for the same families too."""
+"""Config fields for the number of experts; both names occur, also within a family."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """Experts, of which each row uses a few."""
+    """A mixture of experts; each row uses a few of them."""
 
     names: ExpertNames
     num_experts: int
     num_used: int
     intermediate_size: int
     is_shared_by_all: bool
-    """Whether an expert's weight is a share of all experts' or of those that are used."""
+    """Whether expert weights are normalized over all experts instead of the selected experts."""
     has_choice_bias: bool = False
     scale: float = 1.0
-    """What all weights are multiplied with."""
+    """Factor of all expert weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """One layer."""
+    """The shape of one layer."""
 
     number: int
     num_kv_heads: int
     head_size: int
     window: int | None
-    """How far back it sees; None: everything."""
+    """Sliding window in tokens; None: full attention."""
     rope: RopeRule
     intermediate_size: int
-    """Of its dense part; 0: it has none."""
+    """Width of the dense MLP; 0 if there is none."""
     mixture: MixtureShape | None
     kv_layer: int
-    """Whose keys and values it reads: its own number, or an earlier one's."""
+    """Number of the layer whose keys and values are read: this layer or an earlier one."""
     has_values: bool = True
-    """False: values are what keys are before their norm."""
+    """False: values equal the keys before their norm."""
     recurrent: RecurrentShape | None = None
-    """What it keeps instead of keys and values."""
+    """Shape of the recurrent state that replaces keys and values; None for attention layers."""
 
     @property
     def has_kv(self) -> bool:
@@ -68,7 +68,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class PositionScale:
-    """Queries are multiplied with 1 + beta x log(1 + floor(position / origin))."""
+    """Queries are multiplied by 1 + beta x log(1 + floor(position / origin))."""
 
     beta: float
     origin: float
@@ -76,12 +76,12 @@ class PositionScale:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """What is multiplied, and where logits are bent."""
+    """Constant factors of a model, and soft caps of logits and attention scores."""
 
     attention: float
     embedding: float = 1.0
     added: float = 1.0
-    """What comes to the residual."""
+    """Factor of everything added to the residual."""
     logits: float = 1.0
     logit_cap: float | None = None
     score_cap: float | None = None
@@ -90,7 +90,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """Sizes and rules of one model."""
+    """The sizes and rules of one model."""
 
     model_type: str
     vocabulary_size: int
@@ -104,11 +104,11 @@ class DecoderShape:
     has_mlp_bias: bool
     scales: Scales
     per_layer_size: int = 0
-    """Of a layer's row in an embedding of its own; 0: there is none."""
+    """Row size of per-layer embeddings; 0 if there are none."""
     per_layer_vocabulary: int = 0
     is_gguf: bool = False
-    """Whether its tensors are as GGUF files have them: experts in one tensor for each of gate, up and down, and norms
-    with what the family adds to them."""
+    """Whether tensors have GGUF's layout: one tensor for all experts per gate, up and down, and norm weights that
+    include the family's offset."""
 
     @property
     def family(self) -> Family:
@@ -120,23 +120,23 @@ class DecoderShape:
 
     @property
     def head_size(self) -> int:
-        """Of the largest head."""
+        """Largest head size of all layers."""
         return max(layer.head_size for layer in self.layers)
 
     @property
     def num_kv_heads(self) -> int:
-        """Of the layer with most."""
+        """Largest number of KV heads of all layers."""
         return max(layer.num_kv_heads for layer in self.layers)
 
     @property
     def intermediate_size(self) -> int:
-        """Of the widest dense part; of experts where there is none."""
+        """Largest dense MLP width; without dense MLPs, the largest expert width."""
         dense = max(layer.intermediate_size for layer in self.layers)
         return dense or max(layer.mixture.intermediate_size for layer in self.layers if layer.mixture)
 
     @property
     def recurrent(self) -> RecurrentShape | None:
-        """Of its recurrent layers, which are all alike; None: it has none."""
+        """Shape of the recurrent layers, which are all equal; None if there are none."""
         return next((layer.recurrent for layer in self.layers if layer.recurrent), None)
 
     @property
@@ -145,33 +145,33 @@ class DecoderShape:
 
     @property
     def state_bytes(self) -> int:
-        """What all of these keep of one sequence."""
+        """Bytes of one sequence's state over all recurrent layers."""
         layer = self.recurrent
         return FLOAT_BYTES * self.num_recurrent * (layer.history_size + layer.state_size) if layer else 0
 
     @property
     def query_size(self) -> int:
-        """All query heads side by side, of the layer where they are largest."""
+        """Largest total size of all query heads of a layer."""
         return self.num_heads * self.head_size
 
     @property
     def kv_size(self) -> int:
-        """The same of KV heads."""
+        """Largest total size of all KV heads of a layer."""
         return max(layer.num_kv_heads * layer.head_size for layer in self.layers)
 
     @property
     def group_size(self) -> int:
-        """Query heads per KV head, of the layer with most."""
+        """Largest number of query heads per KV head."""
         return max(self.num_heads // layer.num_kv_heads for layer in self.layers)
 
 
 def is_decoder(config: Mapping[str, Any]) -> bool:
-    """Whether it is a decoder of the table, in all that matters."""
+    """Whether the config is a decoder that quire implements."""
     return why_not_decoder(config) is None
 
 
 def why_not_decoder(config: Mapping[str, Any]) -> str | None:
-    """None if the table has it; else what of it the table has not, by name."""
+    """Return None if quire implements this decoder; otherwise the reason."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         other = str(config.get("model_type"))[:40]
@@ -187,7 +187,7 @@ def why_not_decoder(config: Mapping[str, Any]) -> str | None:
 
 
 def read_shape(config: Mapping[str, Any]) -> DecoderShape:
-    """The shape, every size checked: a config is a stranger's file."""
+    """Read the shape from an untrusted config. Raises CheckpointError on unsupported models and invalid sizes."""
     if (reason := why_not_decoder(config)) is not None:
         raise CheckpointError(f"quire has no implementation of its own for this model: {reason}; choose another model")
     model_type = str(config["model_type"])
@@ -222,7 +222,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
 
 def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
     fields = {family.aliases.get(key, key): value for key, value in config.items() if value is not None}
-    if "rope_scaling" in fields or "rope_theta" in fields:  # an older config: the newer field's default is not meant
+    if "rope_scaling" in fields or "rope_theta" in fields:  # an older config: the newer field's default does not apply
         fields.setdefault("rope_parameters", {})
     return {**family.defaults, **fields}
 
@@ -264,7 +264,7 @@ def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[
 
 
 def _dense_size(family: Family, config: Mapping[str, Any], mixture: MixtureShape | None) -> int:
-    """Of a layer's dense part; 0 where experts stand alone."""
+    """Return the width of a layer's dense MLP; 0 if the layer has only experts."""
     if mixture is not None and not mixture.names.is_beside_mlp:
         return size_of(config, mixture.names.shared_size) if mixture.names.shared_size else 0
     size = size_of(config, family.dense_size)
@@ -283,7 +283,7 @@ def _last_of(kinds: list[str], kind: str) -> int:
 
 
 def _heads(config: Mapping[str, Any], num_heads: int, kind: str, at: int) -> tuple[int, int]:
-    """KV heads and the size of a head, which layers that see everything, or any layer, may have for themselves."""
+    """Return KV heads and head size, which may differ for full-attention layers or for single layers."""
     kv_heads = size_of(config, "num_key_value_heads", num_heads)
     head_size = size_of(config, "head_dim", max(1, size_of(config, "hidden_size") // num_heads))
     own = object_of(config, "per_layer_config")

@@ -1,4 +1,4 @@
-"""What a decoder is made of, in words: only what a person would want to know of it beyond its sizes."""
+"""Text about features of a decoder beyond its sizes, for operators."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,13 +13,8 @@ KINDS = {
 }
 
 
-def parts_of(shape: DecoderShape) -> tuple[str, ...]:
-    """A phrase for each thing it has that the plainest decoder has not."""
-    return tuple(_parts(shape))
-
-
 def kept_whole(shape: DecoderShape) -> str | None:
-    """What the memory holds although no layer attends to it: None if there is nothing."""
+    """Return a note on sliding-window layers whose KV is kept for all tokens; None without such layers."""
     windows = Counter(layer.window for layer in shape.layers if layer.window is not None and layer.has_kv)
     if not windows:
         return None
@@ -30,7 +25,8 @@ def kept_whole(shape: DecoderShape) -> str | None:
     )
 
 
-def _parts(shape: DecoderShape) -> Iterator[str]:
+def parts_of(shape: DecoderShape) -> Iterator[str]:
+    """Yield a phrase for each feature that a basic decoder does not have."""
     layers = shape.layers
     if shape.recurrent is not None:
         stored = f"{shape.state_bytes / 1e6:.2g}" if shape.state_bytes < 100e6 else f"{shape.state_bytes / 1e6:,.0f}"

@@ -1,4 +1,4 @@
-"""What a row of the table of families says: names, and what the decoder has to do otherwise than Llama does."""
+"""The fields of a row in the family table: names, and differences from Llama."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class GateActivation(StrEnum):
-    """What a gate lets through; see native/builds/kernels.hpp."""
+    """Activation of the MLP gate; see native/builds/kernels.hpp."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
@@ -15,7 +15,7 @@ class GateActivation(StrEnum):
 
 
 class RecurrentKind(StrEnum):
-    """What layers do that keep a state instead of keys and values; see native/layers/recurrent.hpp."""
+    """Kind of recurrent layer; see native/layers/recurrent.hpp."""
 
     DELTA = "delta"
     SPACE = "space"
@@ -23,7 +23,7 @@ class RecurrentKind(StrEnum):
 
 
 class HeadNorms(StrEnum):
-    """Whether queries and keys are normed: each head by itself, or all heads together."""
+    """Normalization of queries and keys: none, per head, or over all heads together."""
 
     NONE = "none"
     HEAD = "head"
@@ -31,18 +31,18 @@ class HeadNorms(StrEnum):
 
 
 class SlidingRope(StrEnum):
-    """The rotation of layers that look back a window, where the config has one rule for all layers."""
+    """RoPE of sliding-window layers when the config has one rule for all layers."""
 
     SAME = "same"
     UNSCALED = "unscaled"
-    """The same base, without the scaling."""
+    """The base of the config, without scaling."""
     LOCAL = "local"
-    """A base of its own, rope_local_base_freq, without the scaling."""
+    """A separate base, rope_local_base_freq, without scaling."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """The norms of a layer: before and after attention, before and after what follows it."""
+    """Names of a layer's norms: before and after attention, before and after the MLP."""
 
     input: str | None = "input_layernorm"
     attention: str | None = None
@@ -52,76 +52,74 @@ class NormNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Where the tensors of a mixture are in a layer, and which fields of a config say how large it is."""
+    """Names of a mixture's tensors in a layer, and of the config fields with its sizes."""
 
     router: str
     gate: str = ""
     up: str = ""
-    """One tensor for each expert: `{}` is its number."""
+    """Tensor name per expert, with `{}` for the expert's number."""
     down: str = ""
     gate_up: str = ""
-    """One tensor for all experts, [expert, out, in], and `down` too."""
+    """One tensor for all experts, [expert, out, in]; `down` then is one tensor too."""
     is_transposed: bool = False
-    """[expert, in, out], gates and ups in turn, each with a bias (`gate_up` + "_bias")."""
+    """Layout [expert, in, out] with alternating gate and up, each with a bias (`gate_up` + "_bias")."""
     num_used: str = "num_experts_per_tok"
     size: str = "moe_intermediate_size"
     is_beside_mlp: bool = False
-    """Whether layers have a dense part too, with norms of its own."""
+    """Whether layers also have a dense MLP with its own norms."""
     shared_size: str = ""
-    """The field that says how wide the dense part beside experts is, where there is one without such norms."""
+    """Config field for the width of a dense MLP without its own norms (shared expert); empty if there is none."""
     dense_gate: str = ""
-    """A row's product with this tensor opens that part."""
+    """Tensor that gates the shared expert per row."""
     is_sigmoid: bool = False
-    """Whether scores count by their sigmoids; a bias (`choice_bias`) decides with them who is chosen."""
+    """Whether scores are sigmoids; the bias `choice_bias` is added only for the selection of experts."""
     choice_bias: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One row. The defaults are Llama's."""
+    """A row of the family table. The defaults are Llama's."""
 
-    gguf: str | None = None
-    """The architecture's name in GGUF files, if quire reads them."""
     norms: NormNames = NormNames()
     norm_offset: float = 0.0
-    """What is added to every norm's weight."""
+    """Offset added to every norm weight."""
     head_norms: HeadNorms = HeadNorms.NONE
     has_value_norm: bool = False
     query_bias: bool | None = None
-    """Of queries, keys and values; None: as attention_bias says."""
+    """Whether queries, keys and values have a bias; None: attention_bias decides."""
     out_bias: bool | None = None
     gate: GateActivation = GateActivation.SILU
     activation: tuple[str, str] = ("hidden_act", "silu")
-    """The field of a config that names the activation, and what it must say."""
+    """Config field of the activation, and its required value."""
     is_fused: bool = False
     """Queries, keys and values are one tensor, and so are gate and up."""
     has_fused_gate: bool = False
-    """Gate and up are one tensor, queries, keys and values are not."""
+    """Gate and up are one tensor, but queries, keys and values are not."""
     is_interleaved: bool = False
-    """Neighbouring numbers of a head turn together, not those half a head apart."""
+    """RoPE rotates adjacent elements of a head as pairs, not elements half a head apart."""
     sliding_rope: SlidingRope = SlidingRope.SAME
     full_every: int = 0
-    """Without layer_types: every so many layers one sees everything, the others a window; 0: as sliding_window says."""
+    """Without layer_types: every n-th layer has full attention, the others a window; 0: sliding_window decides."""
     has_sinks: bool = False
     has_output_gate: bool = False
-    """With queries come gates of what attention answers, head by head."""
+    """The query projection also returns gates of the attention output, per head."""
     recurrent: RecurrentKind | None = None
-    """Of layers that layer_types names so."""
+    """Kind of the family's recurrent layers; None if it has none."""
     has_grouped_inputs: bool = False
-    """What a recurrent layer makes of a row is stored key head by key head."""
+    """Input projections of recurrent layers are stored key head by key head."""
     turns_by: str = ""
-    """The field that must say `rope` for heads to turn at all."""
+    """Config field that must be `rope` for the family to use RoPE; empty: always."""
     dense_size: str = "intermediate_size"
     is_split_in_gguf: bool = False
-    """What is one tensor for gate and up is two in GGUF files."""
+    """Gate and up are two tensors in GGUF files although they are one elsewhere."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of config fields."""
+    """Alternative names of config fields."""
     stored_names: Mapping[str, str] = field(default_factory=dict)
-    """Parts of tensors' names in safetensors that are others here."""
+    """Parts of tensor names in safetensors -> names used here."""
     ignored: str = ""
-    """Prefixes of the names of unused tensors."""
+    """Name prefix of unused tensors."""
     experts: ExpertNames | None = None
     scales_embedding: bool = False
-    """By the square root of its size."""
+    """Embeddings are multiplied by the square root of the hidden size."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of fields that a config may leave out."""
+    """Defaults of config fields."""

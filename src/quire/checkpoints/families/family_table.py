@@ -1,4 +1,4 @@
-"""The families that quire computes by itself. A new one is a row here: see CONTRIBUTING, "Adding a family"."""
+"""The families that quire implements. A new family is a row here: see CONTRIBUTING, "Adding a family"."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ GATED_DELTA = Family(
         "shared_expert_intermediate_size": 512, "norm_topk_prob": True, "rms_norm_eps": 1e-6,
     },
 )  # fmt: skip
-"""Qwen3-Next and those after it."""
+"""Qwen3-Next and its successors."""
 SHORT_CONVOLUTION = Family(
     norms=NormNames("operator_norm", None, "ffn_norm"),
     head_norms=HeadNorms.HEAD,
@@ -57,18 +57,16 @@ SHORT_CONVOLUTION = Family(
 """LFM2."""
 
 FAMILIES: dict[str, Family] = {
-    "llama": Family(gguf="llama"),
-    "mistral": Family(gguf="llama", query_bias=False, out_bias=False),
-    "qwen2": Family(gguf="qwen2", query_bias=True, out_bias=False),
-    "qwen3": Family(gguf="qwen3", head_norms=HeadNorms.HEAD),
+    "llama": Family(),
+    "mistral": Family(query_bias=False, out_bias=False),
+    "qwen2": Family(query_bias=True, out_bias=False),
+    "qwen3": Family(head_norms=HeadNorms.HEAD),
     "qwen3_moe": Family(
-        gguf="qwen3moe",
         head_norms=HeadNorms.HEAD,
         experts=EACH_EXPERT,
         defaults={"num_experts_per_tok": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 1},
     ),
     "gpt_oss": Family(
-        gguf="gpt-oss",
         has_sinks=True,
         gate=GateActivation.CLAMPED_SILU,
         full_every=2,
@@ -86,7 +84,6 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "gemma3_text": Family(
-        gguf="gemma3",
         norms=AROUND,
         norm_offset=1.0,
         head_norms=HeadNorms.HEAD,
@@ -101,7 +98,6 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "gemma4_text": Family(
-        gguf="gemma4",
         norms=AROUND,
         head_norms=HeadNorms.HEAD,
         has_value_norm=True,
@@ -126,7 +122,6 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "ministral3": Family(
-        gguf="mistral3",
         query_bias=False,
         out_bias=False,
         defaults={
@@ -137,16 +132,14 @@ FAMILIES: dict[str, Family] = {
             }
         },
     ),
-    "phi3": Family(gguf="phi3", query_bias=False, out_bias=False, is_fused=True),
+    "phi3": Family(query_bias=False, out_bias=False, is_fused=True),
     "smollm3": Family(
-        gguf="smollm3",
         defaults={
             "tie_word_embeddings": True, "no_rope_layer_interval": 4, "num_key_value_heads": 4,
             "rope_theta": 2_000_000.0, "rms_norm_eps": 1e-6,
         },
     ),
     "glm4": Family(
-        gguf="glm4",
         norms=NormNames(attention="post_self_attn_layernorm", after="post_mlp_layernorm"),
         out_bias=False,
         has_fused_gate=True,
@@ -156,10 +149,9 @@ FAMILIES: dict[str, Family] = {
             "rms_norm_eps": 1.5625e-7,
         },
     ),
-    "granite": Family(gguf="granite", defaults={"attention_multiplier": 1.0, "rms_norm_eps": 1e-6}),
-    "olmo2": Family(gguf="olmo2", norms=BEHIND, head_norms=HeadNorms.WHOLE, defaults={"rms_norm_eps": 1e-5}),
+    "granite": Family(defaults={"attention_multiplier": 1.0, "rms_norm_eps": 1e-6}),
+    "olmo2": Family(norms=BEHIND, head_norms=HeadNorms.WHOLE, defaults={"rms_norm_eps": 1e-5}),
     "olmo3": Family(
-        gguf="olmo2",
         norms=BEHIND,
         head_norms=HeadNorms.WHOLE,
         sliding_rope=SlidingRope.UNSCALED,
@@ -167,7 +159,6 @@ FAMILIES: dict[str, Family] = {
         defaults={"sliding_window": 4096, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
     ),
     "mixtral": Family(
-        gguf="llama",
         query_bias=False,
         out_bias=False,
         experts=ExpertNames(
@@ -179,13 +170,12 @@ FAMILIES: dict[str, Family] = {
             "rope_theta": 1_000_000.0, "rms_norm_eps": 1e-5,
         },
     ),
-    "qwen3_next": replace(GATED_DELTA, gguf="qwen3next", experts=SHARED_EXPERT, has_grouped_inputs=True),
-    "qwen3_5_text": replace(GATED_DELTA, gguf="qwen35"),
-    "qwen3_5_moe_text": replace(GATED_DELTA, gguf="qwen35moe", experts=SHARED_EXPERT),
-    "lfm2": replace(SHORT_CONVOLUTION, gguf="lfm2"),
+    "qwen3_next": replace(GATED_DELTA, experts=SHARED_EXPERT, has_grouped_inputs=True),
+    "qwen3_5_text": GATED_DELTA,
+    "qwen3_5_moe_text": replace(GATED_DELTA, experts=SHARED_EXPERT),
+    "lfm2": SHORT_CONVOLUTION,
     "lfm2_moe": replace(
         SHORT_CONVOLUTION,
-        gguf="lfm2moe",
         experts=ExpertNames(
             "feed_forward.gate", "feed_forward.experts.{}.w1", "feed_forward.experts.{}.w3",
             "feed_forward.experts.{}.w2", is_sigmoid=True, choice_bias="feed_forward.expert_bias",
@@ -196,7 +186,6 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granitemoehybrid": Family(
-        gguf="granitehybrid",
         recurrent=RecurrentKind.SPACE,
         has_fused_gate=True,
         is_split_in_gguf=True,

@@ -1,33 +1,33 @@
-"""What a config says of its layers, one by one: how far back each sees, and how positions turn its heads."""
+"""Per-layer rules of a config: the sliding window and RoPE of each layer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checkpoints.families.config_fields import layers_of, number_of, object_of, refused, size_of
+from quire.checkpoints.families.config_fields import number_of, object_of, refused, size_of
 from quire.checkpoints.families.family import Family, SlidingRope
 from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.recurrent import RECURRENT_TYPES
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION = "attention"
-"""Another word for full attention, where other layers are recurrent."""
+"""Name of full attention in configs with recurrent layers."""
 MIXED_WINDOWS = frozenset({"qwen2", "qwen3", "qwen3_moe", "smollm3"})
-"""Families whose window counts only where use_sliding_window says so."""
+"""Families whose window applies only if use_sliding_window is true."""
 
 
 @dataclass(frozen=True, slots=True)
 class RopeRule:
-    """How positions turn the heads of some layers. No parameters: they do not."""
+    """RoPE of a layer's heads. Empty parameters: no RoPE."""
 
     head_size: int
     num_rotated: int
-    """Numbers of a head that turn, the first ones; the others stay."""
+    """Rotated elements at the start of a head; the others are not rotated."""
     parameters: tuple[tuple[str, Any], ...]
 
 
 def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
-    """The sliding window of each layer, or None where it sees everything."""
+    """Return each layer's sliding window, or None for full attention."""
     window = config.get("sliding_window")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise refused("invalid_sliding_window", f"sliding_window to be a number of tokens or null, got {window!r}")
@@ -47,7 +47,7 @@ def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, 
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Today's `rope_parameters`, or what older configs spread over `rope_theta` and `rope_scaling`."""
+    """Return `rope_parameters`, also from the older fields `rope_theta` and `rope_scaling`."""
     found = dict(object_of(config, "rope_parameters") or object_of(config, "rope_scaling"))
     found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     found["rope_type"] = found.get("rope_type", found.get("type", "default"))
@@ -58,7 +58,7 @@ def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_size: int) -> RopeRule:
-    """Of one layer, which is of some kind."""
+    """Return the RoPE rule of layer number `at`, which has this kind."""
     if not _is_turned(config, at) or (family.turns_by and config.get(family.turns_by) != "rope"):
         return RopeRule(head_size, 0, ())
     parameters = object_of(config, "rope_parameters")
@@ -80,14 +80,16 @@ def rope_of(family: Family, config: Mapping[str, Any], kind: str, at: int, head_
 
 def _is_turned(config: Mapping[str, Any], at: int) -> bool:
     count = size_of(config, "num_hidden_layers")
-    layers = layers_of(config, "no_rope_layers", count)
+    layers = config.get("no_rope_layers")
     if layers is not None:
+        if not isinstance(layers, list) or len(layers) < count:
+            raise refused("invalid_no_rope_layers", f"an entry of no_rope_layers for each of {count} layers")
         return bool(layers[at])
     return "no_rope_layer_interval" not in config or (at + 1) % size_of(config, "no_rope_layer_interval") != 0
 
 
 def _layer_kinds(config: Mapping[str, Any], num_layers: int) -> list[str]:
-    """Where a config has a window but does not say which layers use it."""
+    """Derive layer kinds if the config has a window but no layer_types."""
     family = FAMILIES.get(str(config.get("model_type")))
     every = family.full_every if family else 0
     every = size_of(config, "sliding_window_pattern", every) if every else 0

@@ -1,11 +1,11 @@
-"""Layers that keep a state instead of keys and values: which layers of a model are such, and how large all of it is.
+"""Recurrent layers, which keep a state instead of keys and values: which layers they are, and their sizes.
 
-What one product makes of a row, and what of that is mixed with earlier tokens, lies side by side. Then, by
-native/layers/recurrent.hpp:
+The first product of a layer concatenates all inputs of a row; some of them are mixed with earlier tokens. The order,
+defined in native/layers/recurrent.hpp:
 
     delta         queries keys values │ gates │ rates │ steps     the first three are mixed
-    space         gates │ values keys queries │ steps             the second to the fourth are mixed
-    convolution   gates before │ gates behind │ values            values are mixed
+    space         gates │ values keys queries │ steps             values, keys and queries are mixed
+    convolution   input gates │ output gates │ values             values are mixed
 """
 
 from collections.abc import Mapping
@@ -17,38 +17,38 @@ from quire.checkpoints.families.config_fields import flag_of, refused, size_of
 from quire.checkpoints.families.family import Family, RecurrentKind
 
 RECURRENT_TYPES = ("linear_attention", "conv", "mamba")
-"""How configs call them in layer_types; each family has one of these words."""
+"""Names of recurrent layers in layer_types; each family uses one of them."""
 COLUMNS = 32
-"""Of a state that lie together, see native/layers/recurrent.hpp."""
+"""State columns stored together; see native/layers/recurrent.hpp."""
 MAX_TAPS, MAX_KEY_SIZE = 8, 512
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentShape:
-    """Of one layer; the layers of a model have the same."""
+    """The shape of a recurrent layer, the same for all recurrent layers of a model."""
 
     kind: RecurrentKind
     num_taps: int
     num_channels: int
-    """Numbers of a row that are mixed with those of earlier tokens."""
+    """Elements of a row that are mixed with those of earlier tokens."""
     out_size: int
     num_key_heads: int = 0
     num_heads: int = 0
     key_size: int = 0
     value_size: int = 0
     has_bias: bool = False
-    """Of the products."""
+    """Whether the products have a bias."""
     has_tap_bias: bool = False
     norm_span: int = 0
-    """Numbers of a row that have a norm of their own: a value's, or those of the heads that share a key."""
+    """Elements normalized together: a value head, or all heads that share a key."""
     is_tiled: bool = False
-    """Value heads h, h + key heads, ... share key head h; else neighbours do."""
+    """Value heads h, h + key heads, ... share key head h; otherwise adjacent value heads do."""
     least_step: float = 0.0
     most_step: float = inf
 
     @property
     def in_size(self) -> int:
-        """Numbers of a row that the first product makes."""
+        """Elements per row of the first product's output."""
         match self.kind:
             case RecurrentKind.DELTA:
                 return self.num_channels + self.out_size + 2 * self.num_heads
@@ -59,17 +59,17 @@ class RecurrentShape:
 
     @property
     def history_size(self) -> int:
-        """Numbers of earlier tokens that a slot holds."""
+        """Elements of earlier tokens in a state slot."""
         return (self.num_taps - 1) * self.num_channels
 
     @property
     def state_size(self) -> int:
-        """Numbers of the state itself, whose last columns are padded."""
+        """Elements of the state itself, including padding of the last columns."""
         return self.num_heads * -(-self.value_size // COLUMNS) * COLUMNS * self.key_size
 
 
 def recurrent_layers(family: Family, config: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    """Which layers keep a state."""
+    """Return for each layer whether it is recurrent."""
     if family.recurrent is None:
         return (False,) * num_layers
     kinds = config.get("layer_types")
@@ -82,25 +82,28 @@ def recurrent_layers(family: Family, config: Mapping[str, Any], num_layers: int)
 
 
 def recurrent_shape(family: Family, config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
-    """Of such a layer, every size checked."""
+    """Return the shape of the recurrent layers. Raises CheckpointError for sizes that kernels do not support."""
     match family.recurrent:
         case RecurrentKind.DELTA:
-            return _checked(_delta(config, is_tiled=is_tiled))
+            shape = _delta(config, is_tiled=is_tiled)
         case RecurrentKind.SPACE:
-            return _checked(_space(config))
+            shape = _space(config)
         case _:
-            hidden = size_of(config, "hidden_size")
-            has_bias = flag_of(config, "conv_bias")
-            return _checked(
-                RecurrentShape(
-                    RecurrentKind.CONVOLUTION,
-                    size_of(config, "conv_L_cache", 3),
-                    hidden,
-                    hidden,
-                    has_bias=has_bias,
-                    has_tap_bias=has_bias,
-                )
-            )
+            hidden, taps = size_of(config, "hidden_size"), size_of(config, "conv_L_cache", 3)
+            bias = flag_of(config, "conv_bias")
+            shape = RecurrentShape(RecurrentKind.CONVOLUTION, taps, hidden, hidden, has_bias=bias, has_tap_bias=bias)
+    if not 2 <= shape.num_taps <= MAX_TAPS:
+        rule = f"convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}"
+        raise refused("unsupported_convolution", rule, "choose another model")
+    if shape.kind is RecurrentKind.CONVOLUTION:
+        return shape
+    if shape.num_heads % shape.num_key_heads:
+        rule = f"value heads to be a multiple of key heads, got {shape.num_heads} and {shape.num_key_heads}"
+        raise refused("value_heads_not_divisible", rule)
+    if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
+        rule = f"an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}"
+        raise refused("unsupported_state_rows", rule, "choose another model")
+    return shape
 
 
 def _delta(config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
@@ -150,19 +153,3 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
         least_step=least,
         most_step=most,
     )
-
-
-def _checked(shape: RecurrentShape) -> RecurrentShape:
-    """Refuse what the kernels do not take: a config is a stranger's file."""
-    if not 2 <= shape.num_taps <= MAX_TAPS:
-        rule = f"convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}"
-        raise refused("unsupported_convolution", rule, "choose another model")
-    if shape.kind is RecurrentKind.CONVOLUTION:
-        return shape
-    if shape.num_heads % shape.num_key_heads:
-        rule = f"value heads to be a multiple of key heads, got {shape.num_heads} and {shape.num_key_heads}"
-        raise refused("value_heads_not_divisible", rule)
-    if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
-        rule = f"an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}"
-        raise refused("unsupported_state_rows", rule, "choose another model")
-    return shape

@@ -1,4 +1,4 @@
-"""The tensors of recurrent layers, by Hugging Face's names; GGUF's have the same names and sometimes other shapes."""
+"""The tensors of recurrent layers, by Hugging Face name; GGUF's sometimes have other shapes."""
 
 from collections.abc import Iterator
 
@@ -12,11 +12,11 @@ PLACES = {
     RecurrentKind.SPACE: "mamba.",
     RecurrentKind.CONVOLUTION: "conv.",
 }
-"""Where they stand in a layer."""
+"""Name prefix within a layer."""
 
 
 def inputs_of(shape: DecoderShape, layer: RecurrentShape, prefix: str) -> Iterator[Matrix]:
-    """What the first product of a layer is made of, in the order in which `recurrent` has its outputs."""
+    """Yield the matrices of a layer's first product, in the order given in `recurrent`."""
     place, hidden = prefix + PLACES[layer.kind], shape.hidden_size
     if layer.kind is not RecurrentKind.DELTA:
         yield plain_matrix(f"{place}in_proj", layer.in_size, hidden, layer.has_bias)
@@ -38,12 +38,12 @@ def inputs_of(shape: DecoderShape, layer: RecurrentShape, prefix: str) -> Iterat
 
 
 def output_of(shape: DecoderShape, layer: RecurrentShape, prefix: str) -> Matrix:
-    """The product behind it."""
+    """Return the matrix of a layer's output product."""
     return plain_matrix(f"{prefix}{PLACES[layer.kind]}out_proj", shape.hidden_size, layer.out_size, layer.has_bias)
 
 
 def vectors_of_state(shape: DecoderShape, layer: RecurrentShape, prefix: str) -> dict[str, Shape]:
-    """Taps, decays, steps and norms, without the biases of products."""
+    """Return the shapes of taps, decays, steps and norms, without biases of products."""
     place, is_gguf = prefix + PLACES[layer.kind], shape.is_gguf
     taps = "conv" if layer.kind is RecurrentKind.CONVOLUTION else "conv1d"
     wide = (layer.num_channels, layer.num_taps) if is_gguf else (layer.num_channels, 1, layer.num_taps)
@@ -67,7 +67,7 @@ def vectors_of_state(shape: DecoderShape, layer: RecurrentShape, prefix: str) ->
 
 
 def _grouped(name: str, num_out: int, num_in: int, sizes: tuple[int, ...]) -> Iterator[Matrix]:
-    """Rows in groups, each with some of everything: so many of the first, so many of the second, ..."""
+    """Yield matrices of a tensor whose rows are grouped; each group contains `sizes` rows of each matrix in turn."""
     every, first = sum(sizes), 0
     for size in sizes:
         yield Matrix(name, (num_out, num_in), num_out // every * size, first, every=every, each=size)

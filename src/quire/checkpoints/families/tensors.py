@@ -1,7 +1,7 @@
-"""The tensors a decoder needs, by Hugging Face's names, each with its shape; and what of them each product takes.
+"""The tensors a decoder needs, by Hugging Face name with shape, and the rows of them that each product uses.
 
-A config that does not fit its weights is found here, before a byte of weights is read. Models of other families pass
-through unchecked: the loader that builds them must compare for itself.
+A config that does not match its weights is rejected here, before any weights are read. Models of other families are not
+checked; their loader must compare names and shapes itself.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ PER_LAYER_NORM = "model.per_layer_projection_norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
-    """What a mixture's products are made of, expert by expert."""
+    """The matrices of a mixture's products, by expert."""
 
     router: Matrix
     gate: tuple[Matrix, ...]
@@ -29,13 +29,13 @@ class ExpertMatrices:
     down: tuple[Matrix, ...]
 
     def all(self) -> Iterator[Matrix]:
-        """Of experts, without the router."""
+        """Yield the experts' matrices, without the router."""
         yield from (*self.gate, *self.up, *self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMatrices:
-    """What a layer's products are made of."""
+    """The matrices of a layer's products."""
 
     qkv: tuple[Matrix, ...]
     out: Matrix
@@ -43,22 +43,21 @@ class LayerMatrices:
     down: tuple[Matrix, ...]
     experts: "ExpertMatrices | None"
     per_layer: tuple[Matrix, ...]
-    """Gate and projection."""
+    """Gate and projection of per-layer embeddings, if any."""
 
     def all(self) -> Iterator[Matrix]:
-        """One after the other."""
+        """Yield all matrices of the layer."""
         yield from self.qkv
         yield self.out
         yield from self.gate_up
         yield from self.down
         if self.experts is not None:
-            yield self.experts.router
-            yield from self.experts.all()
+            yield from (self.experts.router, *self.experts.all())
         yield from self.per_layer
 
 
 def matrices_of(shape: DecoderShape, layer: DecoderLayer) -> LayerMatrices:
-    """Of one layer."""
+    """Return the matrices of one layer."""
     prefix, hidden = f"model.layers.{layer.number}.", shape.hidden_size
     mixture = layer.mixture
     return LayerMatrices(
@@ -83,7 +82,7 @@ def matrices_of(shape: DecoderShape, layer: DecoderLayer) -> LayerMatrices:
 
 
 def vectors_of(shape: DecoderShape, layer: DecoderLayer) -> dict[str, Shape]:
-    """Norms and what else has one dimension, of one layer, without the biases of products."""
+    """Return names and shapes of a layer's norms and other vectors, without biases of products."""
     family, prefix, hidden = shape.family, f"model.layers.{layer.number}.", shape.hidden_size
     names = [family.norms.input, family.norms.attention, family.norms.mlp, family.norms.after]
     found: dict[str, Shape] = {f"{prefix}{name}.weight": (hidden,) for name in names if name}
@@ -115,7 +114,7 @@ def vectors_of(shape: DecoderShape, layer: DecoderLayer) -> dict[str, Shape]:
 
 
 def expected_shapes(shape: DecoderShape) -> dict[str, Shape]:
-    """Every tensor the decoder needs. `lm_head.weight` is not needed when it is the embedding."""
+    """Return every tensor the decoder needs, without `lm_head.weight` if the head is the embedding."""
     hidden = shape.hidden_size
     found: dict[str, Shape] = {EMBEDDING: (shape.vocabulary_size, hidden), NORM: (hidden,)}
     if not shape.has_tied_head:
@@ -135,7 +134,7 @@ def expected_shapes(shape: DecoderShape) -> dict[str, Shape]:
 
 
 def check_shapes(config: Mapping[str, Any], found: Mapping[str, Shape]) -> None:
-    """Compare a known family's tensors with its config. More tensors than needed are no harm."""
+    """Compare a known family's tensors with its config; additional tensors are allowed. Raises CheckpointError."""
     if not is_decoder(config):
         return
     num_layers = config.get("num_hidden_layers")
@@ -188,63 +187,28 @@ def _gate_up(shape: DecoderShape, layer: DecoderLayer, prefix: str) -> Iterator[
 
 
 def _experts(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> ExpertMatrices:
-    gate, up = zip(*_expert_gate_up(shape, mixture, prefix), strict=True)
-    return ExpertMatrices(_router(shape, mixture, prefix), gate, up, tuple(_expert_down(shape, mixture, prefix)))
+    names, count = mixture.names, mixture.num_experts
+    gate, up, down = (
+        tuple(_expert(shape, mixture, prefix, kind, expert) for expert in range(count))
+        for kind in ("gate", "up", "down")
+    )
+    router = plain_matrix(f"{prefix}{names.router}", count, shape.hidden_size, names.is_transposed)
+    return ExpertMatrices(router, gate, up, down)
 
 
-def _router(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Matrix:
-    names = mixture.names
-    return plain_matrix(f"{prefix}{names.router}", mixture.num_experts, shape.hidden_size, names.is_transposed)
-
-
-def _expert_gate_up(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Iterator[tuple[Matrix, ...]]:
-    names, wide, hidden, count = mixture.names, mixture.intermediate_size, shape.hidden_size, mixture.num_experts
-    for expert in range(count):
-        if _is_stacked(shape, mixture):
-            yield tuple(_stacked(shape, mixture, prefix, kind, expert) for kind in ("gate", "up"))
-        elif not names.gate_up:
-            yield tuple(
-                plain_matrix(prefix + name.format(expert), wide, hidden, False) for name in (names.gate, names.up)
-            )
-        elif names.is_transposed:
-            name = f"{prefix}{names.gate_up}"
-            yield tuple(
-                Matrix(name, (count, hidden, 2 * wide), wide, expert * 2 * wide + at, 2, True, bias=f"{name}_bias",
-                       bias_shape=(count, 2 * wide))
-                for at in (0, 1)
-            )  # fmt: skip
-        else:
-            yield tuple(
-                Matrix(f"{prefix}{names.gate_up}", (count, 2 * wide, hidden), wide, (2 * expert + at) * wide)
-                for at in (0, 1)
-            )
-
-
-def _expert_down(shape: DecoderShape, mixture: MixtureShape, prefix: str) -> Iterator[Matrix]:
-    names, wide, hidden, count = mixture.names, mixture.intermediate_size, shape.hidden_size, mixture.num_experts
-    for expert in range(count):
-        name = f"{prefix}{names.down}"
-        if _is_stacked(shape, mixture):
-            yield _stacked(shape, mixture, prefix, "down", expert)
-        elif not names.gate_up:
-            yield plain_matrix(prefix + names.down.format(expert), hidden, wide, False)
-        elif names.is_transposed:
-            yield Matrix(name, (count, wide, hidden), hidden, expert * hidden, 1, True, bias=f"{name}_bias",
-                         bias_shape=(count, hidden))  # fmt: skip
-        else:
-            yield Matrix(name, (count, hidden, wide), hidden, expert * hidden)
-
-
-def _is_stacked(shape: DecoderShape, mixture: MixtureShape) -> bool:
-    is_split = mixture.names.is_transposed or not mixture.names.gate_up or shape.family.is_split_in_gguf
-    return shape.is_gguf and is_split
-
-
-def _stacked(shape: DecoderShape, mixture: MixtureShape, prefix: str, kind: str, expert: int) -> Matrix:
-    """As GGUF files have it: one tensor for all experts."""
-    count, wide, hidden = mixture.num_experts, mixture.intermediate_size, shape.hidden_size
-    num_out, num_in = (hidden, wide) if kind == "down" else (wide, hidden)
-    name, whole = f"{prefix}mlp.experts.{kind}_proj", (count, num_out, num_in)
-    if not mixture.names.is_transposed:
-        return Matrix(f"{name}.weight", whole, num_out, expert * num_out)
-    return Matrix(f"{name}.weight", whole, num_out, expert * num_out, bias=f"{name}.bias", bias_shape=whole[:2])
+def _expert(shape: DecoderShape, mixture: MixtureShape, prefix: str, kind: str, expert: int) -> Matrix:
+    """Return the matrix of one product of one expert: a separate tensor, or a part of one for all experts."""
+    names, count, sizes = mixture.names, mixture.num_experts, (mixture.intermediate_size, shape.hidden_size)
+    num_out, num_in = reversed(sizes) if kind == "down" else sizes
+    if shape.is_gguf and (names.is_transposed or not names.gate_up or shape.family.is_split_in_gguf):
+        name, whole = f"{prefix}mlp.experts.{kind}_proj", (count, num_out, num_in)
+        bias, bias_shape = (f"{name}.bias", whole[:2]) if names.is_transposed else (None, ())
+        return Matrix(f"{name}.weight", whole, num_out, expert * num_out, bias=bias, bias_shape=bias_shape)
+    if not names.gate_up:
+        return plain_matrix(prefix + getattr(names, kind).format(expert), num_out, num_in, False)
+    name, parts, at = (names.down, 1, 0) if kind == "down" else (names.gate_up, 2, int(kind == "up"))
+    name, wide = prefix + name, parts * num_out
+    if names.is_transposed:  # alternating gate and up
+        return Matrix(name, (count, num_in, wide), num_out, expert * wide + at, parts, True, bias=f"{name}_bias",
+                      bias_shape=(count, wide))  # fmt: skip
+    return Matrix(name, (count, wide, num_in), num_out, expert * wide + at * num_out)

@@ -1,1 +1,1 @@
-"""GGUF files: header, types, tokenizer, tensors."""
+"""Reading GGUF files: header, architectures, tokenizer, tensors."""

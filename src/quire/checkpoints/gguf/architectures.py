@@ -1,7 +1,7 @@
-"""GGUF's words for the families of the table: which architecture is which, its keys, and its names of tensors.
+"""GGUF architectures of the supported families: their model types, metadata keys and tensor names.
 
-keys      every architecture has its own prefix; here are the parts behind it
-tensors   GGUF names a tensor by what it does, Hugging Face by where it stands: the family's norms say which is which
+keys      each architecture has its own key prefix; the tables here contain the rest of each key
+tensors   GGUF names a tensor by function, Hugging Face by position in the layer; the family's norms define the mapping
 """
 
 from collections.abc import Mapping
@@ -39,16 +39,16 @@ OUTER_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """One architecture of GGUF files."""
+    """A GGUF architecture and how its metadata maps to config.json."""
 
     model_type: str
     is_permuted: bool = False
-    """Whether rows of queries and keys lie so that neighbours turn together, and Hugging Face's do not."""
+    """Whether query and key rows are permuted for interleaved RoPE, unlike in Hugging Face's files."""
     numbers: Mapping[str, str] = field(default_factory=dict)
-    """Keys that hold a number, and the config's field for it."""
+    """Float keys -> fields of config.json."""
     counts: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the files leave out."""
+    """Fields of config.json that the files omit."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -104,16 +104,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
 }  # fmt: skip
 MIXTRAL = Architecture(model_type="mixtral", is_permuted=True, counts=EXPERTS, fixed={"norm_topk_prob": True})
-"""What calls itself llama and has experts."""
+"""Used for files of architecture llama that have experts."""
 
 
 def tensor_name(model_type: str, name: str) -> str | None:
-    """The name Hugging Face gives this tensor of this family, or None if quire knows none."""
+    """Return Hugging Face's name of this tensor in this family, or None if the tensor is unknown."""
     if name in OUTER_NAMES:
         return OUTER_NAMES[name]
     block, _, rest = name.partition(".")
     index, _, rest = rest.partition(".")
-    # isdecimal alone takes digits of other scripts; int() would make two names of one.
+    # isdecimal alone accepts digits of other scripts, for which int() would map two names to one.
     if block != "blk" or not (index.isascii() and index.isdecimal()) or index != str(int(index[:9])):
         return None
     own = _layer_names(FAMILIES[model_type]).get(rest)

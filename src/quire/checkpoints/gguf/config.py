@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata means in Hugging Face's words: config.json, generation_config.json and tensor names."""
+"""Converts GGUF metadata to the fields of Hugging Face's config.json and generation_config.json."""
 
 import math
 import struct
@@ -29,9 +29,9 @@ CHANGES_ARITHMETIC = (
     "attention.scale", "logit_scale", "residual_scale", "embedding_scale", "expert_count", "expert_shared_count",
     "attn_logit_softcapping", "final_logit_softcapping", "attention.clamp_kqv", "nextn_predict_layers",
 )  # fmt: skip
-"""Keys that only those architectures may have that say what they do with them."""
+"""Keys that are rejected unless the architecture's tables map them."""
 GEMMA3_LARGE_LAYERS = 62
-"""Of the one Gemma 3 whose scores are scaled otherwise; its files do not say so."""
+"""Layer count of the Gemma 3 model that scales attention scores differently; its files do not record this."""
 SAMPLING_KEYS = {
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p", "repetition_penalty": "penalty_repeat"
 }  # fmt: skip
@@ -41,13 +41,12 @@ LLAMA3_LOW, LLAMA3_HIGH, LLAMA3_CONTEXT = 1.0, 4.0, 8192
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Typed reading of the metadata: a value of the wrong type is a CheckpointError."""
+    """Typed access to the metadata; a value of the wrong type raises CheckpointError."""
 
     values: Mapping[str, Any]
 
     @property
     def architecture(self) -> str:
-        """The architecture, one of those that quire converts."""
         name = self.text("general.architecture")
         if name not in ARCHITECTURES:
             rule = f"expected a GGUF file of {', '.join(ARCHITECTURES)}, got {(name or 'nameless')[:40]!r}"
@@ -55,35 +54,35 @@ class Metadata:
         return name
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """The text under this key."""
+        """Return the string under this key."""
         value = self.values.get(key, default)
         if value is not None and not isinstance(value, str):
             raise _wrong(key, "a string", value)
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """The yes or no under this key."""
+        """Return the boolean under this key."""
         value = self.values.get(key, default)
         if not isinstance(value, bool):
             raise _wrong(key, "true or false", value)
         return value
 
     def count(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """The whole number under this key."""
+        """Return the integer of this key, from `least` to MAX_SIZE."""
         value = self.values.get(key, default)
         if type(value) is not int or not least <= value <= MAX_SIZE:
             raise _wrong(key, f"a whole number from {least} to {MAX_SIZE:,}", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The positive number under this key, written as short as its 32 bits allow."""
+        """Return the positive number of this key, rounded to the shortest decimal of its 32-bit float."""
         value = self.values.get(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < 1e30:
             raise _wrong(key, "a positive number", value)
         return shortest(value)
 
     def token_id(self, key: str, num_tokens: int) -> int | None:
-        """The token id under this key; none if there is none, or the format's mark for none."""
+        """Return the token id of this key; None if it is missing or the format's value for "none"."""
         value = self.values.get(key)
         if value is None or value in (-1, 2**32 - 1):
             return None
@@ -93,7 +92,7 @@ class Metadata:
 
 
 def shortest(value: float) -> float:
-    """The decimal with fewest digits that is the same 32-bit float: 1e-05, not 9.999999747378752e-06."""
+    """Return the decimal with the fewest digits that is the same 32-bit float: 1e-05, not 9.999999747378752e-06."""
     single = struct.pack("<f", value)
     for digits in range(1, 10):
         short = float(f"{value:.{digits}g}")
@@ -103,18 +102,18 @@ def shortest(value: float) -> float:
 
 
 def architecture_of(metadata: Metadata) -> Architecture:
-    """Mixtral's files call themselves llama."""
+    """Return the file's architecture; Mixtral's files declare themselves as llama."""
     arch = metadata.architecture
     return MIXTRAL if arch == "llama" and f"{arch}.expert_count" in metadata.values else ARCHITECTURES[arch]
 
 
 def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """config.json, but for RoPE factors kept in a tensor (`with_rope_factors`); `shapes`: of the file's tensors."""
+    """Return config.json without RoPE factors stored in a tensor (`with_rope_factors`); `shapes`: tensor shapes."""
     arch, made = metadata.architecture, architecture_of(metadata)
     _refuse_what_changes_arithmetic(metadata, arch, made)
     hidden, heads = metadata.count(f"{arch}.embedding_length"), metadata.count(f"{arch}.attention.head_count")
     num_layers = metadata.count(f"{arch}.block_count")
-    if "nextn_predict_layers" in made.counts:  # those that guess tokens stand behind the others
+    if "nextn_predict_layers" in made.counts:  # layers for token prediction follow the others
         num_layers -= metadata.count(f"{arch}.nextn_predict_layers", 0, least=0)
     window = metadata.count(f"{arch}.attention.sliding_window", 0, least=0)
     model_type = "mistral" if made.model_type == "llama" and window else made.model_type
@@ -125,10 +124,10 @@ def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict
         "model_type": model_type,
         key: activation,
         "hidden_size": hidden,
-        "intermediate_size": _least(metadata, f"{arch}.feed_forward_length", num_layers),
+        "intermediate_size": min(_each_layer(metadata, f"{arch}.feed_forward_length", num_layers)),
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": _most(metadata, f"{arch}.attention.head_count_kv", num_layers, heads),
+        "num_key_value_heads": max(_each_layer(metadata, f"{arch}.attention.head_count_kv", num_layers, heads)),
         "max_position_embeddings": metadata.count(f"{arch}.context_length"),
         "rms_norm_eps": metadata.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         "rope_theta": metadata.number(f"{arch}.rope.freq_base", 10_000.0),
@@ -155,7 +154,7 @@ def config_of(metadata: Metadata, shapes: Mapping[str, tuple[int, ...]]) -> dict
 
 
 def _windows(metadata: Metadata, arch: str, num_layers: int, window: int) -> dict[str, Any]:
-    """How far back layers see. A pattern says of each layer whether it looks back a window."""
+    """Return the sliding window and layer types; a pattern in the file marks the layers with a window."""
     found: dict[str, Any] = {"sliding_window": window} if window else {}
     if not window and FAMILIES[ARCHITECTURES[arch].model_type].full_every:
         found["layer_types"] = [FULL] * num_layers
@@ -168,7 +167,7 @@ def _windows(metadata: Metadata, arch: str, num_layers: int, window: int) -> dic
 
 
 def _recurrent_fields(metadata: Metadata, arch: str, model_type: str, num_layers: int) -> dict[str, Any]:
-    """Which layers are recurrent, where the file says so or by their number of KV heads; and what is told otherwise."""
+    """Return the recurrent fields: layer types, from a list in the file or from zero KV heads, and derived sizes."""
     kind = FAMILIES[model_type].recurrent
     if kind is None:
         return {}
@@ -213,7 +212,7 @@ def _gemma4_fields(
 ) -> dict[str, Any]:
     arch, num_layers = "gemma4", config["num_hidden_layers"]
     full = [at for at, kind in enumerate(config.get("layer_types", [])) if kind == FULL]
-    wide = _most(metadata, f"{arch}.feed_forward_length", num_layers)
+    wide = max(_each_layer(metadata, f"{arch}.feed_forward_length", num_layers))
     heads = metadata.values.get(f"{arch}.attention.head_count_kv")
     embedding = shapes.get("per_layer_token_embd.weight")
     return {
@@ -232,7 +231,7 @@ def _gemma4_fields(
 
 
 def generation_of(metadata: Metadata, num_tokens: int) -> dict[str, Any]:
-    """generation_config.json: what ends a text, and the sampling the model's makers wrote into the file."""
+    """Return generation_config.json: special tokens, and the sampling defaults of the model's authors."""
     ends = [metadata.token_id(f"tokenizer.ggml.{kind}_token_id", num_tokens) for kind in ("eos", "eot", "eom")]
     eos = list(dict.fromkeys(token for token in ends if token is not None))
     bos = metadata.token_id("tokenizer.ggml.bos_token_id", num_tokens)
@@ -252,7 +251,7 @@ def generation_of(metadata: Metadata, num_tokens: int) -> dict[str, Any]:
 
 
 def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dict[str, Any] | None:
-    """The RoPE settings that make these factors (the tensor rope_freqs.weight); None if all are one."""
+    """Return RoPE settings for these factors (tensor rope_freqs.weight), None if all are 1. Raises CheckpointError."""
     if all(factor == 1.0 for factor in factors):
         return None
     for factor in LLAMA3_FACTORS:
@@ -273,7 +272,7 @@ def llama3_scaling(config: Mapping[str, Any], factors: tuple[float, ...]) -> dic
 
 
 def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dict[str, Any]:
-    """The config with what a tensor of factors adds to it."""
+    """Return the config with the RoPE settings of a tensor of factors."""
     if config["model_type"] != "gemma4_text":
         scaling = llama3_scaling(config, factors)
         return config if scaling is None else {**config, "rope_scaling": scaling}
@@ -283,7 +282,7 @@ def with_rope_factors(config: dict[str, Any], factors: tuple[float, ...]) -> dic
 
 
 def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
-    """By how much each frequency is divided: not at all if fast, by `factor` if slow, smoothly between."""
+    """Return the divisor of each frequency: 1 for high frequencies, `factor` for low ones, smooth in between."""
     made = []
     for index in range(0, head_dim, 2):
         turns = LLAMA3_CONTEXT * theta ** (-index / head_dim) / (2 * math.pi)
@@ -300,7 +299,7 @@ def _refuse_what_changes_arithmetic(metadata: Metadata, arch: str, made: Archite
 
 
 def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
-    """The size of a head, and how much of it turns."""
+    """Return the head size and the rotated part of a head."""
     head_dim = metadata.count(f"{arch}.attention.key_length", default)
     other = metadata.count(f"{arch}.attention.value_length", head_dim)
     turning = metadata.count(f"{arch}.rope.dimension_count", head_dim)
@@ -313,8 +312,8 @@ def _heads(metadata: Metadata, arch: str, default: int) -> dict[str, Any]:
     return {"head_dim": head_dim} | ({"partial_rotary_factor": turning / head_dim} if turning < head_dim else {})
 
 
-def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | None) -> list[int]:
-    """A number for all layers, or one for each."""
+def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> list[int]:
+    """Return one value for all layers, or the nonzero values of single layers."""
     values = metadata.values.get(key)
     if not isinstance(values, list):
         return [metadata.count(key, default)]
@@ -323,14 +322,6 @@ def _each_layer(metadata: Metadata, key: str, num_layers: int, default: int | No
     if len(values) < num_layers or not are_sizes or not any(values):
         raise _wrong(key, f"a whole number for each of {num_layers} layers", values)
     return [one for one in values[:num_layers] if one]
-
-
-def _least(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
-    return min(_each_layer(metadata, key, num_layers, default))
-
-
-def _most(metadata: Metadata, key: str, num_layers: int, default: int | None = None) -> int:
-    return max(_each_layer(metadata, key, num_layers, default))
 
 
 def _rope_scaling(metadata: Metadata, arch: str) -> dict[str, Any] | None:
@@ -363,5 +354,5 @@ def _wrong(key: str, rule: str, value: Any) -> CheckpointError:
 
 
 def unsupported_model(code: str, rule: str) -> CheckpointError:
-    """The error for a file that may be sound, and that quire does not read."""
+    """Return the error for a file that may be valid but is not supported."""
     return CheckpointError(f"{rule}; use the model's safetensors instead", code=code)

@@ -1,7 +1,6 @@
-"""A GGUF model's weights as a safetensors file beside its config: for torch, which reads nothing else.
+"""Converts a GGUF model's weights to a safetensors file next to its config, for torch, which needs safetensors.
 
-Tensors are streamed a few rows at a time, so the memory needed does not grow with the model. The file appears whole or
-not at all.
+Tensors are streamed a few rows at a time, so memory use does not grow with the model. The file appears atomically.
 """
 
 import json
@@ -24,15 +23,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SLICE_VALUES = 2 * 1024 * 1024
-"""Values handled at once: 8 MiB as 32-bit floats, about 40 MiB with the dequantiser's temporaries."""
+"""Values per chunk: 8 MiB as 32-bit floats, about 40 MiB with the temporaries of dequantization."""
 CONVERTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose tensors are the same in both formats, but for their names."""
+"""Families whose tensors differ only by name between the two formats."""
 KEPT_TYPES = {"F16": 2, "BF16": 2}
-"""Types that stay what they are, and their bytes; all others become F32."""
+"""Types that are kept, and their bytes per value; all others become F32."""
 
 
 def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
-    """The directory of this checkpoint, its weights in it as safetensors: written now if they were a GGUF file's."""
+    """Return the directory with safetensors weights, converted if necessary. Raises CheckpointError."""
     final = checkpoint.directory / SINGLE_NAME
     if checkpoint.source == checkpoint.directory or final.is_file():
         return checkpoint.directory
@@ -49,10 +48,10 @@ def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
 
 
 def _write(checkpoint: Checkpoint, final: Path, progress: Progress) -> None:
-    # Wide values first, so that every tensor is aligned for its type; then as they lie in the source.
+    # Wide values first, so that every tensor is aligned for its dtype; then in source order.
     moves = sorted(checkpoint.tensors.items(), key=lambda move: (-_value_bytes(move[1]), move[1].offset))
     total_bytes = sum(_out_bytes(tensor) for _, tensor in moves)
-    check_free_space(final.parent, total_bytes)
+    check_free_space(final.parent, total_bytes, "QUIRE_CACHE")
     done_bytes = 0
     number, fresh = tempfile.mkstemp(prefix=UNFINISHED, dir=final.parent)
     try:
@@ -64,8 +63,8 @@ def _write(checkpoint: Checkpoint, final: Path, progress: Progress) -> None:
                     done_bytes += piece.nbytes
                     progress(f"converting {checkpoint.source.name}", done_bytes, total_bytes)
             out.flush()
-            os.fsync(out.fileno())  # a name must not outlive a power cut that its content did not
-        os.chmod(fresh, 0o644)  # mkstemp makes it the owner's alone; a cache may be shared
+            os.fsync(out.fileno())  # after a power failure the file must not exist with missing content
+        os.chmod(fresh, 0o644)  # mkstemp makes the file private; a cache may be shared
         os.replace(fresh, final)
     finally:
         Path(fresh).unlink(missing_ok=True)
@@ -93,7 +92,7 @@ def _safetensors_header(moves: list[tuple[str, StoredTensor]]) -> bytes:
 
 
 def _converted_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
-    """The tensor's rows in their new type, a few at a time."""
+    """Yield the tensor's rows in the output dtype, a few at a time."""
     import numpy as np
 
     step = max(1, SLICE_VALUES // tensor.shape[-1])

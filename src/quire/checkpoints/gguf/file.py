@@ -1,25 +1,24 @@
-"""Reads the header of a GGUF file and trusts none of it.
+"""Reads the header of a GGUF file and validates all of it.
 
-Every count, length, dimension and offset is checked against the file's size before anything is made of it, so a
-damaged or hostile file ends in a CheckpointError, quickly and in little memory. Tensor data is read with plain reads,
-not mapped: a file that shrinks meanwhile is an error, not a SIGBUS.
+Every count, length, dimension and offset is checked against the file's size before use, so a damaged or malicious file
+raises CheckpointError quickly and with little memory. Tensor data is read with plain reads instead of a memory map, so
+a file that shrinks while in use causes an error, not a SIGBUS.
 """
 
+import math
 import os
 import stat
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+from quire.checkpoints.stored_tensors import StoredTensor, opened_weights
 from quire.errors import CheckpointError
 
 
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """How a kind of tensor lies in the file: this many bytes hold this many values."""
+class TensorType(NamedTuple):
+    """A tensor dtype of the file format: `block_bytes` bytes store `block_values` values."""
 
     name: str
     block_values: int
@@ -53,11 +52,11 @@ TENSOR_TYPES = {
     35: TensorType("TQ2_0", 256, 66),
     39: TensorType("MXFP4", 32, 17),
 }
-"""By their numbers in files: those whose numbers the `gguf` package can tell."""
+"""Dtypes by their id in files: those that the `gguf` package can dequantize."""
 
 
 def type_numbered(number: int, name: str) -> TensorType:
-    """The type of the tensor of this name, or a CheckpointError that says which there are."""
+    """Return the dtype with this id. Raises CheckpointError naming the tensor and the supported dtypes."""
     if number not in TENSOR_TYPES:
         from gguf import GGMLQuantizationType
 
@@ -73,7 +72,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
-MAX_ARRAY_ITEMS = 4_194_304  # of all arrays together; a vocabulary of 256,000 with its merges has about 1,300,000
+MAX_ARRAY_ITEMS = 4_194_304  # for all arrays together; a vocabulary of 256,000 with its merges has about 1,300,000
 MAX_HEADER_BYTES = 512 * 1024 * 1024
 MAX_NAME_BYTES = 65_535
 MAX_STRING_BYTES = 16 * 1024 * 1024
@@ -86,44 +85,20 @@ NUMBER_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 
 
 
 @dataclass(frozen=True, slots=True)
-class GGUFTensor:
-    """One tensor's place in the file. `shape` has rows first, as numpy and Hugging Face write it."""
-
-    path: Path
-    name: str
-    shape: tuple[int, ...]
-    type: TensorType
-    offset: int
-    num_bytes: int
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows there are: all dimensions but the last."""
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows
-
-    @property
-    def row_bytes(self) -> int:
-        return self.num_bytes // self.num_rows
-
-
-@dataclass(frozen=True, slots=True)
 class GGUFFile:
-    """What a GGUF file says of itself, checked."""
+    """The validated header of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, GGUFTensor]
+    tensors: dict[str, StoredTensor]
     header_bytes: int
     file_bytes: int
     modified_ns: int
 
 
 def read_gguf(path: Path) -> GGUFFile:
-    """Parse and check the header."""
-    with opened_gguf(path) as file:
+    """Parse and validate the header. Raises CheckpointError if the file is not a valid GGUF file."""
+    with opened_weights(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             rule = f"expected {path.name} to be a regular file; give the path of a .gguf file"
@@ -136,37 +111,8 @@ def read_gguf(path: Path) -> GGUFFile:
         return GGUFFile(path, metadata, tensors, reader.position, status.st_size, status.st_mtime_ns)
 
 
-def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
-    """These bytes of the file; a CheckpointError if it ends before, because it shrank since it was checked."""
-    try:
-        file.seek(offset)
-        raw = file.read(num_bytes)
-    except OSError as error:
-        raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
-    if len(raw) != num_bytes:
-        early = f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
-        raise CheckpointError(early, code="file_cut_off")
-    return raw
-
-
-@contextmanager
-def opened_gguf(path: Path) -> Iterator[BinaryIO]:
-    """The file for reading, or a CheckpointError."""
-    try:
-        # Non-blocking, so that a named pipe without a writer is refused and not waited for.
-        file = open(path, "rb", buffering=1 << 20, opener=lambda name, flags: os.open(name, flags | _NONBLOCK))  # noqa: SIM115
-    except OSError as error:
-        sentence = f"{path} cannot be opened: {error.strerror}; check the path"
-        raise CheckpointError(sentence, code="file_not_readable") from error
-    with file:
-        yield file
-
-
-_NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-
-
 class _Reader:
-    """A cursor that never reads beyond the file's end."""
+    """A read cursor that never passes the end of the file."""
 
     def __init__(self, file: BinaryIO, name: str, file_bytes: int) -> None:
         self.name = name
@@ -198,7 +144,7 @@ class _Reader:
         return int.from_bytes(self.take(8), "little")
 
     def count(self, what: str, limit: int, bytes_each: int) -> int:
-        """A number of things to follow, each of at least `bytes_each` bytes."""
+        """Read the number of following items, each of at least `bytes_each` bytes."""
         number = self.u64()
         if number > limit:
             code = f"too_many_{what.split(maxsplit=1)[0]}"
@@ -215,8 +161,8 @@ class _Reader:
             raise self.damaged("string_not_utf8", "a string is not UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
-        """So many strings. A vocabulary has a quarter of a million: whatever is sound is read without a call for each
-        part, and what is not is read again by `string`, which says what is wrong."""
+        """Read `count` strings. A vocabulary has a quarter of a million, so valid strings are read without a call per
+        part; invalid ones are read again by `string`, which raises the error."""
         found: list[str] = []
         read, end, position = self._read, self._end, self.position
         try:
@@ -293,8 +239,8 @@ def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     return value
 
 
-def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
-    """One tensor with its offset still counted from where the data begins."""
+def _read_tensor_info(reader: _Reader, path: Path) -> tuple[str, StoredTensor]:
+    """Read a tensor's name and header; its offset is still relative to the start of the data."""
     name = reader.string(MAX_NAME_BYTES)
     num_dimensions = reader.u32()
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -302,30 +248,28 @@ def _read_tensor_info(reader: _Reader, path: Path) -> GGUFTensor:
         raise reader.damaged("invalid_num_dimensions", rule)
     shape = tuple(reversed([reader.u64() for _ in range(num_dimensions)]))
     kind = type_numbered(reader.u32(), name)
-    num_values = 1
-    for size in shape:
-        num_values *= size
+    num_values = math.prod(shape)
     if num_values == 0 or shape[-1] % kind.block_values:
         rule = f"expected rows of whole blocks of {kind.block_values} values, got rows of {shape[-1]:,}"
         raise reader.damaged("rows_not_whole_blocks", f"tensor {name[:100]!r} of type {kind.name}: {rule}")
     num_bytes = num_values // kind.block_values * kind.block_bytes
-    return GGUFTensor(path, name, shape, kind, reader.u64(), num_bytes)
+    return name, StoredTensor(path, kind.name, shape, reader.u64(), num_bytes)
 
 
-def _place_tensors(reader: _Reader, infos: list[GGUFTensor], alignment: int) -> dict[str, GGUFTensor]:
+def _place_tensors(reader: _Reader, infos: list[tuple[str, StoredTensor]], alignment: int) -> dict[str, StoredTensor]:
     start = -(-reader.position // alignment) * alignment
-    tensors: dict[str, GGUFTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     free_from = start
-    for info in sorted(infos, key=lambda info: info.offset):
+    for name, info in sorted(infos, key=lambda info: info[1].offset):
         offset = start + info.offset
         if info.offset % alignment or offset + info.num_bytes > reader.file_bytes:
-            fault = f"the data of tensor {info.name[:100]!r} is misaligned or ends beyond the file"
+            fault = f"the data of tensor {name[:100]!r} is misaligned or ends beyond the file"
             raise reader.damaged("tensor_misplaced", fault)
         if offset < free_from:
-            fault = f"the data of tensor {info.name[:100]!r} overlaps that of another"
+            fault = f"the data of tensor {name[:100]!r} overlaps that of another"
             raise reader.damaged("tensors_overlap", fault)
-        if info.name in tensors:
-            raise reader.damaged("duplicate_tensor", f"duplicate tensor {info.name[:100]!r}")
+        if name in tensors:
+            raise reader.damaged("duplicate_tensor", f"duplicate tensor {name[:100]!r}")
         free_from = offset + info.num_bytes
-        tensors[info.name] = replace(info, offset=offset)
+        tensors[name] = replace(info, offset=offset)
     return tensors

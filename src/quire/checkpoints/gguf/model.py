@@ -1,11 +1,12 @@
-"""What a GGUF file is to the rest of quire: config and tokenizer as files that Hugging Face knows, written once into a
-small folder of the cache; and its tensors by Hugging Face's names, where they lie.
+"""Presents a GGUF file in Hugging Face's terms: config and tokenizer as files, written once to a folder of the cache,
+and tensors under Hugging Face's names, at their place in the GGUF file.
 
-The folder appears whole or not at all. Weights stay in the file.
+The folder appears atomically. Weights stay in the GGUF file.
 """
 
 import json
 import struct
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,14 @@ from quire.checkpoints.gguf.config import (
     unsupported_model,
     with_rope_factors,
 )
-from quire.checkpoints.gguf.file import GGUFTensor, opened_gguf, read_exactly
 from quire.checkpoints.gguf.parts import GGUFParts, read_parts
 from quire.checkpoints.gguf.tokenizer import write_tokenizer
 from quire.checkpoints.progress import Progress
-from quire.checkpoints.stored_tensors import StoredTensor
+from quire.checkpoints.stored_tensors import StoredTensor, opened_weights, read_exactly
 from quire.errors import CheckpointError
 
 FORMAT_VERSION = 3
-"""Part of the key: raise it when a folder's content changes, and old ones are made anew."""
+"""Part of the conversion key; increase it when the folder's content changes, so that folders are rebuilt."""
 NUM_SAMPLES, SAMPLE_BYTES = 16, 64 * 1024
 READ_BYTES = 16 << 20
 ROPE_FACTORS = "rope_freqs.weight"
@@ -38,7 +38,7 @@ HALF_TYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFParts, Path]:
-    """The headers of the model's files, and the folder with its config and tokenizer."""
+    """Return the headers of the model's files, and the folder with its config and tokenizer."""
     try:
         file = read_parts(path)
         final = converted_directory(cache, path.stem, conversion_key(file))
@@ -52,11 +52,11 @@ def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFPar
 
 
 def conversion_key(file: GGUFParts) -> str:
-    """Names a conversion by its source: header, size, time of change, and samples, since hashing all takes too long."""
+    """Return a conversion's key: a hash of header, size, mtime and samples, because hashing whole files is slow."""
     state = blake2b(digest_size=16, person=b"quire.gguf")
     for part in file.parts:
         state.update(struct.pack("<QQq", FORMAT_VERSION, part.file_bytes, part.modified_ns))
-        with opened_gguf(part.path) as source:
+        with opened_weights(part.path) as source:
             state.update(read_exactly(source, 0, part.header_bytes))
             for index in range(NUM_SAMPLES):
                 sample_bytes = min(SAMPLE_BYTES, part.file_bytes)
@@ -66,7 +66,7 @@ def conversion_key(file: GGUFParts) -> str:
 
 
 def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """config.json and the tensors by their new names, every name and shape checked against the metadata."""
+    """Return config.json and tensors by Hugging Face name. Raises CheckpointError if names or shapes differ."""
     metadata = Metadata(file.metadata)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -75,40 +75,39 @@ def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     if ROPE_FACTORS in file.tensors:
         config = with_rope_factors(config, _small_tensor(file, ROPE_FACTORS))
-    tensors = [tensor for name, tensor in file.tensors.items() if not _is_passed_over(name, config)]
-    stored = dict(_stored(file, tensor, config) for tensor in tensors)
+    tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_passed_over(name, config)}
+    stored = dict(_stored(file, name, tensor, config) for name, tensor in tensors.items())
     check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
     needed = expected_shapes(read_shape(config))
-    for tensor in tensors:
-        if tensor_name(config["model_type"], tensor.name) not in needed:
-            raise _no_place(tensor.name, config["model_type"])
+    for name in tensors:
+        if tensor_name(config["model_type"], name) not in needed:
+            raise _no_place(name, config["model_type"])
     types = {tensor.type for tensor in stored.values() if len(tensor.shape) > 1}
     config["dtype"] = HALF_TYPES.get(types.pop() if len(types) == 1 else "", "float32")
     return config, stored
 
 
 def _is_passed_over(name: str, config: dict[str, Any]) -> bool:
-    """RoPE's factors are in the config; layers behind the last, which guess tokens, are not needed."""
+    """Whether a tensor is skipped: RoPE factors are in the config; token-prediction layers are not needed."""
     block, _, rest = name.partition(".")
     index = rest.partition(".")[0]
     is_behind = block == "blk" and index.isdecimal() and int(index[:9]) >= config["num_hidden_layers"]
     return name == ROPE_FACTORS or (is_behind and bool(config.get("num_nextn_predict_layers")))
 
 
-def _stored(file: GGUFParts, tensor: GGUFTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
-    name = tensor_name(config["model_type"], tensor.name)
+def _stored(file: GGUFParts, own_name: str, tensor: StoredTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
+    name = tensor_name(config["model_type"], own_name)
     if name is None:
-        raise _no_place(tensor.name, config["model_type"])
+        raise _no_place(own_name, config["model_type"])
     heads = 0
     if architecture_of(Metadata(file.metadata)).is_permuted:
         if ".q_proj." in name:
             heads = config["num_attention_heads"]
         elif ".k_proj." in name:
             heads = config["num_key_value_heads"]
-    # A matrix of one row may have lost a dimension.
+    # A matrix with one row may be stored with one dimension.
     shape = (1, *tensor.shape) if name.endswith("_gate.weight") and len(tensor.shape) == 1 else tensor.shape
-    place = (tensor.type.name, shape, tensor.offset, tensor.num_bytes)
-    return name, StoredTensor(tensor.path, *place, rotated_heads=heads)
+    return name, replace(tensor, shape=shape, rotated_heads=heads)
 
 
 def _no_place(name: str, model_type: str) -> CheckpointError:
@@ -117,9 +116,9 @@ def _no_place(name: str, model_type: str) -> CheckpointError:
 
 def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:
     tensor = file.tensors[name]
-    if tensor.type.name != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
+    if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 4096:
         raise CheckpointError(f"expected {name} to hold at most 4,096 values of type F32; download the file again")
-    with opened_gguf(tensor.path) as source:
+    with opened_weights(tensor.path) as source:
         return struct.unpack(f"<{tensor.shape[0]}f", read_exactly(source, tensor.offset, tensor.num_bytes))
 
 
@@ -147,10 +146,10 @@ def _describe(file: GGUFParts, final: Path, progress: Progress) -> None:
 
 
 def _digest(file: GGUFParts, progress: Progress) -> str:
-    """Of all that is in the files: two of equal shapes differ in nothing else."""
+    """Return a hash of all file contents; it distinguishes models with equal shapes."""
     state = blake2b(digest_size=32, person=b"quire.source")
     for part in file.parts:
-        with opened_gguf(part.path) as source:
+        with opened_weights(part.path) as source:
             for first in range(0, part.file_bytes, READ_BYTES):
                 state.update(read_exactly(source, first, min(READ_BYTES, part.file_bytes - first)))
                 progress(f"reading {part.path.name}", min(first + READ_BYTES, part.file_bytes), part.file_bytes)

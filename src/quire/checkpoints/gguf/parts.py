@@ -1,6 +1,6 @@
-"""A GGUF model in one file or in several, as those who split large ones name them: NAME-00001-of-00003.gguf.
+"""GGUF models in one file or in several, named NAME-00001-of-00003.gguf by gguf-split.
 
-Any of its files names the model. Each is checked as a file of its own; here, that they belong together.
+The path of any of the files selects the model. Each file is validated separately; this module checks that they match.
 """
 
 import re
@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from quire.checkpoints.gguf.file import GGUFFile, GGUFTensor, read_gguf
+from quire.checkpoints.gguf.file import GGUFFile, read_gguf
+from quire.checkpoints.stored_tensors import StoredTensor
 from quire.errors import CheckpointError
 
 PART_NAME = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -18,13 +19,12 @@ MAX_PARTS = 256
 
 @dataclass(frozen=True)
 class GGUFParts:
-    """The files of a model, the first of which has its metadata."""
+    """The files of a model; the first contains the metadata."""
 
     parts: tuple[GGUFFile, ...]
 
     @property
     def path(self) -> Path:
-        """The first file."""
         return self.parts[0].path
 
     @property
@@ -36,12 +36,12 @@ class GGUFParts:
         return sum(part.file_bytes for part in self.parts)
 
     @cached_property
-    def tensors(self) -> dict[str, GGUFTensor]:
+    def tensors(self) -> dict[str, StoredTensor]:
         return {name: tensor for part in self.parts for name, tensor in part.tensors.items()}
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files that belong to this one by its name, itself among them, in order."""
+    """Return all files of the model that this file name belongs to, in order."""
     match = PART_NAME.fullmatch(path.name)
     if match is None:
         return [path]
@@ -55,7 +55,7 @@ def part_paths(path: Path) -> list[Path]:
 
 
 def read_parts(path: Path) -> GGUFParts:
-    """Parse and check the headers of all files of a model."""
+    """Parse and validate the headers of all files. Raises CheckpointError if one is missing or does not match."""
     paths = part_paths(path)
     missing = [one.name for one in paths if one != path and not one.exists()]
     if missing:
@@ -67,7 +67,7 @@ def read_parts(path: Path) -> GGUFParts:
 
 
 def _check_together(model: GGUFParts) -> None:
-    """Each says which part of how many it is, and no tensor stands in two."""
+    """Check that each file has the right part number and that no tensor is in two files."""
     for number, part in enumerate(model.parts):
         stored = tuple(part.metadata.get(f"split.{key}", default) for key, default in (("no", 0), ("count", 1)))
         expected = (number, len(model.parts))

@@ -1,6 +1,6 @@
-"""How byte-level tokenizers cut text before they merge, by the names GGUF files have for it (`tokenizer.ggml.pre`).
+"""Pre-tokenizers of byte-level BPE, by their name in GGUF files (`tokenizer.ggml.pre`).
 
-A name stands for what several makers publish with their models; the same patterns come back under many names.
+One pre-tokenizer may be published by several vendors, so several names map to the same pattern.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 
 
 def _words(digits: str, letter: str = r"\p{L}", mark: str = r"\p{L}\p{N}") -> str:
-    """Contractions, words with what stands before them, digits, marks, line ends, blanks."""
+    """Return a pattern of contractions, words (with one preceding character), digits, punctuation, white space."""
     return rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?{letter}+|{digits}| ?[^\s{mark}]+[\r\n]*|{BLANKS}"
 
 
 def _cased_words(digits: str, ending: str) -> str:
-    """The same, where an upper-case letter begins a word."""
+    """Return the same pattern with words that start at an upper-case letter."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{before}{UPPER}*{LOWER}+{ending}|{before}{UPPER}+{LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
@@ -27,20 +27,20 @@ def _cased_words(digits: str, ending: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """How text is cut. Without a pattern: as GPT-2 does."""
+    """A pre-tokenizer. Without a pattern it splits text like GPT-2."""
 
     pattern: str | None = None
     has_single_digits: bool = False
-    """Every digit is cut off before the rest."""
+    """Every digit is split off first."""
     is_composed: bool = False
-    """Text is brought to Unicode's NFC first."""
+    """Text is normalized to Unicode NFC first."""
     ignores_merges: bool = False
-    """A word that is a token is that token, whatever merges say."""
+    """A word that is in the vocabulary becomes that token regardless of merges."""
     begins_text: bool = False
-    """Whether every text begins with bos where the file does not say."""
+    """Whether text starts with bos if the file does not specify it."""
 
     def pre_tokenizer(self) -> Any:
-        """The same in the `tokenizers` library."""
+        """Return this pre-tokenizer as an object of the `tokenizers` library."""
         from tokenizers import Regex, pre_tokenizers
 
         if self.pattern is not None:

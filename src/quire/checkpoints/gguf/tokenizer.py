@@ -1,8 +1,7 @@
-"""Makes tokenizer.json of the vocabulary in a GGUF file's metadata, with the `tokenizers` library.
+"""Builds tokenizer.json from the vocabulary in a GGUF file's metadata, with the `tokenizers` library.
 
-Two kinds exist among the models quire converts: byte-level BPE with its merges listed ("gpt2"), where the name in
-`tokenizer.ggml.pre` says how text is cut before merging; and SentencePiece BPE, whose merges follow from the scores of
-its pieces ("llama") or are listed ("gemma4").
+Two kinds are supported: byte-level BPE with listed merges ("gpt2"), where `tokenizer.ggml.pre` names the pre-tokenizer;
+and SentencePiece BPE, whose merges are derived from the scores of its pieces ("llama") or listed ("gemma4").
 """
 
 import math
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.checkpoints.gguf.config import Metadata, unsupported_model
 from quire.checkpoints.gguf.pre_tokenizers import CUTS, Cut
+from quire.checkpoints.strict_json import canonical_json
 from quire.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -24,15 +24,13 @@ KINDS = ("gpt2", *sorted(PIECES))
 
 
 def write_tokenizer(metadata: Metadata, folder: Path) -> None:
-    """Write tokenizer.json, tokenizer_config.json and, if the file has one, chat_template.jinja."""
-    from quire.checkpoints.strict_json import canonical_json
-
+    """Write tokenizer.json, tokenizer_config.json and any chat_template.jinja. Raises CheckpointError."""
     vocabulary = _Vocabulary(metadata)
     try:
         tokenizer = _build(vocabulary)
     except (KeyboardInterrupt, SystemExit, CheckpointError):
         raise
-    except BaseException as error:  # a panic in Rust arrives as a BaseException
+    except BaseException as error:  # a Rust panic is raised as a BaseException
         why = f"the tokenizer in the GGUF file cannot be built: {str(error)[:200]}; download the file again"
         raise CheckpointError(why, code="invalid_tokenizer") from error
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -42,7 +40,7 @@ def write_tokenizer(metadata: Metadata, folder: Path) -> None:
 
 
 class _Vocabulary:
-    """The metadata's tokens, checked."""
+    """The validated tokens of the metadata."""
 
     def __init__(self, metadata: Metadata) -> None:
         self.metadata = metadata
@@ -56,7 +54,7 @@ class _Vocabulary:
             raise CheckpointError(f"{rule}, got {counts}; download the file again", code="invalid_tokens")
 
     def special(self, kind: str) -> str | None:
-        """The text of the bos, eos, unknown or padding token."""
+        """Return the text of the bos, eos, unknown or padding token."""
         token = self.metadata.token_id(f"tokenizer.ggml.{kind}_token_id", self.size)
         return None if token is None else self.tokens[token]
 
@@ -65,12 +63,12 @@ class _Vocabulary:
 
     @property
     def is_pieces(self) -> bool:
-        """SentencePiece, not bytes."""
+        """Whether the tokenizer is SentencePiece instead of byte-level."""
         return self.model in PIECES
 
     @property
     def cut(self) -> Cut:
-        """How text is cut before merging."""
+        """The pre-tokenizer."""
         pre = self.metadata.text("tokenizer.ggml.pre", "default") or ""
         if pre not in CUTS:
             rule = f"expected a pre-tokenizer of {', '.join(sorted(CUTS))}, got {pre[:40]!r}"
@@ -78,7 +76,7 @@ class _Vocabulary:
         return CUTS[pre]
 
     def merges(self) -> list[tuple[str, str]]:
-        """As the file lists them: two tokens with a blank between them."""
+        """Return the listed merges; the file separates the two tokens by a space."""
         pairs = (merge.partition(" ") for merge in _array(self.metadata, "merges", str))
         return [(left, right) for left, _, right in pairs]
 
@@ -102,7 +100,7 @@ def _byte_level(vocabulary: _Vocabulary) -> "Tokenizer":
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     cut = vocabulary.cut
-    # Unused entries pad the list to the embedding's size; the real tokenizer has no such tokens.
+    # Unused entries pad the list to the embedding's size and are not tokens.
     ids = {
         token: index
         for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
@@ -138,8 +136,8 @@ def _pieces(vocabulary: _Vocabulary) -> "Tokenizer":
 
 
 def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the two neighbours whose joint piece scores highest: so every way to make a piece of two
-    others is a merge, ranked by that piece's score."""
+    """Return merges in the order of SentencePiece, which joins the adjacent pair whose joint piece has the highest
+    score. Every split of a piece into two pieces is a merge, ranked by the score of the whole piece."""
     scores = _array(vocabulary.metadata, "scores", float)
     if len(scores) != vocabulary.size or any(math.isnan(score) for score in scores):
         rule = f"expected tokenizer.ggml.scores to be {vocabulary.size:,} numbers, one for each token"
@@ -162,7 +160,7 @@ def _ranked_merges(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_ends(tokenizer: "Tokenizer", vocabulary: _Vocabulary) -> None:
-    """Have every text begin with bos, or end with eos, where the file says so or its kind always does."""
+    """Add bos at the start or eos at the end of texts, as the file or the tokenizer kind specifies."""
     from tokenizers import processors
 
     bos, eos = _ends(vocabulary)
@@ -186,7 +184,7 @@ def _ends(vocabulary: _Vocabulary) -> tuple[str | None, str | None]:
 
 
 def _description(vocabulary: _Vocabulary) -> dict[str, Any]:
-    """tokenizer_config.json."""
+    """Return the content of tokenizer_config.json."""
     bos, eos = _ends(vocabulary)
     description: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

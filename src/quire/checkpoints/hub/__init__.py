@@ -1,1 +1,1 @@
-"""Models of the Hugging Face hub: listing, variants, files, download."""
+"""Models on the Hugging Face Hub: listing, choosing a variant, downloading, local files."""

@@ -1,7 +1,7 @@
-"""A file of the hub, fetched whole and checked: it gets its name when its digest is right.
+"""Downloads a file from the Hub; it gets its final name only when its digest is verified.
 
-blobs/DIGEST.quire.incomplete      being fetched: goes on where it broke off, in any process
-blobs/DIGEST                       whole, and its digest is the one the hub lists
+blobs/DIGEST.quire.incomplete      partial download, which any process can resume
+blobs/DIGEST                       complete, with the digest that the Hub lists
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from quire.checkpoints.cache import SPARE_BYTES, free_bytes
+from quire.checkpoints.cache import check_free_space
 from quire.checkpoints.hub.listing import TIMEOUT_S, Repository, hub_errors
 from quire.checkpoints.hub.variants import HubFile, Variant
 from quire.checkpoints.progress import Progress
@@ -29,16 +29,13 @@ _pause = time.sleep
 
 
 def check_space(folder: Path, variant: Variant) -> None:
-    """Refuse before the disk is full, not after."""
-    missing = 0
+    """Raise CheckpointError if the disk has no space for the missing files of a variant."""
+    missing_bytes = 0
     for file in variant.files:
         blob = folder / _digest(file)
         part = blob.with_name(blob.name + INCOMPLETE)
-        missing += 0 if blob.exists() else max(0, file.size_bytes - (part.stat().st_size if part.exists() else 0))
-    if free_bytes(folder) < missing + SPARE_BYTES:
-        needed = f"need {missing / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom"
-        free = f"{free_bytes(folder) / 1e9:,.2f} GB free in {folder}"
-        raise CheckpointError(f"{needed}, {free}; free some, or set HF_HOME to a larger disk", code="disk_full")
+        missing_bytes += 0 if blob.exists() else max(0, file.size_bytes - (part.stat().st_size if part.exists() else 0))
+    check_free_space(folder, missing_bytes, "HF_HOME")
 
 
 def _digest(file: HubFile) -> str:
@@ -46,23 +43,17 @@ def _digest(file: HubFile) -> str:
 
 
 def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progress) -> Path:
-    """The file's blob, whole and checked."""
+    """Download the file unless its blob exists; return the blob's path. Raises CheckpointError on a wrong digest."""
     blob = folder / _digest(file)
     if blob.exists():
         return blob
     part = blob.with_name(blob.name + INCOMPLETE)
     with _ours_alone(part) as opened:
-        if blob.exists():  # another process was quicker
+        if blob.exists():  # another process has finished the download
             return blob
         sink = _Sink(opened, file, progress)
         with hub_errors(repository.name):
-            try:
-                _stream(repository, file, sink)
-            except _TooMuchError as error:
-                part.unlink()
-                rule = f"expected {file.size_bytes:,} bytes for {file.name}, got more"
-                why = f"{rule}; try again, or use another mirror"
-                raise CheckpointError(why, code="wrong_content") from error
+            _stream(repository, file, sink)
         opened.flush()
         os.fsync(opened.fileno())
         if sink.digest() != _digest(file):
@@ -75,8 +66,8 @@ def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progr
 
 
 def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
-    """All of the file that is missing, over as many connections as it takes: an attempt that brought something is none
-    of those that count. The library's own way (2.4) deletes an incomplete file when it fails or the process ends."""
+    """Download the missing bytes, reconnecting until more than `MAX_FAILED` attempts in a row bring no data. Does not
+    use huggingface_hub's download (2.4), which deletes partial files when it fails or the process exits."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -87,13 +78,13 @@ def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
         try:
             _stream_once(url, sink)
             why: Exception = OSError("the connection was lost")
-        except (CheckpointError, _TooMuchError):
+        except CheckpointError:
             raise
         except HfHubHTTPError as error:
             if error.response.status_code not in WORTH_WAITING:
                 raise
             why = error
-        except Exception as error:  # those of its HTTP client
+        except Exception as error:  # the errors of the library's HTTP client
             why = error
         num_failed = 0 if sink.size_bytes() > before else num_failed + 1
         if num_failed > MAX_FAILED:
@@ -105,12 +96,12 @@ def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
 def _stream_once(url: str, sink: "_Sink") -> None:
     from huggingface_hub import utils
 
-    library: Any = utils  # its functions are public, and not marked so
+    library: Any = utils  # untyped, because its public functions are not exported explicitly
 
     headers = {**library.build_hf_headers(), "Accept-Encoding": "identity", "Range": f"bytes={sink.size_bytes()}-"}
     with library.get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         library.hf_raise_for_status(response)
-        if response.status_code == 200 and sink.size_bytes() > 0:  # it does not do ranges
+        if response.status_code == 200 and sink.size_bytes() > 0:  # the server ignores ranges
             sink.begin_anew()
         for data in response.iter_bytes():
             sink.write(data)
@@ -118,14 +109,14 @@ def _stream_once(url: str, sink: "_Sink") -> None:
 
 @contextmanager
 def _ours_alone(part: Path) -> Iterator[BufferedRandom]:
-    """The incomplete file, which one process at a time goes on with."""
+    """Open the partial file, locked against other processes that download it."""
     import fcntl
 
     while True:
         with part.open("a+b") as opened:
             fcntl.flock(opened, fcntl.LOCK_EX)
             if not _is_at(part, os.fstat(opened.fileno())):
-                continue  # who had it before is done with it, or threw it away
+                continue  # the previous lock holder has renamed or deleted the file
             opened.seek(0, os.SEEK_END)
             yield opened
             return
@@ -138,12 +129,8 @@ def _is_at(path: Path, file: os.stat_result) -> bool:
         return False
 
 
-class _TooMuchError(Exception):
-    """More bytes came than the hub told."""
-
-
 class _Sink:
-    """A file that knows the digest of what is in it, and how much may be."""
+    """A partial file with the digest of its content and the expected size."""
 
     def __init__(self, file: BufferedRandom, expected: HubFile, progress: Progress) -> None:
         self._file, self._expected, self._progress = file, expected, progress
@@ -152,10 +139,10 @@ class _Sink:
         self._begin()
 
     def _begin(self) -> None:
-        """From what is there already."""
+        """Hash the existing content."""
         if self._expected.sha256 is not None:
             self._state = hashlib.sha256()
-        else:  # git's name of a file
+        else:  # git's blob id
             self._state = hashlib.sha1(f"blob {self._expected.size_bytes}\0".encode(), usedforsecurity=False)
         self._file.seek(0)
         while data := self._file.read(READ_BYTES):
@@ -169,16 +156,18 @@ class _Sink:
 
     def write(self, data: bytes) -> None:
         if self.size_bytes() + len(data) > self._expected.size_bytes:
-            raise _TooMuchError
+            Path(self._file.name).unlink()
+            rule = f"expected {self._expected.size_bytes:,} bytes for {self._expected.name}, got more"
+            raise CheckpointError(f"{rule}; try again, or use another mirror", code="wrong_content")
         self._state.update(data)
         try:
             self._file.write(data)
-        except OSError as error:  # not the connection's: to try again would not help
+        except OSError as error:  # a disk error: retrying would not help
             why = f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
             raise CheckpointError(why, code="disk_not_writable") from error
         self._progress(f"downloading {self._expected.name}", self.size_bytes(), self._expected.size_bytes)
 
     def begin_anew(self) -> None:
-        """Forget what is there."""
+        """Discard the existing content."""
         self._file.truncate(0)
         self._begin()

@@ -1,9 +1,8 @@
-"""Models of the hub on this machine, where the hub's own library keeps its files: other programs find what quire
-fetched, and quire what they did.
+"""Hub models on this machine, in the cache layout of huggingface_hub, so that quire and other programs share downloads.
 
-    blobs/DIGEST               a file (hub_download.py)
-    snapshots/COMMIT/NAME      a link to it: only now it can be opened
-    refs/main                  COMMIT, when all files of a model are there
+blobs/DIGEST               a file's content (see download.py)
+snapshots/COMMIT/NAME      a symbolic link to the blob, created when it is complete
+refs/main                  COMMIT, written when all files of a model are present
 """
 
 import os
@@ -14,10 +13,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from quire.checkpoints.hub.download import INCOMPLETE, check_space, fetched
-from quire.checkpoints.hub.listing import BESIDE_WEIGHTS, COMMIT, listed
+from quire.checkpoints.hub.listing import COMMIT, listed
 from quire.checkpoints.hub.variants import SAFETENSORS, HubFile, Judged, Variant, judge_variants, named, variants_of
 from quire.checkpoints.progress import Progress
-from quire.checkpoints.strict_json import read_json_object
+from quire.checkpoints.weights import weight_paths
 from quire.config.home import expanded
 from quire.errors import CheckpointError
 
@@ -26,60 +25,64 @@ HUB_NAME = re.compile(
 )
 
 OnJudged = Callable[[list[Judged]], None]
-"""Receives all variants and which one was taken, before the download."""
+"""Called before the download with all variants, of which one is marked as taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """What a user typed: a repository, and perhaps which of its models."""
+    """A Hub id from a user: a repository, and optionally the label of a variant."""
 
     repository: str
     label: str | None = None
 
     @classmethod
     def parsed(cls, name: str) -> "HubName | None":
-        """None if it is no hub id."""
+        """Parse `org/name` or `org/name:LABEL`; return None if `name` is not a Hub id."""
         match = HUB_NAME.fullmatch(name)
         return cls(match["repository"], match["label"]) if match else None
 
     @property
     def folder(self) -> Path:
-        """Where the hub's library keeps it."""
+        """The repository's folder in the cache of huggingface_hub."""
         return hub_cache() / f"models--{self.repository.replace('/', '--')}"
 
 
 def ignore_judged(_judged: list[Judged]) -> None:
-    """Of what a repository has."""
+    """Do nothing: the default of `on_judged`."""
 
 
 def hub_cache() -> Path:
-    """The folder of the hub's library."""
+    """Return the cache folder of huggingface_hub."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    # Without a home the library would make a folder that is called ~ where it stands.
+    # Without a home directory, the library would create a folder named ~ in the working directory.
     return expanded(HF_HUB_CACHE, "HF_HOME")
 
 
 def found_here(wanted: HubName, memory_bytes: int) -> Path | None:
-    """The model, if all of it is on this machine: no network is asked."""
+    """Return the model's local file or folder, or None if it is not complete. Uses no network."""
     folder = wanted.folder
     try:
         commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
         snapshot = folder / "snapshots" / commit
         if not COMMIT.fullmatch(commit):
             return None
-        files = [HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in _files(snapshot)]
+        files = [
+            HubFile(path.relative_to(snapshot).as_posix(), path.stat().st_size)
+            for path in snapshot.rglob("*")
+            if path.is_file() and not path.name.endswith(INCOMPLETE)
+        ]
     except (OSError, ValueError):
         return None
-    whole = [one for one in variants_of(files, BESIDE_WEIGHTS) if _is_whole(one, snapshot)]
+    whole = [one for one in variants_of(files) if _is_whole(one, snapshot)]
     try:
         return _place(snapshot, _chosen(whole, wanted, memory_bytes, ignore_judged)) if whole else None
-    except CheckpointError:  # another model of the repository is here
+    except CheckpointError:  # only other variants of the repository are present
         return None
 
 
 def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJudged) -> Path:
-    """Fetch what is not here yet, and return the model's file or folder."""
+    """Download missing files; return the model's file or folder. Raises CheckpointError."""
     repository = listed(wanted.repository)
     if not repository.variants:
         missing = f"expected a GGUF file or a model.safetensors in {repository.name}, found neither"
@@ -100,7 +103,7 @@ def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJu
 
 
 def _chosen(variants: Sequence[Variant], wanted: HubName, memory_bytes: int, on_judged: OnJudged) -> Variant:
-    """The one that was named, else the best that fits."""
+    """Return the requested variant, or the best that fits in memory. Raises CheckpointError if there is none."""
     if wanted.label is not None:
         return named(variants, wanted.label, wanted.repository)
     judged = judge_variants(variants, memory_bytes)
@@ -124,7 +127,7 @@ def _taken(judged: list[Judged], name: str, memory_bytes: int) -> Variant:
 
 
 def _link(blob: Path, pointer: Path) -> None:
-    """As the hub's library does it: relative, so that the folder may move."""
+    """Link to a blob as huggingface_hub does: with a relative path, so that the folder can be moved."""
     pointer.parent.mkdir(parents=True, exist_ok=True)
     target = os.path.relpath(blob, pointer.parent)
     if pointer.is_symlink() and os.readlink(pointer) == target:
@@ -135,7 +138,7 @@ def _link(blob: Path, pointer: Path) -> None:
 
 
 def _note_commit(reference: Path, commit: str) -> None:
-    """Who reads it finds the commit before or this one, never half of it."""
+    """Write the commit atomically."""
     reference.parent.mkdir(exist_ok=True)
     fresh = _fresh(reference)
     fresh.write_text(commit, encoding="ascii")
@@ -143,32 +146,22 @@ def _note_commit(reference: Path, commit: str) -> None:
 
 
 def _fresh(path: Path) -> Path:
-    """A name beside it that no other download has: two of the same file do not meet."""
+    """Return a unique temporary path in the same folder, so that concurrent downloads do not collide."""
     return path.with_name(f"{path.name}.{uuid4().hex}{INCOMPLETE}")
 
 
 # -- what is here ------------------------------------------------------------------------------------------------------
 
 
-def _files(snapshot: Path) -> list[Path]:
-    return [path for path in snapshot.rglob("*") if path.is_file() and not path.name.endswith(INCOMPLETE)]
-
-
 def _is_whole(variant: Variant, snapshot: Path) -> bool:
-    """GGUF files are; safetensors are if config and every file of the index are there."""
+    """Whether config and all files of the index are present. GGUF variants are complete, see `variants_of`."""
     if variant.label != SAFETENSORS:
         return True
-    names = {file.name for file in variant.files}
-    index = snapshot / "model.safetensors.index.json"
-    if not index.exists():
-        return {"config.json", "model.safetensors"} <= names
     try:
-        weights = read_json_object(index).get("weight_map")
+        weights = {path.name for path in weight_paths(snapshot)}
     except CheckpointError:
         return False
-    if not isinstance(weights, dict):
-        return False
-    return "config.json" in names and all(isinstance(one, str) and one in names for one in weights.values())
+    return {"config.json", *weights} <= {file.name for file in variant.files}
 
 
 def _place(snapshot: Path, variant: Variant) -> Path:

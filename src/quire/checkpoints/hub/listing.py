@@ -1,5 +1,5 @@
-"""What the hub tells of a repository, asked by its own library and checked: names, sizes, commits and digests are not
-trusted before a path is made of them.
+"""Lists a Hub repository through huggingface_hub, and validates the names, sizes, commits and digests in the response
+before they are used in paths.
 """
 
 import re
@@ -12,7 +12,6 @@ from typing import Any
 from quire.checkpoints.hub.variants import HubFile, Variant, variants_of
 from quire.errors import CheckpointError
 
-BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model")
 SAFE_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9 ._+@=,()-]{0,199}")
 MAX_DEPTH = 3
 MAX_FILES = 10_000
@@ -23,7 +22,7 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What the hub tells of one, checked."""
+    """A validated listing of a repository."""
 
     name: str
     commit: str
@@ -31,7 +30,7 @@ class Repository:
 
 
 def listed(name: str) -> Repository:
-    """Ask the hub what the repository has."""
+    """Request a repository's files from the Hub. Raises CheckpointError."""
     import huggingface_hub
 
     with hub_errors(name):
@@ -42,11 +41,11 @@ def listed(name: str) -> Repository:
     if len(siblings) > MAX_FILES:
         raise _odd(name, "too_many_files", f"expected at most {MAX_FILES:,} files, got {len(siblings):,}")
     files = [_checked(name, one) for one in siblings if is_safe_name(one.rfilename)]
-    return Repository(name, info.sha, tuple(variants_of(files, BESIDE_WEIGHTS)))
+    return Repository(name, info.sha, tuple(variants_of(files)))
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a file of this name lies inside of its folder on any system, and is not hidden."""
+    """Whether a relative path stays inside its folder on every operating system, and names no hidden file."""
     parts = name.split("/")
     return len(parts) <= MAX_DEPTH and all(
         SAFE_PART.fullmatch(part) and not part.endswith((".", " ")) for part in parts
@@ -67,7 +66,7 @@ def _checked(repository: str, sibling: Any) -> HubFile:
 
 @contextmanager
 def hub_errors(name: str) -> Iterator[None]:
-    """What the hub's library raises becomes a CheckpointError that says what to do."""
+    """Convert the exceptions of huggingface_hub to CheckpointErrors with advice."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -91,7 +90,7 @@ def hub_errors(name: str) -> Iterator[None]:
         raise CheckpointError(f"{name!r} is not in the local cache, and {offline}", code="hub_offline") from error
     except HfHubHTTPError as error:
         raise _not_downloaded(name, *_description(error)) from error
-    except Exception as error:  # the library lets those of its HTTP client through
+    except Exception as error:  # errors of the library's HTTP client
         is_of_the_network = _is_of_the_network(error)
         why = f"{'the hub is not reachable: ' if is_of_the_network else ''}{str(error)[:200]}"
         why += "; partial downloads are kept: try again, or give a local file"
@@ -99,14 +98,14 @@ def hub_errors(name: str) -> Iterator[None]:
 
 
 def _is_of_the_network(error: BaseException | None) -> bool:
-    """No connection came about: its HTTP clients say so in types of their own, behind which the system's stand."""
+    """Whether no connection was made: HTTP clients wrap the system's error in their own types, so follow the causes."""
     while error is not None and not isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _description(error: Any) -> tuple[str, str]:
-    """The code and the reason of a response that is an error."""
+    """Return the error code and reason for an HTTP error response."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 429:
         why = "the hub limits the request rate (429); try again in some minutes, or set HF_TOKEN for a higher limit"

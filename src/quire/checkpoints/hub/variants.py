@@ -1,19 +1,21 @@
-"""What a repository on the hub has to run, and which of it fits a machine. Pure: names and sizes in, a choice out.
+"""Finds the model variants in a Hub repository and chooses one that fits in memory. Pure logic on names and sizes.
 
 The rule, in full:
 
-1. A variant is one GGUF model (a file, or the parts of one), or all safetensors of the repository together.
-2. It fits if `needed_bytes` of it is at most the memory: the weights as they are held, with what is made of them, what
-   the program holds, and room for a conversation.
-3. Of those that fit, GGUF before safetensors, and the one with most bits for a weight, but no more than eight: what is
-   beyond is not to be seen in an answer, and every byte is read for every token. Only if there is nothing else, the
-   smallest that has more.
-4. Of equals, the smaller; of those, the first by name.
+1. A variant is one GGUF model (a file, or all parts of a split one), or all safetensors files of the repository.
+2. A variant fits if its `needed_bytes` is at most the memory: the weights as quire keeps them in memory, with an
+   allowance for derived data, the program itself, and the KV cache of a conversation.
+3. Of the variants that fit, GGUF is preferred to safetensors, then the most bits per weight up to `MOST_BITS` (about
+   eight). More bits do not visibly improve responses, but cost memory bandwidth for every token, so a variant with more
+   bits is chosen only if there is no other: the one with the fewest bits.
+4. Ties go to the smaller variant, then to the first by name.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from operator import attrgetter
 
 from quire.checkpoints.gguf.parts import PART_NAME
 from quire.errors import CheckpointError
@@ -23,7 +25,7 @@ WEIGHTS_SHARE = 1.15
 PROGRAM_BYTES = int(0.4 * GIB)
 CONVERSATION_BYTES = int(0.5 * GIB)
 MOST_BITS = 8.6
-"""Q8_0 has 8.5 bits for a weight, with its scales."""
+"""Above Q8_0, which has 8.5 bits per weight with its scales."""
 BITS = {
     "F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q8_0": 8.5, "Q6_K": 6.6, "Q5_1": 6.0, "Q5_K_M": 5.7, "Q5_K_S": 5.5,
     "Q5_0": 5.5, "Q4_1": 5.0, "Q4_K_M": 4.8, "Q4_K_S": 4.6, "Q4_0": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25,
@@ -33,38 +35,40 @@ WIDENED_BITS = {
     "IQ3_XXS": 3.1, "IQ2_M": 2.7, "IQ2_S": 2.5, "IQ2_XS": 2.3, "IQ2_XXS": 2.1, "TQ2_0": 2.1, "IQ1_M": 1.75,
     "TQ1_0": 1.7, "IQ1_S": 1.6,
 }  # fmt: skip
-"""By the names that llama.cpp gives to its mixtures of formats: bits for a weight, about; and those that are widened to
-8 bits as they are read."""
+"""Approximate bits per weight in the file, by llama.cpp's names of quantization mixes. `WIDENED_BITS` has the formats
+that quire converts to 8 bits when it loads them."""
 HELD_BITS = 8.5
 SAFETENSORS = "safetensors"
+BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model")
+"""Patterns of the other files that a safetensors variant needs."""
 LABEL = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:[IT]?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|FP16|FP32|MXFP4(?:_MOE)?))$", re.IGNORECASE
 )
 SAME = {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4", "Q2_K_L": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M",
         "Q5_K": "Q5_K_M", "Q3_K_XL": "Q3_K_L", "Q4_K_L": "Q4_K_M", "Q5_K_L": "Q5_K_M", "Q6_K_L": "Q6_K",
         "Q4_K_XL": "Q4_K_M", "Q5_K_XL": "Q5_K_M", "Q6_K_XL": "Q6_K", "Q2_K_XL": "Q2_K", "Q8_K_XL": "Q8_0"}  # fmt: skip
-"""Other names of the same."""
+"""Aliases of formats: name -> key of `BITS` or `WIDENED_BITS`."""
 HELPERS = re.compile(r"mmproj|imatrix|(?:^|[-._])draft(?:[-._]|$)|vocab-only", re.IGNORECASE)
-"""GGUF files beside a model that are none themselves."""
+"""Names of GGUF files that are not models: vision projectors, importance matrices, drafts, vocabularies."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository, as the hub tells of it."""
+    """A file of a repository, as the Hub lists it."""
 
     name: str
     size_bytes: int
     sha256: str | None = None
     git_sha1: str | None = None
-    """Of small files, which git itself keeps."""
+    """Git blob id, for small files that are not in LFS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Files that are a model together."""
+    """The files of one model."""
 
     label: str
-    """Q4_K_M, ..., or safetensors."""
+    """A quantization such as Q4_K_M, or "safetensors"."""
     files: tuple[HubFile, ...]
 
     @property
@@ -83,32 +87,32 @@ class Variant:
 
     @property
     def format(self) -> str:
-        """The label without what its maker added."""
+        """The label without a maker's prefix, with aliases resolved."""
         plain = self.label.upper().removeprefix("UD-")
         return SAME.get(plain, plain)
 
     @property
     def bits(self) -> float | None:
-        """For a weight; None where the name tells nothing that quire runs."""
+        """Bits per weight; None if quire does not support the format or the name does not show it."""
         return 16.0 if self.label == SAFETENSORS else BITS.get(self.format, WIDENED_BITS.get(self.format))
 
     @property
     def first_name(self) -> str:
-        """The file by which it is opened."""
+        """The file to open."""
         return self.files[0].name
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A variant and what becomes of it."""
+    """A variant with the reason why it was or was not chosen."""
 
     variant: Variant
     verdict: str
     is_taken: bool = False
 
 
-def variants_of(files: Sequence[HubFile], others: Iterable[str]) -> list[Variant]:
-    """What there is, GGUF first, by size; `others` are the patterns of files that go with safetensors."""
+def variants_of(files: Sequence[HubFile]) -> list[Variant]:
+    """Return the complete variants among `files`: GGUF models by size, then safetensors."""
     models: dict[str, list[HubFile]] = {}
     for file in files:
         if file.name.lower().endswith(".gguf") and not HELPERS.search(file.name):
@@ -117,19 +121,19 @@ def variants_of(files: Sequence[HubFile], others: Iterable[str]) -> list[Variant
     made = [Variant(_label(of[0].name), tuple(sorted(of, key=_by_name))) for of in models.values() if _is_whole(of)]
     made.sort(key=lambda one: (one.size_bytes, one.first_name))
     if weights := [file for file in files if _is_weights(file.name)]:
-        beside = [file for file in files if "/" not in file.name and _matches(file.name, others)]
+        beside = [file for file in files if _is_beside_weights(file.name)]
         made.append(Variant(SAFETENSORS, tuple(sorted(weights, key=_by_name)) + tuple(sorted(beside, key=_by_name))))
     return made
 
 
 def judge_variants(variants: Sequence[Variant], memory_bytes: int) -> list[Judged]:
-    """The best that fits, by the rule above, among all and what was decided of each."""
+    """Apply the rule of this module: return all variants with their verdicts; the best that fits is taken."""
     best = min((one for one in variants if _fault(one, memory_bytes) is None), key=_rank, default=None)
     return [Judged(one, _verdict(one, best, memory_bytes), one is best) for one in variants]
 
 
 def named(variants: Sequence[Variant], label: str, repository: str) -> Variant:
-    """The variant of this label, as llama.cpp writes it: any case, and a part of it if only one has that."""
+    """Return the variant with this label, in any case, with or without "UD-". Raises CheckpointError."""
     wanted = label.upper()
     exact = [one for one in variants if one.label.upper() == wanted]
     found = exact or [one for one in variants if one.label.upper().removeprefix("UD-") == wanted]
@@ -140,12 +144,11 @@ def named(variants: Sequence[Variant], label: str, repository: str) -> Variant:
     return found[0]
 
 
-def _by_name(file: HubFile) -> str:
-    return file.name
+_by_name = attrgetter("name")
 
 
 def _label(name: str) -> str:
-    """Of the file's name, or of the folder it lies in."""
+    """Return the quantization in the name of the file or one of its folders; otherwise the file's stem."""
     match = PART_NAME.fullmatch(name)
     stem = match["name"] if match else name[: -len(".gguf")]
     for part in reversed(stem.split("/")):
@@ -155,7 +158,7 @@ def _label(name: str) -> str:
 
 
 def _is_whole(files: Sequence[HubFile]) -> bool:
-    """Every part is there, once."""
+    """Whether every part of a split model is present exactly once."""
     match = PART_NAME.fullmatch(files[0].name)
     if match is None:
         return True
@@ -167,10 +170,8 @@ def _is_weights(name: str) -> bool:
     return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
 
 
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    from fnmatch import fnmatchcase
-
-    return any(fnmatchcase(name, pattern) for pattern in patterns) and not name.endswith(".safetensors")
+def _is_beside_weights(name: str) -> bool:
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in BESIDE_WEIGHTS)
 
 
 def _fault(variant: Variant, memory_bytes: int) -> str | None:

@@ -1,1 +1,1 @@
-"""`quire launch` and `connect`: coding agents with a server of this machine."""
+"""`quire launch` and `connect`: run coding agents with a server on this machine."""

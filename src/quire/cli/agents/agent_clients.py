@@ -1,7 +1,7 @@
-"""How each coding agent is configured to use a quire server: variables, and files in its own folder.
+"""The configuration of each coding agent for a quire server: environment variables, and files in a folder of the agent.
 
-Nothing of the user's own configuration is read or written, and keys are in the environment alone: command lines are
-visible to all users of a machine.
+The user's own configuration is neither read nor changed. Keys are passed only in the environment, because command lines
+are visible to all users of a machine.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from quire.config.home import expanded
 
 KEY_VARIABLE = "QUIRE_API_KEY"
-"""What files name instead of the key itself."""
+"""Variable with the key; configuration files name the variable and do not contain the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Server:
     model: str
     key: str
     max_tokens: int | None = None
-    """The longest sequence, where that is known."""
+    """Maximum length of a sequence; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,14 @@ class AgentSetup:
 
     variables: Mapping[str, str]
     files: Mapping[str, str]
-    """Contents by the path below its folder."""
+    """Contents of files, by path relative to the agent's folder."""
     arguments: Sequence[str] = ()
-    """Placed before the user's own arguments."""
+    """Command-line arguments, placed before the user's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentClient:
-    """One agent, installed by the user."""
+    """A coding agent that the user has installed or can install."""
 
     name: str
     program: str
@@ -61,7 +61,7 @@ def _claude(server: Server, folder: Path) -> AgentSetup:
         "DISABLE_AUTOUPDATER": "1",
         **dict.fromkeys(names, server.model),
     }
-    # Otherwise git's status comes before the tools in the prompt, and any change of it invalidates the cached prefix.
+    # Without this argument, git's status precedes the tools in the prompt, and its changes invalidate cached prefixes.
     return AgentSetup(variables, {}, ("--exclude-dynamic-system-prompt-sections",))
 
 
@@ -107,8 +107,8 @@ def _opencode(server: Server, folder: Path) -> AgentSetup:
 
 
 def _aider(server: Server, folder: Path) -> AgentSetup:
-    """aider keeps files and configuration in the user's home, and no setting changes that. So it gets another home,
-    whose .gitconfig includes the user's."""
+    """Configure aider with another home folder, whose .gitconfig includes the user's, because aider writes files and
+    configuration to the home folder and has no setting to change that."""
     home = expanded("~", "set HOME")
     variables = {
         "HOME": str(folder),

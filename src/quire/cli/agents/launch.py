@@ -1,9 +1,8 @@
 """`quire launch AGENT` and `quire connect AGENT`: run a coding agent on a local model with one command.
 
-    find a server by its admin socket, or start one ─► a folder for the agent ─► run it ─► print cached tokens
+    find a server by its admin socket, or start one ─► make the agent's folder ─► run the agent ─► print cached tokens
 
-The folder is removed at the end with all files that the agent left in it; a server that was started for the agent ends
-with it.
+At the end the folder is removed with all its files, and a server that was started for the agent is stopped.
 """
 
 import os
@@ -29,12 +28,12 @@ from quire.config.home import expanded
 from quire.errors import ConfigError
 
 NO_KEY = "none"
-"""Agents require a key; a server without keys accepts any."""
+"""Placeholder key, because agents require a key; a server without keys accepts any key."""
 LOOK_S = 0.2
 START_S = 600.0
 END_S = 60.0
 COMFORTABLE_TOKENS = 32_768
-"""An agent's first request has up to 26,000."""
+"""A shorter context length causes a warning: an agent's first request has up to 26,000 tokens."""
 SHOWN_LINES = 20
 EPILOG = """\
 \b
@@ -47,7 +46,7 @@ _AGENT = typer.Argument(help=f"One of {', '.join(AGENTS)}.", metavar="AGENT")
 _MODEL = typer.Option("--model", help="A running model, or one to serve: a directory, a .gguf file or a hub id.")
 
 Look = Callable[[], FoundServer | None]
-"""Fetches the server's current counters."""
+"""A function that fetches the server's current counters; None if the server is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,7 @@ def connect(agent: Annotated[str, _AGENT], model: Annotated[str | None, _MODEL] 
 
 
 def _shown(value: str, key: str) -> str:
-    """The value quoted for a shell; the user's key is never printed."""
+    """Quote a value for a shell, or return a placeholder for the user's key, which is never printed."""
     return "YOUR_KEY" if value == key != NO_KEY else shlex.quote(value)
 
 
@@ -120,7 +119,7 @@ def _server(model: str | None, folder: Path) -> Iterator[_Found]:
 
 
 def _running(model: str | None) -> _Found | None:
-    """A running server of this user that has the model."""
+    """Find a running server of this user with the model. Raises ConfigError if `model` is None and several run."""
     wanted = model if model is None or not Path(model).expanduser().exists() else str(Path(model).expanduser())
     fitting = [one for one in running_servers() if one.named(wanted) is not None]
     if model is None and len(fitting) > 1:
@@ -147,7 +146,7 @@ def _agent_server(server: FoundServer, model: str | None) -> Server:
 
 @contextmanager
 def _started(model: str, folder: Path) -> Iterator[_Found]:
-    """A server for this agent alone; it ends with the agent."""
+    """Run a server for this agent only. It stops when this context ends."""
     admin, log = folder / "server" / "admin.sock", folder / "server.log"
     words = [sys.executable, "-m", "quire", "serve", model, "--port", "0", "--admin-socket", str(admin)]
     typer.echo(f"starting a server for {model} ...", err=True)
@@ -162,11 +161,11 @@ def _started(model: str, folder: Path) -> Iterator[_Found]:
 
 @contextmanager
 def _child(words: list[str], **how: Any) -> "Iterator[subprocess.Popen[bytes]]":
-    """A child process that never outlives this one, even if a signal arrives while it is being spawned."""
+    """Spawn a child process and terminate it at the end, even if a signal arrives while the child is being spawned."""
     process = None
     try:
         with _deferred_signals() as received:
-            process = subprocess.Popen(words, **how)  # noqa: S603 - ourselves, or what the user named
+            process = subprocess.Popen(words, **how)  # noqa: S603 - quire itself, or the agent the user named
         if received:
             raise SystemExit(128 + received[0])
         yield process
@@ -182,7 +181,7 @@ def _child(words: list[str], **how: Any) -> "Iterator[subprocess.Popen[bytes]]":
 
 @contextmanager
 def _deferred_signals() -> Iterator[list[int]]:
-    """Termination signals are collected here, for the caller to handle afterwards."""
+    """Collect termination signals in a list, for the caller to handle afterwards."""
     received: list[int] = []
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in ENDINGS}
     try:
@@ -195,7 +194,7 @@ def _deferred_signals() -> Iterator[list[int]]:
 def _until(
     is_so: Callable[[FoundServer], bool], process: "subprocess.Popen[bytes]", admin: Path, log: Path
 ) -> FoundServer:
-    """The server as soon as `is_so` holds. Raises ConfigError with its last log lines if it never does."""
+    """Wait until `is_so` is true of the server, and return it. Raises ConfigError with the end of the log."""
     deadline_s = monotonic() + START_S
     while monotonic() < deadline_s:
         found = server_behind(admin) if admin.exists() else None
@@ -208,7 +207,7 @@ def _until(
 
 
 def _final_lines(log: str) -> list[str]:
-    """The end of a server's log: from its error line, if there is one, else the last lines."""
+    """Return the end of a server's log: from its first error line if there is one, otherwise the last lines."""
     lines = log.rstrip().splitlines()
     (error, *_) = [*(at for at, line in enumerate(lines) if line.startswith("error: ")), 0]
     return lines[error:][-SHOWN_LINES:]
@@ -221,7 +220,7 @@ def _write(setup: AgentSetup, home: Path) -> None:
 
 
 def _run(words: list[str], variables: Mapping[str, str]) -> int:
-    """Run the agent in this terminal. Ctrl-C is for the agent, so it is ignored here meanwhile."""
+    """Run the agent in this terminal and return its exit code. This process ignores Ctrl-C, which the agent handles."""
     with _child(words, env={**os.environ, **variables}) as process:
         before = signal.signal(signal.SIGINT, lambda *_: None)
         try:

@@ -1,1 +1,1 @@
-"""`quire bench`: measure a server or this engine."""
+"""`quire bench`: measure a server, or quire's engine in this process."""

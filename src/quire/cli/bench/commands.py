@@ -1,19 +1,22 @@
-"""`quire bench`: measure any OpenAI-compatible server. Tables go to stderr, one JSON object to stdout."""
+"""`quire bench`: measure an OpenAI-compatible server or quire's engine. Tables go to stderr, JSON to stdout."""
 
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from quire.bench import plots, records, runs
+from quire.bench.compare import Comparison, compare_records
 from quire.bench.setup import LoadSetup
 from quire.cli.bench.flags import ServerFlags
-from quire.cli.shared.dataclass_flags import with_fields
-from quire.cli.shared.settings_flags import with_settings
+from quire.cli.bench.progress import show_run
+from quire.cli.shared.columns import columns
+from quire.cli.shared.flags import with_fields, with_settings
 from quire.config import Settings
-from quire.verdicts import THRESHOLD
-
-if TYPE_CHECKING:
-    from quire.bench.compare import Comparison
+from quire.errors import ConfigError
+from quire.verdicts import THRESHOLD, SpeedVerdict, change_rows
 
 bench_app = typer.Typer(rich_markup_mode=None)
 URL_HELP = "Root URL of the server, such as http://localhost:8000."
@@ -74,24 +77,17 @@ def serve(
 ) -> None:
     """Run one load against a server and report the results."""
     server = server_flags.server(url)
-    from quire.bench import records as report
-    from quire.bench import runs
-    from quire.bench.event_loop import finished
-    from quire.cli.bench.progress import show_run
-
     with show_run() as listener:
-        record, run = finished(runs.run_load(server, runs.seeded(setup), server_flags.options(), listener))
-    _print_rows(("what", "how much"), report.rows(record))
-    _print_rows(("milliseconds", "mean", "median", "90%", "99%"), report.latency_rows(record))
+        record, run = runs.finished(runs.run_load(server, runs.seeded(setup), server_flags.options(), listener))
+    _print_rows(("what", "how much"), records.rows(record))
+    _print_rows(("milliseconds", "mean", "median", "90%", "99%"), records.latency_rows(record))
     if "by_kind" in record:
         header = ("class", "requests", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99")
-        _print_rows(header, report.kind_rows(record))
+        _print_rows(header, records.kind_rows(record))
     if save is not None:
-        report.save(save, {**record, **report.detailed(run)} if save_detailed else record)
+        records.save(save, {**record, **records.detailed(run)} if save_detailed else record)
     _print_json(record)
     if plot is not None:
-        from quire.bench import plots
-
         plots.timeline(plot, run, f"{_headline(record)}\n{record['model_id']}")
     if not record["completed"]:
         first = next(iter(run.outcomes)).detail or "no error message"
@@ -112,23 +108,16 @@ def sweep(
 ) -> None:
     """Measure throughput and latency with more and more clients. Each sends requests as often as with `serve`."""
     server, counts = server_flags.server(url), _numbers(clients, "--clients")
-    from quire.bench import records as report
-    from quire.bench import runs
-    from quire.bench.event_loop import finished
-    from quire.cli.bench.progress import show_run
-
     with show_run() as listener:
-        points = finished(runs.sweep_clients(server, runs.seeded(setup), counts, server_flags.options(), listener))
+        points = runs.finished(runs.sweep_clients(server, runs.seeded(setup), counts, server_flags.options(), listener))
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
-    _print_rows(header, report.point_rows(points))
+    _print_rows(header, records.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
     if save is not None:
-        report.save(save, result)
+        records.save(save, result)
     _print_json(result)
     if plot is not None:
-        from quire.bench import plots
-
-        plots.curve(plot, {points[0]["model_id"]: points}, "Throughput and latency by clients")
+        plots.curve(plot, points, "Throughput and latency by clients")
 
 
 @bench_app.command(epilog=AB_EPILOG)
@@ -145,20 +134,14 @@ def ab(
 ) -> None:
     """Measure two servers interleaved in one run, and report whether they differ."""
     servers = (server_flags.server(a), server_flags.server(b))
-    from quire.bench import records as report
-    from quire.bench import runs
-    from quire.bench.compare import compare_records as judge
-    from quire.bench.event_loop import finished
-    from quire.cli.bench.progress import show_run
-
     with show_run() as listener:
         options = server_flags.options()
-        sides = finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, options, listener))
+        sides = runs.finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, options, listener))
     if save is not None:
         stem = save.with_suffix("") if save.suffix == ".json" else save
         for side, record in zip("ab", sides, strict=True):
-            report.save(stem.with_name(f"{stem.name}.{side}.json"), record)
-    _print_verdict(judge(*sides, threshold))
+            records.save(stem.with_name(f"{stem.name}.{side}.json"), record)
+    _print_verdict(compare_records(*sides, threshold))
 
 
 @bench_app.command(epilog=COMPARE_EPILOG)
@@ -168,10 +151,7 @@ def compare(
     threshold: Annotated[float, typer.Option(min=0.0, help="Smallest change that counts.")] = THRESHOLD,
 ) -> None:
     """Report whether B differs from A, by how much, and the noise of the rounds."""
-    from quire.bench import records as report
-    from quire.bench.compare import compare_records as judge
-
-    _print_verdict(judge(report.read_record(a), report.read_record(b), threshold))
+    _print_verdict(compare_records(records.read_record(a), records.read_record(b), threshold))
 
 
 @bench_app.command(epilog=ENGINE_EPILOG)
@@ -190,7 +170,6 @@ def engine(
     profile: Annotated[Path | None, typer.Option(help=PROFILE_HELP)] = None,
 ) -> None:
     """Measure the engine in this process: gains from batching and the prefix cache, distance to the roof."""
-    from quire.bench import records as report
     from quire.bench.engine import EngineBench, EngineLoad
     from quire.checkpoints.progress import show_progress
 
@@ -205,23 +184,17 @@ def engine(
     _print_rows(("batch", "tokens/s", "over one", "step ms", "roof ms", "of the roof"), result.batch_rows())
     _print_rows(("what", "how much"), result.rows())
     if save is not None:
-        report.save(save, result.record())
+        records.save(save, result.record())
     _print_json(result.record())
     if plot is not None:
-        from quire.bench import plots
-
         plots.batch_plot(plot, result.record())
 
 
 def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) -> None:
-    import json
-    from dataclasses import asdict, replace
-
     from quire.bench.engine import EngineBench, EngineLoad
-    from quire.bench.machine_info import machine
     from quire.checkpoints.progress import show_progress
 
-    # Speculation makes the number of rows unpredictable: a profile is of steps without it.
+    # A profile measures steps without speculation, which makes the number of rows per step unpredictable.
     settings = replace(settings, model=replace(settings.model, speculation="off"))
     load = EngineLoad((1,), 1, 2, 0, rounds, has_roof=False)
     with show_progress() as progress:
@@ -230,7 +203,7 @@ def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) ->
         typer.echo("timing steps of all kinds ...", err=True)
         profile = bench.profile(Path(model).name)
     typer.echo(f"half of the steps outside the fit are within {profile.relative_error:.1%} of the profile", err=True)
-    record = {**profile.as_json(), "settings": asdict(settings.model), "machine": machine()}
+    record = {**profile.as_json(), "settings": asdict(settings.model), "machine": records.machine()}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _print_json(record)
 
@@ -242,8 +215,6 @@ def _headline(record: dict[str, Any]) -> str:
 
 
 def _numbers(text: str, flag: str) -> list[int]:
-    from quire.errors import ConfigError
-
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
@@ -254,10 +225,6 @@ def _numbers(text: str, flag: str) -> list[int]:
 
 
 def _print_verdict(comparison: "Comparison") -> None:
-    from dataclasses import asdict
-
-    from quire.verdicts import SpeedVerdict, change_rows
-
     if comparison.changes:
         header = ("figure", "A", "B", "change", "between", "noise", "verdict")
         _print_rows(header, change_rows(comparison.changes))
@@ -270,12 +237,8 @@ def _print_verdict(comparison: "Comparison") -> None:
 
 
 def _print_rows(header: tuple[str, ...], rows: Any) -> None:
-    from quire.cli.shared.columns import columns
-
     typer.echo(columns(header, rows, right=frozenset(range(1, len(header)))) + "\n", err=True)
 
 
 def _print_json(content: Any) -> None:
-    import json
-
     typer.echo(json.dumps(content))

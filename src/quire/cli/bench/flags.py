@@ -1,13 +1,14 @@
-"""Flags of bench commands: how to reach and measure a server."""
+"""Flags of `quire bench`: connection to a server, and options of the measurement."""
 
+import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from quire.cli.shared.dataclass_flags import flag
-
-if TYPE_CHECKING:
-    from quire.bench.http_client import ServerAddress
-    from quire.bench.runs import BenchOptions
+from quire.bench.measures import Objective
+from quire.bench.runs import BenchOptions
+from quire.cli.shared.flags import flag
+from quire.errors import ConfigError
+from quire.http_client import HttpServer
 
 KEY_VARIABLES = ("OPENAI_API_KEY",)
 PAIR = "NAME=VALUE"
@@ -18,7 +19,7 @@ EOS_HELP = "Request all output tokens, even after the model's end token."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFlags:
-    """How to reach and measure a server."""
+    """Flags for the connection to a server and for the measurement."""
 
     model: str | None = flag(None, "Model to request; default: the first the server lists.")
     api_key: str | None = flag(
@@ -35,20 +36,16 @@ class ServerFlags:
     label: str | None = flag(None, "A name for the result.")
     metadata: list[str] | None = flag(None, "Metadata for the result; repeatable.", metavar=PAIR)  # noqa: RUF009 - a field
 
-    def server(self, url: str) -> "ServerAddress":
-        """The server at that address."""
-        from quire.bench.http_client import ServerAddress
+    def server(self, url: str) -> HttpServer:
+        """Return the server at this URL, with the key and headers of these flags."""
+        return HttpServer.at(url, self.api_key, tuple(_pairs(self.header, "--header").items()))
 
-        return ServerAddress(url, self.api_key, _pairs(self.header, "--header"), self.timeout)
-
-    def options(self) -> "BenchOptions":
-        """Options of the measurement."""
-        from quire.bench.measures import Objective
-        from quire.bench.runs import BenchOptions
-
+    def options(self) -> BenchOptions:
+        """Convert these flags to options of the measurement. Raises ConfigError for an invalid flag."""
         return BenchOptions(
             model=self.model,
             ready_s=self.ready_timeout,
+            timeout_s=self.timeout,
             num_warmups=self.warmups,
             ignores_eos=self.ignore_eos,
             sends_priority=self.send_priority,
@@ -60,8 +57,6 @@ class ServerFlags:
 
 
 def _pairs(words: list[str] | None, flag: str) -> dict[str, str]:
-    from quire.errors import ConfigError
-
     pairs = {}
     for word in words or ():
         name, equals, value = word.partition("=")
@@ -72,10 +67,6 @@ def _pairs(words: list[str] | None, flag: str) -> dict[str, str]:
 
 
 def _json(text: str | None) -> dict[str, Any]:
-    import json
-
-    from quire.errors import ConfigError
-
     if text is None:
         return {}
     try:

@@ -1,36 +1,33 @@
-"""Progress of a load: a bar on a terminal, a line every few seconds elsewhere. All on stderr."""
+"""Progress of a load on stderr: a bar if stderr is a terminal, else a line every few seconds."""
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from quire.bench.outcome import Outcome
-    from quire.bench.runs import RunListener
+from quire.bench.outcome import Outcome
+from quire.bench.runs import RunListener
 
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Tally:
-    """Outcomes so far of the run that began last."""
+    """Counts of the outcomes of the current run."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self.title = ""
-        self.total = self.done = self.failed = self.tokens = 0
-        self._began_s = clock()
+        self.begin("", 0)
 
     def begin(self, title: str, total: int) -> None:
-        """Reset all counts."""
+        """Begin a run: reset all counts."""
         self.title, self.total = title, total
         self.done = self.failed = self.tokens = 0
         self._began_s = self._clock()
 
-    def take(self, outcome: "Outcome") -> None:
+    def take(self, outcome: Outcome) -> None:
         """Count one outcome."""
         self.done += 1
         self.failed += not outcome.is_ok
@@ -45,19 +42,17 @@ class Tally:
 
 
 @contextmanager
-def show_run() -> Iterator["RunListener"]:
-    """A listener that displays progress."""
+def show_run() -> Iterator[RunListener]:
+    """Yield a listener that displays the progress of each run."""
     with _bar() if sys.stderr.isatty() else _lines(Tally(), monotonic) as listener:
         yield listener
 
 
 @contextmanager
-def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["RunListener"]:
-    from quire.bench.runs import RunListener
-
+def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator[RunListener]:
     last_s = clock()
 
-    def watch(outcome: "Outcome") -> None:
+    def watch(outcome: Outcome) -> None:
         nonlocal last_s
         tally.take(outcome)
         if clock() - last_s >= SECONDS_BETWEEN_LINES:
@@ -68,11 +63,9 @@ def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator["RunListener"]:
 
 
 @contextmanager
-def _bar() -> Iterator["RunListener"]:
+def _bar() -> Iterator[RunListener]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from quire.bench.runs import RunListener
 
     tally, task = Tally(), None
     columns: list[Any] = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
@@ -86,7 +79,7 @@ def _bar() -> Iterator["RunListener"]:
                 progress.remove_task(task)
             task = progress.add_task(title, total=total, line="")
 
-        def watch(outcome: "Outcome") -> None:
+        def watch(outcome: Outcome) -> None:
             tally.take(outcome)
             if task is not None:
                 progress.update(task, completed=tally.done, line=tally.line)

@@ -1,1 +1,1 @@
-"""`quire chat`, `generate` and `explain`: interactive use of one model."""
+"""`quire chat`, `generate` and `explain`: use one model from the terminal."""

@@ -1,4 +1,4 @@
-"""`quire chat`: a conversation in the terminal. Ctrl-C stops an answer, not the program."""
+"""`quire chat`: a conversation in the terminal. Ctrl-C stops the current response, not the program."""
 
 import contextlib
 import json
@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat.answer_printer import AnswerPrinter
-from quire.cli.chat.generate import summary
-from quire.cli.chat.open_model import opened
-from quire.cli.shared.settings_flags import with_settings
+from quire.cli.chat.generate import AnswerPrinter, opened, summary
+from quire.cli.shared.flags import with_settings
 from quire.config import Settings
 from quire.config.home import expanded
 from quire.errors import ConfigError, InvariantError
@@ -62,6 +60,11 @@ def chat(
         return
     if model is None:
         raise ConfigError("expected a model, or a server with --url, got neither")
+    chat_with(model, settings, params, system)
+
+
+def chat_with(model: str, settings: Settings, params: "SamplingParams", system: str | None = None) -> None:
+    """Load a model in this process and chat with it. Raises ConfigError if it has no chat template."""
     with opened(model, settings) as llm:
         if llm.text.template is None:
             missing = "this model has no chat template; use quire generate, or a chat model"
@@ -79,7 +82,7 @@ def talk_in_terminal(session: "ChatSession") -> None:
 
 @dataclass
 class ChatSession:
-    """A conversation and what it has cost."""
+    """A conversation with a model, and its completions for the statistics."""
 
     llm: "LLM | Remote"
     params: "SamplingParams"
@@ -137,7 +140,7 @@ class ChatSession:
         self.turns.append({"role": "assistant", "content": completion.text})
 
     def _stream(self) -> "Completion":
-        """Print a response as it arrives; a stopped one is kept as far as it got."""
+        """Print a response as it arrives, and return it; a stopped response is returned as far as it was generated."""
         from quire.client.reply.outputs import Completion
 
         printer = AnswerPrinter()
@@ -183,9 +186,9 @@ class ChatSession:
 
 
 def _lines() -> Iterator[str]:
-    """Lines typed by the user, with working arrow keys; Ctrl-C clears a line, Ctrl-D ends."""
+    """Yield lines typed by the user. Arrow keys work, Ctrl-C clears the line, Ctrl-D ends the iteration."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401 - importing it is what makes the keys work
+        import readline  # noqa: F401 - the import makes arrow keys work in input()
     while True:
         try:
             yield input("> ")
@@ -198,7 +201,7 @@ def _lines() -> Iterator[str]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Record Ctrl-C instead of raising it, because a step must not be interrupted. The second one ends the program."""
+    """Record the first Ctrl-C, because a step must not be interrupted; a second one interrupts the program."""
     pressed: list[bool] = []
 
     def note(*_: object) -> None:

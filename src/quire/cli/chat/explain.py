@@ -1,4 +1,4 @@
-"""`quire explain`: why the next token of a prompt would miss a server's cache. The result goes to stdout."""
+"""`quire explain`: print how much of a prompt a server has cached, and why its first uncached token is a miss."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -36,16 +37,16 @@ def explain(
     """Show how much of a prompt is cached and why the next token is not, for a file or a request that ran. Nothing is
     computed."""
     from quire.cli.chat.explain_page import explanation_page, request_page
-    from quire.cli.chat.remote import Remote
+    from quire.cli.chat.remote import fetch_json, server_at
 
     if (file is None) == (request is None):
         raise ConfigError("expected either a file or --request; quire explain --help shows both")
-    remote = Remote.unlisted(server, key)
+    where = server_at(server, key)
     if request is not None:
-        response, page = remote.reuse(request), request_page
+        response, page = fetch_json(where, "GET", f"/v1/requests/{quote(request, safe='')}/cache"), request_page
     else:
         body = body_of(_read(file or "-")) | ({} if model is None else {"model": model})
-        response, page = remote.explain(body), explanation_page
+        response, page = fetch_json(where, "POST", "/v1/cache/explain", body), explanation_page
     if as_json:
         typer.echo(json.dumps(response, ensure_ascii=False, indent=2))
     else:
@@ -53,7 +54,7 @@ def explain(
 
 
 def _coloured(text: str, colour: str) -> str:
-    """Text in colour; typer removes colours where stdout is no terminal."""
+    """Colour a text; typer removes colours if stdout is not a terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour, bold=True)
 
 
@@ -69,7 +70,7 @@ def _read(name: str) -> str:
 
 
 def body_of(text: str) -> dict[str, Any]:
-    """The request body: a JSON object with a prompt or messages as it is, a list of messages, else a prompt."""
+    """Build the request body: a JSON object with a prompt or messages, unchanged; a list of messages; else a prompt."""
     try:
         found = json.loads(text)
     except ValueError:

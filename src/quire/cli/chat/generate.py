@@ -1,17 +1,19 @@
-"""`quire generate`: the output for one prompt, streamed to stdout; messages go to stderr."""
+"""`quire generate`: stream the output for one prompt to stdout; messages go to stderr."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat.answer_printer import AnswerPrinter
-from quire.cli.chat.open_model import opened
-from quire.cli.shared.settings_flags import with_settings
+from quire.cli.shared.flags import with_settings
 from quire.config import Settings
 
 if TYPE_CHECKING:
-    from quire.client.reply.outputs import Completion
+    from quire.client.engines.llm import LLM
+    from quire.client.reply.outputs import Completion, Piece
 
 
 @with_settings
@@ -78,9 +80,56 @@ def _print_end(completion: "Completion", as_json: bool) -> None:
 
 
 def summary(completion: "Completion") -> str:
-    """One line about speed and cache."""
+    """Format one line about speed and cached tokens."""
     return (
         f"{completion.num_output_tokens} tokens, {completion.tokens_per_s:.1f} tokens/s, first after "
         f"{completion.timings.first_token_s:.2f} s, {completion.num_cached_tokens} of "
         f"{len(completion.prompt_token_ids)} prompt tokens cached, {completion.finish_reason}"
     )
+
+
+@dataclass
+class AnswerPrinter:
+    """Prints a response as it arrives: reasoning to stderr, the answer after it to stdout."""
+
+    is_thinking: bool = False
+
+    def write(self, piece: "Piece") -> None:
+        """Write one piece. Marker lines before and after reasoning separate it from the answer."""
+        from quire.client.reply.outputs import ReasoningPart
+
+        is_thought = isinstance(piece.part, ReasoningPart)
+        if is_thought and piece.delta and not self.is_thinking:
+            self.is_thinking = True
+            typer.echo("(thinking)", err=True)
+        if self.is_thinking and not is_thought:
+            self.end()
+        if piece.delta:
+            typer.echo(piece.delta if is_thought else piece.text, nl=False, err=is_thought)
+
+    def end(self) -> None:
+        """Write the marker line at the end of reasoning, if reasoning was being written."""
+        if self.is_thinking:
+            typer.echo("\n(answering)", err=True)
+        self.is_thinking = False
+
+
+@contextmanager
+def opened(model: str, settings: Settings) -> Iterator["LLM"]:
+    """Load a model, with progress and a line about its capacity on stderr, and close it at the end of this context."""
+    from quire.checkpoints import resolve
+    from quire.checkpoints.progress import show_progress
+    from quire.cli.shared.background import in_background
+    from quire.cli.shared.machine_warnings import machine_warnings
+    from quire.client.engines.llm import LLM
+    from quire.client.engines.opening import open_model
+
+    for warning in machine_warnings(settings.model):
+        typer.echo(warning, err=True)
+    with show_progress() as progress:
+        checkpoint = in_background(lambda report: resolve(model, progress=report), progress).result()
+        loaded = open_model(checkpoint, settings.model, serving=settings.serving, progress=progress)
+    for line in (loaded.text.info.line, *loaded.text.notes):
+        typer.echo(line, err=True)
+    with LLM(loaded) as llm:
+        yield llm

@@ -1,6 +1,5 @@
-"""A model on a server, for `quire chat --url` and `quire explain`: requests, streams, the server's token counts.
-
-It must work where nothing of the engine is installed.
+"""HTTP client of `quire chat --url` and of other commands. Token counts come from the server's usage. This module must
+work without the engine's packages.
 """
 
 import asyncio
@@ -9,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from quire.errors import ConfigError, MessageError, QuireError, RequestError
 from quire.http_client import OK, HttpClient, HttpServer, fetch, iterate
@@ -21,12 +19,12 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600.0
 MAX_EVENT_BYTES = 8_388_608
 MAX_BODY_BYTES = 67_108_864
-"""Bounds what an untrusted server can send."""
+"""Maximum size of a response body, because the server is not trusted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One server and one of its models."""
+    """A server and one of its models."""
 
     url: str
     model: str
@@ -34,32 +32,19 @@ class Remote:
 
     @classmethod
     def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
-        """The server at this address; without a name, the first of its models."""
+        """Select a model of the server at this URL; default: its first. Raises ConfigError if the model is missing."""
         base = server_at(url).url
-        known = [str(card["id"]) for card in cls(base, "", key)._listed()]
+        known = [str(card["id"]) for card in fetch_json(server_at(url, key), "GET", "/v1/models")["data"]]
         if not known:
             raise ConfigError(f"the server at {base} has no model")
         if model is not None and model not in known:
             raise ConfigError(f"expected a model of the server at {base} ({', '.join(known)}), got {model!r}")
         return cls(base, model or known[0], key)
 
-    @classmethod
-    def unlisted(cls, url: str, key: str | None) -> "Remote":
-        """The server at this address, for requests whose body names the model."""
-        return cls(server_at(url).url, "", key)
-
-    def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """How much of a body's prompt is cached there, and why the next token is not."""
-        return dict(self._fetch_json("POST", "/v1/cache/explain", body))
-
-    def reuse(self, request_id: str) -> dict[str, Any]:
-        """The cached tokens of a request that ran there, and the reason for its miss."""
-        return dict(self._fetch_json("GET", f"/v1/requests/{quote(request_id, safe='')}/cache", None))
-
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
     ) -> "Iterator[Piece | Completion]":
-        """The response piece by piece, then all of it. Closing the connection cancels the request on the server."""
+        """Yield the pieces of a response, then the completion. Closing the connection cancels the request."""
         body = {
             "model": self.model,
             "messages": list(messages),
@@ -75,35 +60,18 @@ class Remote:
             for event in iterate(self._events(body), is_stopped):
                 yield from state.take(event)
         except (OSError, MessageError, ValueError) as error:
-            if not is_stopped():  # else the user gets the output so far
+            if not is_stopped():  # if the user stopped the response, the completion has the output so far
                 raise QuireError(f"connection to {self.url} lost: {error}; is the server still running?") from error
         if is_stopped():
             state.reason = state.reason or "cancelled"
         yield state.completion()
 
-    def _listed(self) -> list[dict[str, Any]]:
-        return list(self._fetch_json("GET", "/v1/models", None)["data"])
-
-    def _fetch_json(self, method: str, path: str, body: Any) -> dict[str, Any]:
-        """The JSON body of one response."""
-        server, data = server_at(self.url, self.key), None if body is None else json.dumps(body).encode()
-        try:
-            fetched = fetch(server, method, path, data, timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES)
-            status, answer = asyncio.run(fetched)
-            if status == OK:
-                return dict(json.loads(answer))
-        except (OSError, MessageError, ValueError) as error:
-            raise ConfigError(
-                f"no server reachable at {self.url}: {error}; start one with: quire serve MODEL"
-            ) from error
-        raise RequestError(refusal_reason(status, answer))
-
     async def _events(self, body: Any) -> AsyncGenerator[dict[str, Any], None]:
-        """Events of a stream. Raises MessageError for a stream that ends without [DONE]: it was cut."""
+        """Yield the events of a stream. Raises MessageError if the stream was truncated (ends without [DONE])."""
         client = HttpClient(server_at(self.url, self.key), silence_s=TIMEOUT_S)
         async with client.request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
             if response.status != OK:
-                raise RequestError(refusal_reason(response.status, await response.whole()))
+                raise response_error(response.status, await response.whole())
             async for event in response.events(MAX_EVENT_BYTES):
                 if event.data == b"[DONE]":
                     return
@@ -111,22 +79,38 @@ class Remote:
         raise MessageError("the stream ended without [DONE]")
 
 
-def refusal_reason(status: int, body: bytes) -> str:
-    """The error message in a response that is none."""
+def fetch_json(server: HttpServer, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    """Send a request and return the JSON body of the response. Raises ConfigError if there is no valid response and
+    RequestError if the server responds with an error."""
+    data = None if body is None else json.dumps(body).encode()
     try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server responded with {status}"
+        fetched = fetch(server, method, path, data, timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES)
+        status, answer = asyncio.run(fetched)
+        if status == OK:
+            return dict(json.loads(answer))
+    except (OSError, MessageError, ValueError) as error:
+        rule = f"no server reachable at {server.url}: {error}; start one with: quire serve MODEL"
+        raise ConfigError(rule, code="server_unreachable") from error
+    raise response_error(status, answer)
+
+
+def response_error(status: int, body: bytes) -> RequestError:
+    """Convert an error response to a RequestError with the server's message and code."""
+    try:
+        error = json.loads(body)["error"]
+        return RequestError(str(error["message"]), code=error.get("code"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return RequestError(f"the server responded with {status}")
 
 
 def server_at(url: str, key: str | None = None) -> HttpServer:
-    """The server of a URL of which only scheme and host count. Raises ConfigError for an invalid one."""
+    """Parse a server's URL, ignoring its path. Raises ConfigError for an invalid URL."""
     return replace(HttpServer.at(url, key), path="")
 
 
 @dataclass
 class _StreamState:
-    """A stream so far."""
+    """Output and usage received so far from one stream."""
 
     started_s: float = field(default_factory=monotonic)
     first_s: float | None = None

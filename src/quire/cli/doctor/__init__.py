@@ -1,1 +1,1 @@
-"""`quire doctor`: facts about this machine, and rules about them."""
+"""`quire doctor`: facts about this machine, and rules that turn facts into advice."""

@@ -1,10 +1,11 @@
-"""`quire doctor`: facts about this machine, faults, possible speed-ups, and a block for a bug report."""
+"""`quire doctor`: print facts about this machine, faults, possible speed-ups, and a summary for a bug report."""
 
+import json
 from typing import Annotated
 
 import typer
 
-from quire.cli.shared.settings_flags import with_chosen_settings
+from quire.cli.shared.flags import with_chosen_settings
 from quire.config import Settings
 
 EPILOG = """\
@@ -17,17 +18,17 @@ Examples:
 """
 
 
-@with_chosen_settings("host", "port", "keys_file")
+@with_chosen_settings("host", "port", "keys_file", "instruction_set")
 def doctor(
     settings: Settings,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Check this machine: what does not work, and what would make it faster."""
-    import json
     from dataclasses import asdict
 
     from quire.cli.doctor.machine_facts import read_facts
     from quire.cli.doctor.machine_rules import advice_for, report_block, shown
+    from quire.cli.shared.columns import columns
 
     facts = read_facts(settings)
     advice = advice_for(facts)
@@ -35,11 +36,8 @@ def doctor(
         report = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(one) for one in advice]}
         typer.echo(json.dumps(report))
     else:
-        rows = shown(facts)
-        width = max(len(name) for name, _ in rows)
-        for name, words in rows:
-            typer.echo(f"{name:{width}}  {words}")
-        typer.echo()
+        first, *others = shown(facts)
+        typer.echo(columns(first, others) + "\n")
         for one in advice:
             typer.echo(f"{'does not work' if one.is_fault else 'could be better'}: {one.what}\n  hint: {one.hint}")
         if not advice:

@@ -1,9 +1,7 @@
-"""Facts about this machine for `quire doctor`, read once; None if a fact cannot be read.
-
-`machine_rules` judges them.
+"""Facts about this machine for `quire doctor`, read once. A fact that cannot be read is None. `machine_rules` turns the
+facts into advice.
 """
 
-import contextlib
 import os
 import platform
 import re
@@ -11,32 +9,40 @@ import resource
 import socket
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from quire import __version__
 from quire.config import Settings
-from quire.config.machine import free_memory_bytes, read_limits, usable_cpus
+from quire.config.machine import (
+    cpu_field,
+    free_memory_bytes,
+    memory_fields,
+    processor_name,
+    read_limits,
+    total_memory_bytes,
+    usable_cpus,
+)
 from quire.errors import QuireError
 
 T = TypeVar("T")
 ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimddp")
 SOCKET_PATH_BYTES = 70
-"""A worker's socket is in the folder for temporary files, and the system limits the length of socket paths."""
+"""Longest usable path of the temporary folder; worker sockets are in this folder, and the OS limits socket paths."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """Facts read at one moment."""
+    """All facts, read at the same time."""
 
     version: str
     python: str
     system: str
     processor: str
     abilities: frozenset[str]
-    """Instruction sets among `ABILITIES`."""
+    """The CPU's features among `ABILITIES`."""
     num_cpus: int
     num_usable_cpus: int
     """CPUs in this process's affinity mask."""
@@ -55,7 +61,7 @@ class MachineFacts:
     max_open_files: int | None
     """The hard limit; None: unlimited."""
     cache_free_bytes: int | None
-    """Free space in the cache folder; None: it is not writable."""
+    """Free space in the cache folder; None: the folder is not writable."""
     is_temp_usable: bool
     """A worker's socket can be created in the folder for temporary files."""
     port: int
@@ -74,22 +80,23 @@ class MachineFacts:
 def read_facts(settings: Settings) -> MachineFacts:
     """Read all facts; measuring the memory bandwidth takes about a second."""
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
-    from quire.backends.kernels.extension import available, openmp_runtimes
+    from quire.backends.kernels.extension import available, openmp_runtimes, use_instruction_set
 
-    memory, limits = dict(_meminfo()), read_limits()
+    use_instruction_set(settings.model.instruction_set)
+    memory, limits = memory_fields(), read_limits()
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return MachineFacts(
         version=__version__,
         python=platform.python_version(),
         system=_system(),
-        processor=_cpu_line("model name") or platform.machine(),
-        abilities=frozenset((_cpu_line("flags") or _cpu_line("Features")).split()).intersection(ABILITIES),
+        processor=processor_name(),
+        abilities=frozenset((cpu_field("flags") or cpu_field("Features")).split()).intersection(ABILITIES),
         num_cpus=os.cpu_count() or 1,
         num_usable_cpus=len(usable_cpus()),
         cpu_quota=limits.cpus,
-        governor=_word("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        governor=_text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
         load=os.getloadavg()[0],
-        memory_bytes=memory.get("MemTotal", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory_bytes=total_memory_bytes(),
         free_bytes=free_memory_bytes(),
         container_bytes=limits.memory_bytes,
         swapped_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
@@ -110,25 +117,14 @@ def read_facts(settings: Settings) -> MachineFacts:
 
 
 def _system() -> str:
-    """The system's name and version numbers only: the rest of a release string may contain a user's name."""
+    """Return the system's name and version numbers only, because the rest of a release string may contain a user's
+    name."""
     found = re.match(r"\d+(\.\d+)*", platform.release())
     return f"{platform.system()} {found[0] if found else ''} {platform.machine()}".replace("  ", " ")
 
 
-def _meminfo() -> Iterator[tuple[str, int]]:
-    for line in (_text("/proc/meminfo") or "").splitlines():
-        name, _, rest = line.partition(":")
-        with contextlib.suppress(ValueError, IndexError):
-            yield name, int(rest.split()[0]) * 1024
-
-
 def _text(path: str) -> str | None:
-    return _or_none(lambda: Path(path).read_text(), OSError)
-
-
-def _word(path: str) -> str | None:
-    found = _text(path)
-    return None if found is None else found.strip()
+    return _or_none(lambda: Path(path).read_text().strip(), OSError)
 
 
 def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
@@ -139,14 +135,9 @@ def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
 
 
 def _chosen(path: str) -> str | None:
-    """The word in brackets, as in `always [madvise] never`."""
+    """Return the selected option in brackets, as in `always [madvise] never`."""
     found = re.search(r"\[(\w+)\]", _text(path) or "")
     return found[1] if found else None
-
-
-def _cpu_line(name: str) -> str:
-    lines = (_text("/proc/cpuinfo") or "").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def _cache_free_bytes() -> int | None:
@@ -164,7 +155,7 @@ def _cache_free_bytes() -> int | None:
 def _is_temp_usable() -> bool:
     try:
         folder = tempfile.gettempdir()
-    except OSError:  # none of the usual ones can be written to
+    except OSError:  # no temporary folder is writable
         return False
     return len(os.fsencode(folder)) <= SOCKET_PATH_BYTES
 
@@ -178,7 +169,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _is_private(settings: Settings) -> bool:
-    """Whether no other user can read the keys file, or there is none."""
+    """Return whether the keys file is missing or readable only by its owner."""
     mode = _or_none(lambda: settings.server.keys_path().stat().st_mode, OSError, QuireError)
     return mode is None or not mode & (stat.S_IRWXG | stat.S_IRWXO)
 

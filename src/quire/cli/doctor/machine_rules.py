@@ -1,9 +1,8 @@
-"""Rules of `quire doctor`: faults, lost speed, and what to do about them. Pure.
-
-Each rule has a name; the block for a bug report contains names and numbers only.
+"""The rules of `quire doctor`: faults, lost speed, and a remedy for each, as pure functions of the facts. Each rule has
+a name; the summary for a bug report contains only rule names and facts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,6 +13,7 @@ LEAST_FREE_BYTES = GIB
 LEAST_DISK_BYTES = 5 * GIB
 LEAST_OPEN_FILES = 2_048
 MANY_SWAPPED_BYTES = 256 << 20
+REINSTALL = "unset QUIRE_INSTRUCTION_SET if you set it; otherwise reinstall quire on this machine"
 KERNELS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "avx512_vnni": ("avx512vnni",),
@@ -23,30 +23,18 @@ KERNELS_FOR: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "asimddp": ("neondot",),
     }
 )
-"""Kernels that use an ability, the best ability first."""
+"""For each CPU feature, best first, the kernels to expect. Other kernels are slower than this CPU allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One finding."""
+    """One finding of a rule."""
 
     name: str
     is_fault: bool
-    """Something does not work; otherwise it costs speed or space."""
+    """True: something does not work; False: it costs speed or memory."""
     what: str
     hint: str
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A condition and its message."""
-
-    name: str
-    is_fault: bool
-    holds: Callable[[MachineFacts], bool]
-    """Whether the advice applies."""
-    what: Callable[[MachineFacts], str]
-    hint: Callable[[MachineFacts], str]
 
 
 def _gib(num_bytes: int) -> str:
@@ -59,139 +47,101 @@ def _best(facts: MachineFacts) -> str | None:
 
 def _has_lesser_kernels(facts: MachineFacts) -> bool:
     best = _best(facts)
-    return facts.isa is not None and best is not None and facts.isa not in KERNELS_FOR[best]
-
-
-def _num_threads(facts: MachineFacts) -> int | None:
-    word = (facts.threads_variable or "").split(",")[0]
-    return int(word) if word.isdigit() else None
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "no-kernels", True,
-        lambda facts: facts.isa is None and facts.num_openmp_runtimes < 2,
-        lambda facts: "no kernels: quire was built without a C++ compiler"
-        + ("; models run on PyTorch, slowly" if facts.has_torch else ", and no model can run"),
-        lambda facts: "install a C++ compiler and reinstall quire, or use a wheel with kernels"
-        + ("" if facts.has_torch else "; or install the extra torch"),
-    ),
-    Rule(
-        "two-openmp-runtimes", True,
-        lambda facts: facts.num_openmp_runtimes > 1,
-        lambda facts: f"expected one OpenMP runtime in the process, got {facts.num_openmp_runtimes}",
-        lambda _: "install quire into its own environment",
-    ),
-    Rule(
-        "lesser-kernels", False, _has_lesser_kernels,
-        lambda facts: f"the kernels for {facts.isa} are in use, the processor supports {_best(facts)}",
-        lambda _: "unset QUIRE_NATIVE if you set it; otherwise reinstall quire on this machine",
-    ),
-    Rule(
-        "little-memory", True,
-        lambda facts: facts.free_bytes < LEAST_FREE_BYTES,
-        lambda facts: f"expected 1 GiB of free memory, got {_gib(facts.free_bytes)} of {_gib(facts.memory_bytes)}",
-        lambda _: "stop other programs, or choose a smaller model",
-    ),
-    Rule(
-        "container-memory", False,
-        lambda facts: facts.container_bytes is not None and facts.container_bytes < facts.memory_bytes,
-        lambda facts: f"this process may use {_gib(facts.container_bytes or 0)} of {_gib(facts.memory_bytes)} memory",
-        lambda _: "if models do not fit, raise the memory limit of the container or the service (MemoryMax=)",
-    ),
-    Rule(
-        "container-cpus", False,
-        lambda facts: facts.cpu_quota is not None and facts.cpu_quota < facts.num_usable_cpus,
-        lambda facts: f"this process may use {facts.cpu_quota or 0:.1f} of {facts.num_usable_cpus} processors: "
-        "further threads are paused in the middle of a step",
-        lambda _: "if responses are slow, raise the CPU quota of the container or the service (CPUQuota=)",
-    ),
-    Rule(
-        "fewer-cpus", False,
-        lambda facts: facts.num_usable_cpus < facts.num_cpus,
-        lambda facts: f"this process may use {facts.num_usable_cpus} of {facts.num_cpus} processors",
-        lambda _: "if that is not intended, check taskset or the container's cpuset",
-    ),
-    Rule(
-        "few-threads", False,
-        lambda facts: (_num_threads(facts) or facts.num_usable_cpus) < facts.num_usable_cpus,
-        lambda facts: f"OMP_NUM_THREADS is {_num_threads(facts)}, {facts.num_usable_cpus} processors are usable",
-        lambda _: "unset it; --threads sets how many quire uses",
-    ),
-    Rule(
-        "huge-pages", False,
-        lambda facts: facts.huge_pages == "never",
-        lambda _: "huge pages are disabled: reading weights takes longer",
-        lambda _: "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-    ),
-    Rule(
-        "open-files", True,
-        lambda facts: facts.max_open_files is not None and facts.max_open_files < LEAST_OPEN_FILES,
-        lambda facts: f"many clients need {LEAST_OPEN_FILES:,} open files, the limit is {facts.max_open_files:,}",
-        lambda _: f"raise the hard limit: ulimit -Hn {LEAST_OPEN_FILES}",
-    ),
-    Rule(
-        "cache-folder", True,
-        lambda facts: facts.cache_free_bytes is None,
-        lambda _: "the folder for models is not writable",
-        lambda _: "set QUIRE_CACHE to a writable folder",
-    ),
-    Rule(
-        "little-disk", True,
-        lambda facts: facts.cache_free_bytes is not None and facts.cache_free_bytes < LEAST_DISK_BYTES,
-        lambda facts: f"expected at least 5 GiB free in the folder for models, got {_gib(facts.cache_free_bytes or 0)}",
-        lambda _: "delete models you do not need (quire models lists them), or set QUIRE_CACHE to another disk",
-    ),
-    Rule(
-        "temporary-folder", True,
-        lambda facts: not facts.is_temp_usable,
-        lambda _: "the folder for temporary files cannot hold a socket: it is not writable, or its path is too long",
-        lambda _: "set TMPDIR to a folder with a short path",
-    ),
-    Rule(
-        "port-taken", True,
-        lambda facts: not facts.is_port_free,
-        lambda facts: f"port {facts.port} is in use by another program, possibly another quire",
-        lambda facts: f"stop it, or use --port {facts.port + 1}",
-    ),
-    Rule(
-        "keys-readable", True,
-        lambda facts: not facts.is_keys_file_private,
-        lambda _: "other users of this machine can read the keys file",
-        lambda _: "run chmod 600 on it; quire config show prints its path",
-    ),
-    Rule(
-        "powersave", False,
-        lambda facts: facts.governor == "powersave",
-        lambda _: "the powersave governor is active: the processor may run well below its full speed",
-        lambda _: "as root: cpupower frequency-set --governor performance",
-    ),
-    Rule(
-        "busy", False,
-        lambda facts: facts.load > 1.5 * facts.num_usable_cpus,
-        lambda facts: f"other programs keep the processors busy: load {facts.load:.1f} on "
-        f"{facts.num_usable_cpus} processors",
-        lambda _: "find them with top",
-    ),
-    Rule(
-        "swapping", False,
-        lambda facts: facts.swapped_bytes > MANY_SWAPPED_BYTES,
-        lambda facts: f"{_gib(facts.swapped_bytes)} of memory are swapped out to disk",
-        lambda _: "stop other programs, or give quire less memory with --memory",
-    ),
-)  # fmt: skip
+    return facts.isa not in (None, "portable") and best is not None and facts.isa not in KERNELS_FOR[best]
 
 
 def advice_for(facts: MachineFacts) -> list[Advice]:
-    """All advice that applies, faults first."""
-    advice = [Advice(one.name, one.is_fault, one.what(facts), one.hint(facts)) for one in RULES if one.holds(facts)]
+    """Apply all rules; faults come first."""
+    advice = [*_on_kernels(facts), *_on_processors(facts), *_on_memory(facts), *_on_system(facts), *_on_serving(facts)]
     return sorted(advice, key=lambda one: not one.is_fault)
 
 
+def _on_kernels(facts: MachineFacts) -> Iterator[Advice]:
+    if facts.isa is None and facts.num_openmp_runtimes < 2:
+        instead = "; models run on PyTorch, slowly" if facts.has_torch else ", and no model can run"
+        hint = "install a C++ compiler and reinstall quire, or use a wheel with kernels"
+        hint += "" if facts.has_torch else "; or install the extra torch"
+        yield Advice("no-kernels", True, f"no kernels: quire was built without a C++ compiler{instead}", hint)
+    if facts.num_openmp_runtimes > 1:
+        what = f"expected one OpenMP runtime in the process, got {facts.num_openmp_runtimes}"
+        yield Advice("two-openmp-runtimes", True, what, "install quire into its own environment")
+    if _has_lesser_kernels(facts):
+        what = f"the kernels for {facts.isa} are in use, the processor supports {_best(facts)}"
+        yield Advice("lesser-kernels", False, what, REINSTALL)
+    if facts.isa == "portable":
+        what = "the portable kernels are in use: they have about a tenth of the speed of those for AVX2"
+        hint = "choose a small model, or a machine with AVX2, AVX-512 or ARM dot products"
+        yield Advice("portable-kernels", False, what, REINSTALL if _best(facts) else hint)
+
+
+def _on_processors(facts: MachineFacts) -> Iterator[Advice]:
+    num_usable = facts.num_usable_cpus
+    if facts.cpu_quota is not None and facts.cpu_quota < num_usable:
+        what = f"this process may use {facts.cpu_quota:.1f} of {num_usable} processors: "
+        what += "further threads are paused in the middle of a step"
+        hint = "if responses are slow, raise the CPU quota of the container or the service (CPUQuota=)"
+        yield Advice("container-cpus", False, what, hint)
+    if num_usable < facts.num_cpus:
+        what = f"this process may use {num_usable} of {facts.num_cpus} processors"
+        yield Advice("fewer-cpus", False, what, "if that is not intended, check taskset or the container's cpuset")
+    threads = (facts.threads_variable or "").split(",")[0]
+    if threads.isdigit() and 0 < int(threads) < num_usable:
+        what = f"OMP_NUM_THREADS is {int(threads)}, {num_usable} processors are usable"
+        yield Advice("few-threads", False, what, "unset it; --threads sets how many quire uses")
+    if facts.governor == "powersave":
+        what = "the powersave governor is active: the processor may run well below its full speed"
+        yield Advice("powersave", False, what, "as root: cpupower frequency-set --governor performance")
+    if facts.load > 1.5 * num_usable:
+        what = f"other programs keep the processors busy: load {facts.load:.1f} on {num_usable} processors"
+        yield Advice("busy", False, what, "find them with top")
+
+
+def _on_memory(facts: MachineFacts) -> Iterator[Advice]:
+    memory = _gib(facts.memory_bytes)
+    if facts.free_bytes < LEAST_FREE_BYTES:
+        what = f"expected 1 GiB of free memory, got {_gib(facts.free_bytes)} of {memory}"
+        yield Advice("little-memory", True, what, "stop other programs, or choose a smaller model")
+    if facts.container_bytes is not None and facts.container_bytes < facts.memory_bytes:
+        what = f"this process may use {_gib(facts.container_bytes)} of {memory} memory"
+        hint = "if models do not fit, raise the memory limit of the container or the service (MemoryMax=)"
+        yield Advice("container-memory", False, what, hint)
+    if facts.huge_pages == "never":
+        hint = "as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
+        yield Advice("huge-pages", False, "huge pages are disabled: reading weights takes longer", hint)
+    if facts.swapped_bytes > MANY_SWAPPED_BYTES:
+        what = f"{_gib(facts.swapped_bytes)} of memory are swapped out to disk"
+        yield Advice("swapping", False, what, "stop other programs, or give quire less memory with --memory")
+
+
+def _on_system(facts: MachineFacts) -> Iterator[Advice]:
+    if facts.max_open_files is not None and facts.max_open_files < LEAST_OPEN_FILES:
+        what = f"many clients need {LEAST_OPEN_FILES:,} open files, the limit is {facts.max_open_files:,}"
+        yield Advice("open-files", True, what, f"raise the hard limit: ulimit -Hn {LEAST_OPEN_FILES}")
+    if facts.cache_free_bytes is None:
+        what = "the folder for models is not writable"
+        yield Advice("cache-folder", True, what, "set QUIRE_CACHE to a writable folder")
+    elif facts.cache_free_bytes < LEAST_DISK_BYTES:
+        what = f"expected at least 5 GiB free in the folder for models, got {_gib(facts.cache_free_bytes)}"
+        hint = "delete models you do not need (quire models lists them), or set QUIRE_CACHE to another disk"
+        yield Advice("little-disk", True, what, hint)
+    if not facts.is_temp_usable:
+        what = "the folder for temporary files cannot hold a socket: it is not writable, or its path is too long"
+        yield Advice("temporary-folder", True, what, "set TMPDIR to a folder with a short path")
+
+
+def _on_serving(facts: MachineFacts) -> Iterator[Advice]:
+    if not facts.is_port_free:
+        what = f"port {facts.port} is in use by another program, possibly another quire"
+        yield Advice("port-taken", True, what, f"stop it, or use --port {facts.port + 1}")
+    if not facts.is_keys_file_private:
+        hint = "run chmod 600 on it; quire config show prints its path"
+        yield Advice("keys-readable", True, "other users of this machine can read the keys file", hint)
+
+
 def shown(facts: MachineFacts) -> list[tuple[str, str]]:
-    """The facts as rows of a table."""
+    """Format the facts as rows of a table."""
     memory = "" if facts.memory_bytes_per_s is None else f", read at {facts.memory_bytes_per_s / 1e9:.1f} GB/s"
-    is_best = facts.isa is not None and not _has_lesser_kernels(facts)
+    is_best = facts.isa not in (None, "portable") and not _has_lesser_kernels(facts)
     chosen = f"{facts.isa}, the best for this processor" if is_best else facts.isa or "none"
     return [
         ("quire", f"{facts.version}, Python {facts.python}"),
@@ -207,7 +157,7 @@ def shown(facts: MachineFacts) -> list[tuple[str, str]]:
 
 
 def report_block(facts: MachineFacts, advice: list[Advice]) -> list[str]:
-    """Lines for a bug report: rule names and numbers only."""
+    """Return the summary for a bug report: versions, processor, numbers and rule names, without personal data."""
     plain = "".join(one for one in facts.processor if one.isascii() and (one.isalnum() or one in " ()@.-"))[:80]
     rate = "unknown" if facts.memory_bytes_per_s is None else f"{facts.memory_bytes_per_s / 1e9:.1f} GB/s"
     return [

@@ -1,23 +1,18 @@
-"""`quire fleet`: one gateway in front of many machines. A single machine needs only `quire serve`."""
+"""`quire fleet`: run a gateway and members on several machines. A single machine needs only `quire serve`."""
 
+import asyncio
+import json
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from quire.cli.shared.settings_flags import with_chosen_settings
+from quire.cli.shared.flags import with_chosen_settings
+from quire.cli.shared.server_run import prepare_server, print_line, run_until_shutdown
 from quire.config import SETTINGS, Group, Settings
 
-if TYPE_CHECKING:
-    import asyncio
-
-fleet_app = typer.Typer(
-    name="fleet",
-    help="Serve a model on many machines behind one gateway. One machine needs only `quire serve`.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+fleet_app = typer.Typer(rich_markup_mode=None)
 ray_app = typer.Typer(
     name="ray",
     help="A fleet on Ray, which places, restarts, scales and updates members. Deploying needs quire[ray].",
@@ -67,7 +62,6 @@ def member(
     ] = None,
 ) -> None:
     """Run a member that serves gateways. Ctrl-C lets requests finish."""
-    import asyncio
     from functools import partial
 
     import uvloop
@@ -78,20 +72,22 @@ def member(
     from quire.fleet.protocol.keys import read_member_keys
     from quire.observe.access_log import set_up
 
-    set_up("json" if settings.server.log_format == "json" else "plain")
+    set_up(settings.server.log_format)
     member_keys = None if fleet_keys is None else read_member_keys(fleet_keys)
 
     places = MemberEndpoints(listen, events, replay)
     write_status = None if status is None else partial(write_status_file, status)
 
     async def run() -> bool:
-        ending = _ending(asyncio.get_running_loop())
+        ending = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ending.set)
         plan = await asyncio.to_thread(plan_member, model, places, member_keys, settings.model, settings.serving)
-        return await run_member(plan, ending, settings.server.drain_s, _print_line, write_status)
+        return await run_member(plan, ending, settings.server.drain_s, print_line, write_status)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if not runner.run(run()):
-            _print_line("requests did not finish in time and were cancelled")
+            print_line("requests did not finish in time and were cancelled")
 
 
 @fleet_app.command()
@@ -111,23 +107,15 @@ def gateway(
     ] = False,
 ) -> None:
     """Run a gateway to the members of a fleet: the API of `quire serve`, and no model on this machine."""
-    import asyncio
-
-    import uvloop
-
-    from quire.api.http.descriptors import allow_many_connections
     from quire.api.serving import Plan, run
     from quire.config import OnDemandModel
     from quire.fleet.gateway.client import FleetModel
     from quire.fleet.gateway.discovery import parse_source
     from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, read_tokenizer_source
     from quire.fleet.protocol.keys import read_gateway_keys
-    from quire.observe.access_log import set_up
 
-    set_up("json" if settings.server.log_format == "json" else "plain")
+    prepare_server(settings)
     settings.server.check_keys_file()
-    if (warning := allow_many_connections()) is not None:
-        _print_line(warning)
     source = parse_source(members)
     gateway_keys = None if fleet_keys is None else read_gateway_keys(fleet_keys)
     openai_rules = OpenAIMemberRules(read_tokenizer_source(tokenizer) if tokenizer else None, allow_clear_member)
@@ -136,10 +124,7 @@ def gateway(
         return FleetModel(name, source, gateway_keys, settings.serving.queue, openai_rules=openai_rules)
 
     plan = Plan([OnDemandModel(name, name, is_kept=True)], settings, insecure_no_keys)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        num_ended = runner.run(run(plan, _print_line, opened))
-    if num_ended:
-        _print_line(f"{num_ended} requests did not finish in time and were cancelled")
+    run_until_shutdown(run(plan, print_line, opened))
 
 
 @ray_app.command("config")
@@ -157,8 +142,6 @@ def ray_config(
     name: Annotated[str, typer.Option(help="Model name for clients; default: the last part of MODEL.")] = "",
 ) -> None:
     """Print the Serve config of a fleet, for `serve deploy`."""
-    import json
-
     from msgspec import to_builtins
 
     from quire.fleet.member.replicas import settings_of_replica
@@ -167,7 +150,7 @@ def ray_config(
 
     count = MemberCount.parse(members)
     own = settings_of_replica(settings.model, count.at_most)
-    # Those from variables and files too: replicas may run where these are missing.
+    # Includes settings from environment variables and files, which may be missing on the machines of replicas.
     chosen = {one: settings.values[one] for one in RAY_SETTINGS}
     known = {one: to_builtins(found.value) for one, found in chosen.items() if found.source != "default"}
     parts = {"memory": own.memory_bytes, "threads": own.num_threads}
@@ -180,16 +163,3 @@ def ray_config(
         settings={one: value for one, value in (known | parts).items() if value is not None},
     )
     typer.echo(json.dumps(serve_config(args, count, gateways), indent=2))
-
-
-def _ending(loop: "asyncio.AbstractEventLoop") -> "asyncio.Event":
-    import asyncio
-
-    ending = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.set)
-    return ending
-
-
-def _print_line(line: str) -> None:
-    typer.echo(line, err=True)

@@ -1,1 +1,1 @@
-"""`quire models`, `pull`, `rm` and `info`: the models of this machine."""
+"""`quire models`, `pull`, `rm` and `info`: the models on this machine."""

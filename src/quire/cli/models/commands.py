@@ -1,16 +1,20 @@
-"""`quire models`: models on this machine. Reads folders only: no weights, no network."""
+"""`quire models`: list the models on this machine, without reading weights and without network access."""
 
+import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
-from quire.cli.models.model_moves import request_load, request_unload
 from quire.config.home import expanded
+from quire.errors import ConfigError
 
 EPILOG = """\
 \b
@@ -24,6 +28,9 @@ Examples:
   quire models load coder
 """
 HUB_PREFIX = "models--"
+LOAD_S = 900.0
+"""Timeout of loading a model; a large model may take minutes."""
+Name = Annotated[str, typer.Argument(help="Model name for clients.", metavar="NAME")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +44,8 @@ class Found:
 
     @property
     def last_used_s(self) -> float | None:
-        """When any of its files was last read, by the system's clock: exact to a day, as most disks keep it."""
-        return max((times for path in _below(self.path) if (times := _read_at_s(path)) is not None), default=None)
+        """Latest access time of the model's files (Unix time); most file systems update access times once a day."""
+        return max((one.st_atime for one in _file_stats(self.path)), default=None)
 
 
 models_app = typer.Typer(
@@ -47,8 +54,6 @@ models_app = typer.Typer(
     epilog=EPILOG,
     rich_markup_mode=None,
 )
-models_app.command("load")(request_load)
-models_app.command("unload")(request_unload)
 
 
 @models_app.callback(invoke_without_command=True)
@@ -64,22 +69,43 @@ def models(
         list_models(as_json)
 
 
-def list_models(as_json: bool) -> None:
-    """Print the models on this machine, as a table or JSON."""
-    import json
+@models_app.command("load")
+def request_load(name: Name) -> None:
+    """Load a model on a server now, before the first request; returns when it is ready."""
+    _move(name, "load", LOAD_S)
 
+
+@models_app.command("unload")
+def request_unload(name: Name) -> None:
+    """Unload a model from a server after its last response; the next request loads it again."""
+    _move(name, "unload")
+
+
+def _move(name: str, verb: str, timeout_s: float = 10.0) -> None:
+    from quire.cli.shared.found_servers import admin_request, running_servers
+
+    having = [one for one in running_servers() if one.named(name) is not None]
+    if not having:
+        raise ConfigError(f"no server of yours on this machine has a model {name!r}; start one with: quire serve")
+    if len(having) > 1:
+        urls = ", ".join(one.url for one in having)
+        rule = f"expected one server with {name!r}, got {len(having)} ({urls}); stop the others"
+        raise ConfigError(rule, code="several_servers")
+    (server,) = having
+    found = server.named(name)
+    public = name if found is None else found.name
+    try:
+        response = admin_request(server.socket_path, "POST", f"/models/{quote(public)}/{verb}", timeout_s)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{public} at {server.url}: {error}") from error
+    typer.echo(f"{public} at {server.url}: {response['state']}", err=True)
+
+
+def list_models(as_json: bool) -> None:
+    """Print the models on this machine as a table or as JSON."""
     found = all_found()
     if as_json:
-        rows = [
-            {
-                "name": one.name,
-                "kind": one.kind,
-                "size_bytes": one.size_bytes,
-                "last_used_s": one.last_used_s,
-                "path": str(one.path),
-            }
-            for one in found
-        ]
+        rows = [asdict(one) | {"path": str(one.path), "last_used_s": one.last_used_s} for one in found]
         typer.echo(json.dumps(rows))
     elif found:
         _print_table(found)
@@ -95,14 +121,14 @@ def list_models(as_json: bool) -> None:
 
 
 def all_found() -> list[Found]:
-    """All models on this machine."""
+    """Find all models on this machine."""
     from quire.checkpoints.cache import cache_folder
 
     return [*in_cache(cache_folder()), *in_hub(hub_folder(os.environ))]
 
 
 def hub_folder(environ: Mapping[str, str]) -> Path:
-    """Where the hub's library keeps its models: $HF_HUB_CACHE, else hub/ in $HF_HOME, else in the user's cache."""
+    """Return the cache folder of the Hugging Face hub: $HF_HUB_CACHE, else $HF_HOME/hub, else in the user's cache."""
     if chosen := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
         return expanded(chosen, "HF_HUB_CACHE to a full path")
     if home := environ.get("HF_HOME"):
@@ -111,7 +137,7 @@ def hub_folder(environ: Mapping[str, str]) -> Path:
 
 
 def in_cache(cache: Path) -> Iterator[Found]:
-    """Conversions and files of quire's own cache folder, by name."""
+    """Yield the conversions and the files in quire's own cache folder, each sorted by name."""
     from quire.checkpoints.cache import UNFINISHED
 
     for folder in _entries(cache / "converted"):
@@ -126,7 +152,7 @@ def in_cache(cache: Path) -> Iterator[Found]:
 
 
 def in_hub(hub: Path) -> Iterator[Found]:
-    """Models of the hub's cache, by name."""
+    """Yield the models in the hub's cache folder, sorted by name."""
     for folder in _entries(hub):
         if folder.name.startswith(HUB_PREFIX) and folder.is_dir():
             name = folder.name.removeprefix(HUB_PREFIX).replace("--", "/", 1)
@@ -142,41 +168,29 @@ def _hub_kind(folder: Path) -> str:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes of the files here and below. Links count 0: their targets are counted where they are."""
-    if path.is_symlink():
-        return 0
-    if path.is_dir():
-        return sum(size_bytes(entry) for entry in _entries(path))
-    try:
-        return path.stat().st_size
-    except OSError:  # gone meanwhile
-        return 0
+    """Return the size of a file, or of all files in a folder and its subfolders."""
+    return sum(one.st_size for one in _file_stats(path))
 
 
-def _below(path: Path) -> Iterator[Path]:
-    if path.is_dir() and not path.is_symlink():
-        for entry in _entries(path):
-            yield from _below(entry)
-    elif not path.is_symlink():
-        yield path
-
-
-def _read_at_s(path: Path) -> float | None:
-    try:
-        return path.stat().st_atime
-    except OSError:  # gone meanwhile
-        return None
+def _file_stats(path: Path) -> Iterator[os.stat_result]:
+    """Yield the stats of a file, or of all files in a folder and its subfolders. Links are skipped."""
+    below = [] if path.is_symlink() else os.walk(path)
+    for file in (path, *(Path(folder, name) for folder, _, names in below for name in names)):
+        with suppress(OSError):  # the file was deleted in the meantime
+            stats = file.lstat()
+            if stat.S_ISREG(stats.st_mode):
+                yield stats
 
 
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # not there, or not ours to see
+    except OSError:  # the folder does not exist or is not readable
         return []
 
 
 def _source_name(folder: Path) -> str:
-    """The name of the file a conversion was made of, or the folder's if its note cannot be read."""
+    """Return the name of the file from which a folder was converted, or the folder's name if that is not recorded."""
     from quire.checkpoints.directory import CONVERSION_NAME
     from quire.checkpoints.strict_json import read_json_object
     from quire.errors import CheckpointError

@@ -1,5 +1,6 @@
-"""`quire info MODEL`: what a model is and what fits, read from its headers. No tensor library, no weights."""
+"""`quire info MODEL`: facts of a model and its KV capacity, from the config and weight headers, not the weights."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quire.cli.shared.settings_flags import with_chosen_settings
+from quire.cli.shared.flags import with_chosen_settings
 from quire.config import ModelSettings, Settings
 
 if TYPE_CHECKING:
@@ -32,10 +33,10 @@ Examples:
 GIB = 1 << 30
 BUDGETS_GIB = (2, 4, 8, 16, 32)
 OVERHEAD_BYTES = GIB // 2
-"""Estimate for libraries and steps; loading measures it."""
+"""Estimated memory of libraries and steps; loading a model measures the actual amount."""
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_BYTES = {"int8": 4}
-"""Per key and per value of a head."""
+"""Bytes of quantization scales per key vector and per value vector of a head."""
 SHOWN_KV_DTYPES = ("float32", "bfloat16")
 REACHED = 0.75
 """Share of the memory bandwidth that a single request reaches; measured in docs/concepts/speed.md."""
@@ -49,12 +50,12 @@ class Fit:
 
     memory_gib: int
     kv_tokens: int
-    """0: the weights alone are too large."""
+    """Number of tokens whose KV fits; 0: too little memory is left after the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts of a model before it is loaded; None where config.json has no value or quire cannot derive it."""
+    """Facts of a model before it is loaded. A value is None if config.json lacks it or quire cannot derive it."""
 
     name: str
     path: str
@@ -70,31 +71,31 @@ class Facts:
     weight_bytes: int
     weight_types: tuple[str, ...]
     read_bytes_per_token: int | None
-    """Weight bytes read per step of a single request; they bound its speed."""
+    """Weight bytes read per decode step of a single request; they limit its speed."""
     kv_bytes_per_token: Mapping[str, int] | None
     state_bytes_per_sequence: int | None
-    """State of recurrent layers; 0: there are none."""
+    """Bytes of the state of recurrent layers; 0: the model has no recurrent layers."""
     has_chat_template: bool
     end_tokens: Mapping[int, str]
-    """Texts by id; an empty text where there is no tokenizer."""
+    """Texts of end tokens by id; empty texts if the model has no tokenizer."""
     dtype: str
-    """Type of the weights assumed in `fits`; `kv_dtype` is that of keys and values."""
+    """Dtype of weights that `fits` assumes; `kv_dtype` is the dtype of keys and values."""
     kv_dtype: str
     fits: tuple[Fit, ...] | None
     parts: tuple[str, ...]
     """Features beyond a plain decoder."""
     not_supported: str | None
-    """The feature that the CPU backend lacks; transformers may support it."""
+    """A feature of the model that the CPU backend lacks; transformers may support it."""
     is_for_mlx: bool
-    """Its weights are in mlx-lm's format and run on the MLX backend only."""
+    """True if the weights are in mlx-lm's format, which only the MLX backend supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Estimated speed of a single request here; None where unknown."""
+    """Estimated speed of a single request on this machine; None: unknown."""
 
     memory_bytes_per_s: float | None
-    """Measured just now."""
+    """Memory bandwidth, measured by this command."""
     tokens_per_s: float | None
 
 
@@ -109,8 +110,6 @@ def info(
     The number of KV tokens per memory size is an estimate for the types that serving would use; loading the model
     measures it.
     """
-    import json
-
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
 
     facts = facts_of(_resolved(model), settings.model)
@@ -123,13 +122,11 @@ def info(
 
 def _resolved(model: str) -> "Checkpoint":
     from quire.checkpoints import CheckpointError, resolve
-    from quire.checkpoints.progress import show_progress
-    from quire.cli.shared.background import in_background
+    from quire.cli.shared.background import with_progress
 
     _report_fetch(model)
     try:
-        with show_progress() as progress:
-            return in_background(lambda report: resolve(model, progress=report), progress).result()
+        return with_progress(lambda report: resolve(model, progress=report))
     except ModuleNotFoundError as error:
         raise CheckpointError(
             f"reading a model needs the package {error.name}, which is not installed; reinstall quire"
@@ -144,14 +141,16 @@ def _report_fetch(model: str) -> None:
 
 
 def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
-    """Read the facts off a checkpoint's config and the headers of its weights."""
+    """Derive the facts from a checkpoint's config and the headers of its weights."""
     from quire.checkpoints.families import parts_of, why_not_decoder
+    from quire.checkpoints.text_part import TEXT_PART
 
     config = checkpoint.config
     tensors = checkpoint.tensors
     settings = settings.with_kv_of(checkpoint.matrix_types)
     shape, used = _known(checkpoint)
     num_values = sum(math.prod(one.shape) for one in used.values())
+    text_parts = [f"the text part of {config[TEXT_PART]}"] if TEXT_PART in config else []
     return Facts(
         name=checkpoint.name,
         path=str(checkpoint.source),
@@ -174,20 +173,14 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         dtype=settings.dtype,
         kv_dtype=settings.kv_dtype,
         fits=_fits(shape, used, settings, _count(config, "max_position_embeddings")) if shape else None,
-        parts=(*_part_of(config), *(parts_of(shape) if shape else ())),
+        parts=(*text_parts, *(parts_of(shape) if shape else ())),
         not_supported=why_not_decoder(config),
         is_for_mlx=checkpoint.is_for_mlx,
     )
 
 
-def _part_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    from quire.checkpoints.text_part import TEXT_PART
-
-    return (f"the text part of {config[TEXT_PART]}",) if TEXT_PART in config else ()
-
-
 def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
-    """For a known family, its shape and the tensors it uses; otherwise None and all tensors."""
+    """Return a decoder's shape and the tensors it uses; for an unknown model family, None and all tensors."""
     from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
 
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -198,8 +191,8 @@ def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
 
 
 def _read_bytes(shape: "DecoderShape", used: "Tensors", dtype: str) -> int:
-    """Bytes that a step of a single request reads: every matrix, and the share of the experts in use. An embedding
-    that is not also the head is excluded: a step reads a few rows of it."""
+    """Return the weight bytes that a decode step of a single request reads: all matrices, of experts the active share.
+    Per-layer embeddings, and an embedding that is not also the head, are excluded: a step reads only a few rows."""
     skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in used else ""}
     experts = _expert_names(shape)
     every = sum(
@@ -216,7 +209,8 @@ def _expert_names(shape: "DecoderShape") -> frozenset[str]:
     found: set[str] = set()
     for layer in shape.layers:
         experts = matrices_of(shape, layer).experts
-        found |= set() if experts is None else {one.name for one in experts.all()}
+        if experts is not None:
+            found.update(one.name for one in (*experts.gate, *experts.up, *experts.down))
     return frozenset(found)
 
 
@@ -240,7 +234,7 @@ def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
 def _fits(
     shape: "DecoderShape", used: "Tensors", settings: ModelSettings, context_tokens: int | None
 ) -> tuple[Fit, ...]:
-    """Divide memory as loading does: weights, state slots if any, and blocks."""
+    """Estimate each budget's KV tokens. As on loading, memory is divided between weights, state slots and blocks."""
     from quire.backends.memory_plan import PoolBytes, slots_within
 
     held_bytes, size = sum(_held_bytes(one, settings.dtype) for one in used.values()), settings.block_size
@@ -275,10 +269,8 @@ def _speed(read_bytes: int | None, bytes_per_s: float | None) -> Speed:
 def _print_tables(facts: Facts, speed: Speed) -> None:
     from quire.cli.shared.columns import columns, plain
 
-    rows = [(what, how_much) for what, how_much in _rows(facts, speed) if how_much is not None]
-    width = max(len(what) for what, _ in rows)
-    for what, how_much in rows:
-        typer.echo(f"{what:{width}}  {plain(how_much)}")
+    first, *others = [(what, how_much) for what, how_much in _rows(facts, speed) if how_much is not None]
+    typer.echo(columns(first, others))
     if facts.fits is None:
         typer.echo(f"\nno estimate for the family {plain(facts.family)}: loading the model measures it", err=True)
         return

@@ -1,4 +1,4 @@
-"""`quire pull` and `quire rm`: download hub models and remove models."""
+"""`quire pull` and `quire rm`: download models from the Hugging Face hub, and remove models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -34,8 +34,7 @@ def pull(
     """
     from quire.checkpoints.hub.files import HubName
     from quire.checkpoints.hub.files import pull as fetch
-    from quire.checkpoints.progress import show_progress
-    from quire.cli.shared.background import in_background
+    from quire.cli.shared.background import with_progress
     from quire.config.machine import memory_for_models_bytes
 
     wanted = HubName.parsed(model)
@@ -43,23 +42,19 @@ def pull(
         rule = f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling"
         raise CheckpointError(rule, code="invalid_model_name")
     limit = _memory_bytes(memory) or memory_for_models_bytes()
-    with show_progress() as progress:
-        path = in_background(lambda report: fetch(wanted, limit, report, show_choice), progress).result()
-    typer.echo(str(path))
+    typer.echo(str(with_progress(lambda report: fetch(wanted, limit, report, show_choice))))
 
 
 def pulled(model: str, *, memory_bytes: int | None = None) -> Path:
-    """The model's file or folder; downloaded with progress if it is not here."""
+    """Return the model's file or folder. A model that is not on this machine is downloaded first, with progress."""
     from quire.checkpoints.names import local_path
-    from quire.checkpoints.progress import show_progress
-    from quire.cli.shared.background import in_background
+    from quire.cli.shared.background import with_progress
 
-    with show_progress() as progress:
-        return in_background(lambda report: local_path(model, report, show_choice, memory_bytes), progress).result()
+    return with_progress(lambda report: local_path(model, report, show_choice, memory_bytes))
 
 
 def show_choice(judged: "list[Judged]") -> None:
-    """Print a table of the variants, which of them fit, and which was chosen."""
+    """Print a table of a model's variants: which of them fit, and which was chosen."""
     from quire.cli.shared.columns import columns
 
     rows = [

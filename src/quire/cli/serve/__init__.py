@@ -1,1 +1,1 @@
-"""`quire serve` and `quire run`: from settings to a server."""
+"""`quire serve` and `quire run`: start a server from settings."""

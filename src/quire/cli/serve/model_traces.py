@@ -1,4 +1,4 @@
-"""The trace file of each model of a server: created when the model is first opened, or at once if it is kept."""
+"""The trace file of each model of a server: created at startup for models that stay loaded, else on the first load."""
 
 import os
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ KEY_BYTES = 32
 
 
 class ModelTraces:
-    """Trace settings of one server's models, if tracing is on."""
+    """Trace settings of each model of one server, if tracing is on."""
 
     def __init__(self, settings: "ServerSettings", models: "Sequence[OnDemandModel]") -> None:
-        """Raises ConfigError if a file that is needed at once cannot be created."""
+        """Create the trace files of models that stay loaded. Raises ConfigError if a file cannot be created."""
         self._settings = settings
         self._path = settings.trace_path()
         self._names = [model.name for model in models]
@@ -27,24 +27,21 @@ class ModelTraces:
                 self.of(model.name)
 
     def of(self, name: str) -> "TraceSettings | None":
-        """Where this model's consecutive workers write. Raises ConfigError if the file cannot be created."""
+        """Return this model's trace settings; None: tracing is off. Raises ConfigError if no file can be created."""
         if self._path is None:
             return None
         if name not in self._made:
-            self._made[name] = self._make(trace_path_of(self._path, self._names.index(name)))
+            from quire import __version__
+            from quire.engine.trace_recorder import TraceSettings
+            from quire.observe.trace_file import make_trace_file
+
+            path, settings = trace_path_of(self._path, self._names.index(name)), self._settings
+            make_trace_file(path)
+            limits = (settings.trace_max_bytes, os.urandom(KEY_BYTES), settings.trace_tokens)
+            self._made[name] = TraceSettings(str(path), *limits, __version__)
         return self._made[name]
-
-    def _make(self, path: "Path") -> "TraceSettings":
-        from quire import __version__
-        from quire.engine.trace_recorder import TraceSettings
-        from quire.observe.trace_file import make_trace_file
-
-        make_trace_file(path)
-        settings = self._settings
-        key = os.urandom(KEY_BYTES)
-        return TraceSettings(str(path), settings.trace_max_bytes, key, settings.trace_tokens, __version__)
 
 
 def trace_path_of(path: "Path", number: int) -> "Path":
-    """Trace path of the model with this number, from zero: trace.jsonl, trace-2.jsonl."""
+    """Return the trace path of the model with this index, from zero: trace.jsonl, trace-2.jsonl, ..."""
     return path.with_stem(f"{path.stem}-{number + 1}") if number else path

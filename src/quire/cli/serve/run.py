@@ -2,13 +2,13 @@
 
 import os
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from quire.cli.shared.settings_flags import with_all_settings
+from quire.cli.shared.flags import with_all_settings
 from quire.config import Settings
-from quire.errors import ConfigError
 
 EPILOG = """\
 \b
@@ -20,7 +20,7 @@ Examples:
   quire run org/name:Q4_K_M --chat
   quire run model.gguf --no-browser
 """
-ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - keys: servers listen on all addresses
 
 
 @with_all_settings
@@ -35,7 +35,10 @@ def run(
 
     path = str(pulled(model, memory_bytes=settings.model.memory_bytes))
     if chat:
-        talk(path, settings)
+        from quire.cli.chat.chat import chat_with
+        from quire.client.request.params import SamplingParams
+
+        chat_with(path, settings, SamplingParams(max_tokens=None))
         return
     from quire.cli.serve.serve import all_served, serve_models
     from quire.cli.shared.found_servers import serving_at
@@ -50,35 +53,29 @@ def run(
 
 
 def name_for(model: str) -> str:
-    """Model name for clients: a repository's name without its owner, a file's without its suffix."""
+    """Return the model name for clients: a repository's name without its owner, a file's name without `.gguf`."""
     name = os.path.basename(os.path.normpath(model))
     return name.removesuffix(".gguf") or model
 
 
-def talk(path: str, settings: Settings) -> None:
-    """Chat in the terminal."""
-    from quire.cli.chat.chat import ChatSession, talk_in_terminal
-    from quire.cli.chat.open_model import opened
-    from quire.client.request.params import SamplingParams
+def reached(url: str, port: int = 0) -> str:
+    """Return the URL of the server for a browser on this machine, or through a tunnel from local port `port`."""
+    from quire.http_client import HttpServer
 
-    with opened(path, settings) as llm:
-        if llm.text.template is None:
-            missing = "this model has no chat template; use quire generate, or a chat model"
-            raise ConfigError(missing, code="template_missing")
-        talk_in_terminal(ChatSession(llm, SamplingParams(max_tokens=None), None))
+    server = HttpServer.at(url)
+    if port:
+        return replace(server, host="127.0.0.1", port=port).url
+    return replace(server, host=LOOPBACK.get(server.host, server.host)).url
 
 
 def show_page(url: str) -> None:
-    """Open the page in a browser if there is a display: otherwise a text browser might take over the terminal."""
-    if not has_screen():
-        return
-    import webbrowser
-
-    for anywhere, here in ANY_ADDRESS.items():
-        url = url.replace(f"//{anywhere}:", f"//{here}:")
-    webbrowser.open(url + "/")
+    """Open a server's chat page in a browser."""
+    open_in_browser(reached(url) + "/")
 
 
-def has_screen() -> bool:
-    """Whether there is a display for a browser."""
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+def open_in_browser(url: str) -> None:
+    """Open the URL in a browser if there is a display; without a display, a text browser might occupy the terminal."""
+    if sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")):
+        import webbrowser
+
+        webbrowser.open(url)

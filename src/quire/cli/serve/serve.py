@@ -1,22 +1,27 @@
-"""`quire serve`: models behind an OpenAI-compatible API. Messages go to stderr; Ctrl-C lets requests finish."""
+"""`quire serve`: serve models with an OpenAI-compatible API. Messages go to stderr; Ctrl-C lets requests finish."""
 
 import signal
-from collections.abc import Callable, Sequence
+import sys
+import termios
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.shared.settings_flags import with_all_settings
+from quire.cli.shared.flags import with_all_settings
+from quire.cli.shared.server_run import prepare_server, print_line, run_until_shutdown
 from quire.config import Group, Settings
 from quire.config.home import expanded
 from quire.errors import ConfigError
+from quire.terminal import without_mode
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Task
     from socket import socket
 
     from quire.config import OnDemandModel
+    from quire.fleet.gateway.client import FleetModel
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
 EPILOG = """\
@@ -64,16 +69,14 @@ def serve(
     settings.server.check_keys_file()
     served = all_served(models or [], served_model_name or [], settings)
     if replicas > 1:
-        from quire.cli.serve.replicas import serve_replicas
-
         serve_replicas(served, settings, replicas, allow_no_keys=insecure_no_keys)
         return
     serve_models(served, settings, allow_no_keys=insecure_no_keys)
 
 
 def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[OnDemandModel, ...]":
-    """Models of the command line, the settings file and the models folder. An entry of the settings file replaces the
-    folder's model of the same name."""
+    """Collect the models of the command line, the settings file and the models folder. An entry of the settings file
+    replaces a model in the folder with the same name. Raises ConfigError if there are no models."""
     from quire.config.parked_models import OnDemandModel, all_models
 
     named = [OnDemandModel(name, model, is_kept=True) for name, model in public_names(models, names).items()]
@@ -99,28 +102,29 @@ def serve_models(
     allow_no_keys: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until a shutdown signal; `on_ready` is called with the address."""
+    """Serve until a shutdown signal; `on_ready` is called with the URL when the server is ready."""
     import gc
     from contextlib import closing
 
     from quire.api.listening import public_socket
-    from quire.cli.shared.ending import without_echoed_controls
+    from quire.cli.shared.machine_warnings import machine_warnings
     from quire.worker.parent.spawned_worker import SpawnedWorker
 
-    gc.disable()  # while everything is imported; set_aside_what_was_loaded switches it on again
-    # Bind the address before anything else. Then spawn a worker: it imports on one core while this process imports on
-    # another.
+    gc.disable()  # imports are faster without it; freeze_startup_objects enables it again
+    # Bind the address first. Then spawn a worker, which imports its modules on one core while this process imports its
+    # own on another.
     with (
-        without_echoed_controls(),
+        without_mode(sys.stderr, termios.ECHOCTL),  # otherwise the terminal prints ^C in the middle of a line
         public_socket(settings.server, allow_no_keys=allow_no_keys) as listener,
         closing(SpawnedWorker(settings.serving.queue + settings.model.max_running)) as first,
     ):
-        num_ended = _serve(models, settings, first, listener, allow_no_keys, on_ready)
-    if num_ended:
-        typer.echo(f"{num_ended} requests did not finish in time and were cancelled", err=True)
+        prepare_server(settings)
+        for warning in machine_warnings(settings.model):
+            print_line(warning)
+        run_until_shutdown(_serve(models, settings, first, listener, allow_no_keys, on_ready))
 
 
-def _serve(
+async def _serve(
     models: "Sequence[OnDemandModel]",
     settings: Settings,
     first: "SpawnedWorker",
@@ -128,51 +132,55 @@ def _serve(
     allow_no_keys: bool,
     on_ready: Callable[[str], None] | None,
 ) -> int:
-    """Returns the number of requests that were cancelled."""
+    """Serve, and return the number of requests that were cancelled at shutdown."""
     import asyncio
 
-    import uvloop
-
-    from quire.api.http.descriptors import allow_many_connections
     from quire.cli.serve.wiring import supervised
-    from quire.config.machine import beyond_the_machine
-    from quire.observe.access_log import set_up
 
-    set_up("json" if settings.server.log_format == "json" else "plain")
-    many = allow_many_connections()
-    beyond = beyond_the_machine(settings.model.memory_bytes, settings.model.num_threads)
-    for warning in (*([] if many is None else [many]), *beyond):
-        _print_line(warning)
-
-    async def serve_until_ended() -> int:
-        _end_on_signal(asyncio.get_running_loop(), asyncio.current_task())
-        async with supervised(models, settings, first) as wiring:
-            # In parallel with the worker, which is loading: this import takes most of a second.
-            serving = await asyncio.to_thread(import_module, "quire.api.serving")
-            plan = serving.Plan(models, settings, allow_no_keys, on_ready, wiring.weigh, listener)
-            num_ended: int = await serving.run(plan, _print_line, wiring.opening)
-            return num_ended
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            return runner.run(serve_until_ended())
-        except asyncio.CancelledError:  # shut down before serving began
-            return 0
+    # These handlers are active until the server installs its own; all code that runs before then can be cancelled.
+    if (task := asyncio.current_task()) is not None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    async with supervised(models, settings, first) as opener:
+        # This import takes most of a second; the worker loads the model in the meantime.
+        serving = await asyncio.to_thread(import_module, "quire.api.serving")
+        plan = serving.Plan(models, settings, allow_no_keys, on_ready, opener.weigh, listener)
+        num_ended: int = await serving.run(plan, print_line, opener.opened)
+        return num_ended
 
 
-def _end_on_signal(loop: "AbstractEventLoop", task: "Task[int] | None") -> None:
-    """Signal handlers until the server installs its own: everything that runs before then can be cancelled."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if task is not None:
-            loop.add_signal_handler(number, task.cancel)
+def serve_replicas(
+    models: "Sequence[OnDemandModel]", settings: Settings, num_replicas: int, *, allow_no_keys: bool
+) -> None:
+    """Serve until a shutdown signal, with a gateway in this process and each member in a separate process."""
+    import asyncio
 
+    from quire.api.serving import Plan, run
 
-def _print_line(line: str) -> None:
-    typer.echo(line, err=True)
+    if len(models) != 1:
+        raise ConfigError(
+            f"expected one model with --replicas, got {len(models)}; name only one MODEL, or omit --replicas"
+        )
+    if settings.server.trace is not None:
+        rule = f"expected one worker with --trace, got {num_replicas} replicas; omit --trace or --replicas"
+        raise ConfigError(rule, code="trace_with_replicas")
+    prepare_server(settings)
+
+    @asynccontextmanager
+    async def opened(model: "OnDemandModel", _progress: object) -> "AsyncIterator[FleetModel]":
+        from quire.fleet.member.replicas import order_replicas, replicated_model
+
+        order = await asyncio.to_thread(
+            order_replicas, model.model, num_replicas, settings.model, settings.serving, settings.server.drain_s
+        )
+        async with replicated_model(model.name, order, num_replicas, settings.serving.queue) as client:
+            yield client
+
+    run_until_shutdown(run(Plan(models, settings, allow_no_keys), print_line, opened))
 
 
 def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
-    """Models by the name for clients: the served name, else the path's last part, else the hub id."""
+    """Map names for clients to models. A name is the served name, else the path's last part, else the hub id."""
     if served_names and len(served_names) != len(models):
         rule = f"expected served_model_name once for each of {len(models)} models, got {len(served_names)}; or omit it"
         raise ConfigError(rule, code="wrong_num_names")

@@ -1,7 +1,7 @@
-"""Where `quire serve` runs its models: each in a worker of its own, all within one memory budget.
+"""How `quire serve` runs its models: each in a separate worker process, all within one memory budget.
 
-To start quickly, the first worker is spawned before anything else and imports on one core while this process imports on
-another; and it is sent the model to load before the API is imported:
+For a quick start, the first worker is spawned early, so that both processes import their modules in parallel. The
+worker receives the model to load before this process (the parent) imports the API:
 
     parent   spawn ─ import ─ plan ─ open ─► import the API, listen, read a tokenizer ─► ready
     worker     └──── import ───────────└───► load, measure ───────────────────────────────┘
@@ -10,7 +10,6 @@ another; and it is sent the model to load before the API is imported:
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from quire.cli.serve.model_traces import ModelTraces
 from quire.cli.shared.background import in_background
 
 if TYPE_CHECKING:
-    from quire.api.models.model_park import OpenClient, ReportProgress, Sizes, Weigh
+    from quire.api.models.model_park import ReportProgress, Sizes
     from quire.checkpoints import Progress
     from quire.client.engines.park_plan import ParkPlan
     from quire.client.engines.served import PrepareModel, ServedModel, Serving
@@ -29,53 +28,45 @@ if TYPE_CHECKING:
 
 FileStamps = frozenset[tuple[str, int, int]]
 HEAD_START_S = 2.0
-"""How long to wait until a worker has been sent the model to load. A download takes longer; the server then starts to
-respond before it is done."""
+"""Timeout for planning the models and sending the first worker its model. A download may take longer; the server then
+starts to respond before the download is complete."""
 
 
 def file_stamps(path: Path | None) -> FileStamps:
-    """Names, sizes and times of a model's files: different after any change."""
+    """Return the names, sizes and modification times of a model's files, to detect changes."""
     if path is None or not path.exists():
         return frozenset()
     files = [*path.iterdir()] if path.is_dir() else [path]
     return frozenset((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """Passed to a server: how to open a model, and the sizes of all models."""
-
-    opening: "OpenClient"
-    weigh: "Weigh"
-
-
 @asynccontextmanager
 async def supervised(
     models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker"
-) -> AsyncIterator[Wiring]:
-    """These models, planned together. The first kept model starts loading now, in `first`, a worker that is starting;
-    open models are closed at the end."""
-    opener = _Opener(models, settings, first)
+) -> AsyncIterator["ModelOpener"]:
+    """Plan these models together. The worker `first`, which is starting, loads the first model that stays loaded. Open
+    models are closed at the end of this context."""
+    opener = ModelOpener(models, settings, first)
     try:
         with suppress(TimeoutError):
             await asyncio.wait_for(opener.is_begun.wait(), HEAD_START_S)
-        yield Wiring(opener.opened, opener.weigh)
+        yield opener
     finally:
         await opener.close()
 
 
-class _Opener:
-    """Opens models. Workers belong to the thread that opens them."""
+class ModelOpener:
+    """Opens models and knows their sizes. A worker may be used only by the thread that opened it."""
 
     def __init__(self, models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker") -> None:
         self._models, self._settings = models, settings
         self._worker: SpawnedWorker | None = first
         self._traces = ModelTraces(settings.server, models)
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
-        """Prepared models, with the stamps of their files."""
+        """Prepared models by name, with the stamps of their files."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
         self.is_begun = asyncio.Event()
-        """The first worker has been sent its model, or there is none."""
+        """Set when the first worker has received its model, or if no model is loaded at startup."""
         kept = [one for one in models if one.is_kept][:1]
         self._early = {one.name: _Opening(self, one, quiet) for one in kept}
         if not kept:
@@ -89,7 +80,7 @@ class _Opener:
             return await asyncio.wrap_future(planning)
 
     async def weigh(self) -> "Sizes":
-        """The sizes of all models. Raises the problem of a kept model."""
+        """Return the sizes of all models. Raises the error of a model that must stay loaded and cannot be planned."""
         from quire.api.models.model_park import Sizes
 
         plan = await asyncio.shield(self._planning)
@@ -99,6 +90,7 @@ class _Opener:
 
     @asynccontextmanager
     async def opened(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
+        """Open a model for the duration of this context, or wait for a model that already loads since startup."""
         opening = self._early.pop(model.name, None) or _Opening(self, model, on_progress)
         try:
             yield await asyncio.shield(opening.client)
@@ -107,7 +99,7 @@ class _Opener:
 
     @asynccontextmanager
     async def loaded(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
-        """A loaded model; its progress bar is closed before it is yielded."""
+        """Load a model and yield it. The progress bar is closed before."""
         with ExitStack() as shown:
             progress = shown.enter_context(show_progress())
             whose = f" of {model.name}" if len(self._models) > 1 else ""
@@ -121,7 +113,7 @@ class _Opener:
                 yield client
 
     async def model(self, model: "OnDemandModel", progress: "Progress") -> "ServedModel":
-        """A model whose context is not entered yet."""
+        """Build a model that is not loaded yet: entering its context loads it."""
         from quire.client.engines.park_plan import settings_of
         from quire.client.engines.served import OwnSettings, ServedModel, plan_worker
 
@@ -142,14 +134,14 @@ class _Opener:
         return ServedModel(partial(self._as_before, model.name, weighed.path, prepare), self.is_begun.set, worker)
 
     def _as_before(self, name: str, path: Path | None, prepare: "PrepareModel") -> "Serving":
-        """A reloaded model is not read again unless its files changed."""
+        """Prepare a model, or reuse the earlier preparation if the model's files did not change."""
         stamps = file_stamps(path)
         if name not in self._prepared or self._prepared[name][0] != stamps:
             self._prepared[name] = (stamps, prepare())
         return self._prepared[name][1]
 
     async def close(self) -> None:
-        """Close models that were never opened, and the planning."""
+        """Close models that load since startup and were never requested, and cancel the planning."""
         openings = [*self._early.values()]
         await asyncio.gather(*(opening.close() for opening in openings))
         self._planning.cancel()
@@ -157,14 +149,14 @@ class _Opener:
 
 
 class _Opening:
-    """One model being opened in its own task, independent of its waiting callers."""
+    """Opens one model in a separate task, which continues if a waiting caller is cancelled."""
 
-    def __init__(self, opener: _Opener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
+    def __init__(self, opener: ModelOpener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         self.client: asyncio.Future[ServedModel] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._run(opener, model, on_progress), name=f"quire-open-{model.name}")
 
-    async def _run(self, opener: _Opener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
+    async def _run(self, opener: ModelOpener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         try:
             async with opener.loaded(model, on_progress) as client:
                 self.client.set_result(client)
@@ -173,14 +165,14 @@ class _Opening:
             if self.client.done():
                 raise
             self.client.set_exception(error)
-            self.client.exception()  # marks it as retrieved
+            self.client.exception()  # marks the exception as retrieved
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
             opener.is_begun.set()
 
     async def close(self) -> None:
-        """Close it. A model that is still loading is cancelled, without an error."""
+        """Close the model, or cancel its loading without an error."""
         self._closing.set()
         if not self.client.done():
             self._task.cancel()

@@ -1,1 +1,1 @@
-"""What several commands share: flags from settings, columns, exit codes."""
+"""Code shared by several commands: flags from settings, tables, exit codes."""

@@ -1,8 +1,8 @@
-"""Work on a network or a disk, in a thread that does not delay the exit.
+"""Network and disk work in a thread that does not delay the exit of the process.
 
-A download blocks in a socket where no signal reaches it, and the download library keeps threads that Python joins at
-exit. So the process exits without joining them. Incomplete files are never used: downloads and conversions get their
-names when they are complete, and partial ones are resumed or discarded.
+A signal does not interrupt a download that blocks in a socket, and Python joins the download library's threads at exit.
+So the process exits without joining them. Incomplete files are never used: downloads and conversions get their final
+names when complete; partial files are resumed or discarded.
 """
 
 import os
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NAME = "quire-background"
 EXIT_GRACE_S = 0.5
-"""Time for stoppable work to clean up."""
+"""Time for background work to clean up before the process exits."""
 
 _is_over = threading.Event()
 
 
 class _StoppedError(BaseException):
-    """The result is no longer needed. Not an Exception, so that no handler treats it as a failure."""
+    """Raised in the work when its result is no longer needed. Not an Exception, so that handlers do not catch it."""
 
 
 def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Future[T]":
-    """Start the work. It can be stopped whenever it reports progress; any thread can wait for the result."""
+    """Start the work in a thread. It can be stopped when it reports progress; any thread can wait for the result."""
     future: Future[T] = Future()
 
     def report(label: str, done_bytes: int, total_bytes: int) -> None:
@@ -45,6 +45,14 @@ def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Fut
 
     threading.Thread(target=run, name=NAME, daemon=True).start()
     return future
+
+
+def with_progress(work: "Callable[[Progress], T]") -> T:
+    """Run work in the background, show its progress, and return its result."""
+    from quire.checkpoints.progress import show_progress
+
+    with show_progress() as progress:
+        return in_background(work, progress).result()
 
 
 def leave_background(code: int) -> None:

@@ -1,10 +1,10 @@
-"""Plain columns whose lines are never wrapped. Standard library only, so that it imports quickly."""
+"""Two kinds of tables: plain columns whose lines are never wrapped, and a framed table. The module imports quickly."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
-    """The rows under their header; the columns numbered in `right` are numbers and end at the right."""
+    """Format the header and the rows as aligned text. Columns whose indices are in `right` are right-aligned."""
     table = [[plain(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[place]) for row in table) for place in range(len(header))]
     lines = (
@@ -17,6 +17,17 @@ def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozens
     return "\n".join(line.rstrip() for line in lines)
 
 
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a framed table, at most as wide as the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
 def plain(text: str) -> str:
-    """The text with control characters escaped: names of files and tokens are untrusted."""
+    """Escape control characters, because names of files and texts of tokens are untrusted."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

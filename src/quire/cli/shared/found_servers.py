@@ -1,6 +1,5 @@
-"""This user's servers on this machine, found by their admin sockets: an open port may belong to another program.
-
-It must work where nothing of the engine is installed.
+"""Find this user's servers on this machine by their admin sockets, because an open port may belong to another program.
+This module must work without the engine's packages.
 """
 
 import json
@@ -25,7 +24,7 @@ class FoundModel:
 
     name: str
     root: str
-    """The path or hub id it is loaded from."""
+    """The path or hub id from which the server loads the model."""
     is_ready: bool
     state: str
     max_tokens: int | None
@@ -33,38 +32,38 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server, as seen through its admin socket."""
+    """State of a server, read from its admin socket."""
 
     socket_path: Path
     url: str
     is_locked: bool
     models: tuple[FoundModel, ...]
     num_prompt_tokens: int
-    """Of all finished requests."""
+    """Prompt tokens of all finished requests."""
     num_cached_tokens: int
 
     def named(self, model: str | None) -> FoundModel | None:
-        """A model by its name, path or hub id; without one, the first."""
+        """Find a model by its name, path or hub id; None selects the first model."""
         fitting = [one for one in self.models if model in (None, one.name, one.root)]
         return fitting[0] if fitting else None
 
 
 def running_servers() -> list[FoundServer]:
-    """Servers whose admin sockets are in the default folder."""
+    """List the servers whose admin sockets are in the default folder."""
     folder = ServerSettings().admin_path(ANY_PORT).parent
     found = [server_behind(path) for path in sorted(folder.glob("admin-*.sock"))]
     return [one for one in found if one is not None]
 
 
 def serving_at(port: int, model: str) -> FoundServer | None:
-    """This user's server on that port, if it has this model."""
+    """Return this user's server on this port if it serves the model, else None."""
     found = server_behind(ServerSettings().admin_path(port))
     return found if found is not None and any(one.root == model for one in found.models) else None
 
 
 @contextmanager
 def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
-    """Link a socket from another place into the default folder. A stale link of a killed process is replaced."""
+    """Link an admin socket into the default folder within this context. A stale link of a dead server is replaced."""
     link = ServerSettings().admin_path(urlsplit(server.url).port or ANY_PORT)
     with suppress(OSError):  # the server also works without the link
         link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,7 +79,7 @@ def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
 
 
 def server_behind(path: Path) -> FoundServer | None:
-    """The server that listens on this socket; None: there is none any more."""
+    """Return the server that listens on this socket; None if no server responds."""
     try:
         return _found(path, admin_request(path, "GET", "/stats"))
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,7 +88,7 @@ def server_behind(path: Path) -> FoundServer | None:
 
 def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Send a request to an admin socket. Raises OSError, or ValueError with the server's error message."""
-    import asyncio  # not before: they take long to import
+    import asyncio  # imported late, like quire.http_client, because both import slowly
 
     from quire.http_client import OK, HttpServer, fetch
 

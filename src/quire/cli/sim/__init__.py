@@ -1,1 +1,1 @@
-"""`quire sim`, `plan` and `replay`: servers without a device."""
+"""`quire sim`, `plan` and `replay`: run the scheduler and KV memory without a model."""

@@ -1,12 +1,15 @@
-"""`quire plan`: how many members a load needs, how large their pools must be, and what settings change."""
+"""`quire plan`: find the number of members and the pool size that a load needs, and the effects of settings."""
 
+import json
+import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.shared.dataclass_flags import with_fields
+from quire.cli.shared.flags import with_fields
 from quire.cli.sim.trace_flags import FleetFlags
 
 if TYPE_CHECKING:
@@ -88,9 +91,7 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
 
 
 def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":
-    """Run all simulations; each is reported on stderr when it is done."""
-    import sys
-
+    """Run all simulations; each prints a line to stderr when it is done."""
     from quire.checkpoints.progress import quiet, show_progress
     from quire.sim.planning.curves import plan_curves
     from quire.sim.planning.effects import setting_effects
@@ -98,11 +99,11 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
     from quire.sim.planning.planning import Planner
 
     members_max, pool_max = most
-    # Without a terminal, a line for each run is enough.
+    # If stderr is not a terminal, one line per run is enough progress.
     with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
         planner = Planner(setup, lambda done, total: progress("requests", done, total), _print_run)
         found = planner.plan(members_max, pool_max or None)
-        # If no fleet meets the objective, effects and curves are of the largest that was tried.
+        # If no fleet meets the objective, effects and curves are computed for the largest fleet that was tried.
         fleet = (found.num_members or members_max, found.num_blocks or max(setup.size.num_blocks, pool_max))
         can_run = found.least_blocks <= fleet[1]
         effects = tuple(setting_effects(planner, *fleet)) if has_effects and can_run else ()
@@ -122,9 +123,7 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
 
 
 def _print_run(words: str) -> None:
-    import sys
-
-    # On a terminal the progress bar occupies this line; it is drawn again below.
+    # On a terminal this line contains the progress bar, which is redrawn on the next line.
     typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{words}", err=True)
 
 
@@ -139,9 +138,6 @@ def _write_page(path: Path, result: "PlanResult") -> None:
 
 
 def _print_json(result: "PlanResult") -> None:
-    import json
-    from dataclasses import asdict
-
     plan, least = result.plan, _least_json
     content = {
         "trace": result.load,

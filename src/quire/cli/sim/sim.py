@@ -1,11 +1,14 @@
-"""`quire sim`: the real scheduler and memory with a simulated device, and a summary."""
+"""`quire sim`: run the real scheduler and KV memory with a simulated device, and print a summary."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.shared.dataclass_flags import with_fields
+from quire.cli.shared.columns import print_table
+from quire.cli.shared.flags import with_fields
 from quire.cli.sim.trace_flags import TraceFlags
 
 if TYPE_CHECKING:
@@ -54,36 +57,26 @@ def sim(
 
 
 def _print_json(report: "Report") -> None:
-    import json
-    from dataclasses import asdict
-
-    typer.echo(
-        json.dumps(
-            {
-                "scenario": report.config.scenario,
-                "seed": report.config.seed,
-                "requests": len(report.ledger.entries),
-                "simulated_s": round(report.simulated_s, 6),
-                "ended_by": dict(report.reasons()),
-                **asdict(report.totals),
-                "waits": [asdict(waits) for waits in report.waits()],
-                "log_digest": report.log_digest,
-                "violations": report.violations,
-            }
-        )
-    )
+    content = {
+        "scenario": report.config.scenario,
+        "seed": report.config.seed,
+        "requests": len(report.ledger.entries),
+        "simulated_s": round(report.simulated_s, 6),
+        "ended_by": dict(report.reasons()),
+        **asdict(report.totals),
+        "waits": [asdict(waits) for waits in report.waits()],
+        "log_digest": report.log_digest,
+        "violations": report.violations,
+    }
+    typer.echo(json.dumps(content))
 
 
 def _print_tables(report: "Report") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    totals, console = report.totals, Console(highlight=False)
+    totals = report.totals
     hit_rate = totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0
     title = f"{report.config.scenario}, seed {report.config.seed}"
-    summary = Table("what", "how much", title=title, title_justify="left")
     ended = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
-    for what, how_much in (
+    rows = (
         ("requests", f"{len(report.ledger.entries):,} accepted, {totals.num_refused:,} too large"),
         ("turned away", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
         ("continuations ended", ended or "none"),
@@ -95,11 +88,10 @@ def _print_tables(report: "Report") -> None:
         ("blocks evicted", f"{totals.num_evictions:,}"),
         ("runner crashes", f"{totals.num_crashes:,}"),
         ("event log", report.log_digest),
-    ):
-        summary.add_row(what, how_much)
-    console.print(summary)
-    waits = Table("group", "requests", "median wait", "95%", "longest", title="waits", title_justify="left")
-    for row in report.waits():
-        moments = (f"{moment:.2f} s" for moment in (row.median_s, row.p95_s, row.longest_s))
-        waits.add_row(row.who, f"{row.num_requests:,}", *moments)
-    console.print(waits)
+    )
+    print_table(title, ("what", "how much"), rows)
+    waits = [
+        (row.who, f"{row.num_requests:,}", *(f"{moment:.2f} s" for moment in (row.median_s, row.p95_s, row.longest_s)))
+        for row in report.waits()
+    ]
+    print_table("waits", ("group", "requests", "median wait", "95%", "longest"), waits)

@@ -1,11 +1,13 @@
-"""The part of `quire sim` that runs a trace: from flags to a simulated fleet and a report."""
+"""The part of `quire sim` that runs a trace on a simulated fleet and prints a report."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from quire.cli.shared.columns import print_table
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,16 +19,14 @@ if TYPE_CHECKING:
     from quire.workload.workload_request import WorkloadRequest
 
 PROGRESS_EVERY = 500
-"""Requests between two progress updates."""
+"""Number of requests between two progress updates."""
 FAULTS = ("deaths", "drains", "joins", "clears", "lost")
 MAX_FAULTS = 6000.0
-"""Of one kind, per minute."""
+"""Maximum rate of one kind of fault, per minute."""
 
 
 def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int, *, as_json: bool) -> None:
-    """Run the trace and print the report."""
-    import json
-
+    """Run the trace and print the report; with `flags.save`, only write the trace's requests to that file."""
     from quire.checkpoints.progress import show_progress
     from quire.sim.fleet.simulation import FleetSimulation
     from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
@@ -61,15 +61,13 @@ def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int
 
 def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
     from quire.engine.step_profile import StepProfile
-    from quire.sim.fleet.faults import FleetFaults
-    from quire.sim.fleet.policies import make_policy
-    from quire.sim.fleet.simulation import FleetConfig
+    from quire.sim.fleet.simulation import FleetConfig, FleetFaults
 
     flags.check_policy()
     return FleetConfig(
         flags.member_size(),
         StepProfile.parse(flags.profile),
-        make_policy(flags.policy, flags.block_size),
+        flags.policy,
         flags.members,
         flags.gateways,
         report_age_s=flags.report_age_s,
@@ -80,7 +78,7 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
 
 
 def opened_trace(path: Path, num_requests: int) -> "Trace":
-    """The trace of a file, or its first requests."""
+    """Read a trace file, or its first `num_requests` requests; 0: all. Raises ConfigError for an invalid file."""
     from quire.workload.traces import TraceError, read_trace
 
     try:
@@ -91,44 +89,38 @@ def opened_trace(path: Path, num_requests: int) -> "Trace":
 
 
 def parsed_shares(text: str) -> dict[str, float]:
-    """`high=0.1,low=0.3` as numbers; empty for an empty text."""
-    shares: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, share = part.partition("=")
-        try:
-            shares[name] = float(share)
-        except ValueError:
-            raise ConfigError(f"expected classes such as high=0.1,low=0.3, got {text!r}") from None
-        if name not in ("high", "normal", "low") or not 0.0 <= shares[name] <= 1.0 or sum(shares.values()) > 1.0:
-            raise ConfigError(f"expected classes high, normal and low with shares of up to 1 in total, got {text!r}")
+    """Parse the shares of priority classes, such as `high=0.1,low=0.3`. Raises ConfigError for invalid shares."""
+    shares = _named_numbers(text, "classes such as high=0.1,low=0.3")
+    are_shares = all(0.0 <= one <= 1.0 for one in shares.values()) and sum(shares.values()) <= 1.0
+    if not (are_shares and shares.keys() <= {"high", "normal", "low"}):
+        raise ConfigError(f"expected classes high, normal and low with shares of up to 1 in total, got {text!r}")
     return shares
 
 
 def parsed_faults(text: str) -> dict[str, float]:
-    """`deaths=2,lost=0.01` as numbers; empty for an empty text."""
-    rates: dict[str, float] = {}
-    for part in filter(None, text.split(",")):
-        name, _, rate = part.partition("=")
-        try:
-            rates[name] = float(rate)
-        except ValueError:
-            raise ConfigError(f"expected faults such as deaths=2,lost=0.01, got {text!r}") from None
-        most = 1.0 if name == "lost" else MAX_FAULTS
-        if name not in FAULTS or not 0.0 <= rates[name] <= most:
+    """Parse the rates of faults, such as `deaths=2,lost=0.01`. Raises ConfigError for invalid rates."""
+    rates = _named_numbers(text, "faults such as deaths=2,lost=0.01")
+    for name, rate in rates.items():
+        if name not in FAULTS or not 0.0 <= rate <= (1.0 if name == "lost" else MAX_FAULTS):
             raise ConfigError(
                 f"expected faults of {', '.join(FAULTS)}: 0 to {MAX_FAULTS:g} per minute, and a share of up to 1 for "
-                f"lost, got {part!r}"
+                f"lost, got '{name}={rate:g}'"
             )
     return rates
 
 
-def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile") -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _named_numbers(text: str, expected: str) -> dict[str, float]:
+    """Parse a text such as `deaths=2,lost=0.01`; an empty text gives an empty dictionary."""
+    pairs = (part.partition("=") for part in text.split(",") if part)
+    try:
+        return {name: float(number) for name, _, number in pairs}
+    except ValueError:
+        raise ConfigError(f"expected {expected}, got {text!r}") from None
 
-    table = Table("what", "how much", title=f"{trace.name}, {profile.origin}", title_justify="left")
+
+def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile") -> None:
     ttft, tpot = report.ttft_s, report.tpot_s
-    for what, how_much in (
+    rows = (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),
         ("deaths", f"{report.num_deaths:,}, {report.num_sent_to_dead:,} requests sent before they were noticed"),
         ("simulated time", f"{report.simulated_s:,.0f} s"),
@@ -142,6 +134,5 @@ def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile")
         ("members", f"{len(report.members):,}, busy {report.utilisation:.0%} of the time"),
         ("most work over mean", f"{report.imbalance:.2f}"),
         ("event log", report.log_digest),
-    ):
-        table.add_row(what, how_much)
-    Console(highlight=False).print(table)
+    )
+    print_table(f"{trace.name}, {profile.origin}", ("what", "how much"), rows)

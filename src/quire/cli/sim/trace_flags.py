@@ -1,22 +1,22 @@
-"""Flags for running a trace on a simulated fleet: dataclasses from which options are made."""
+"""Dataclasses that define the flags for running a trace on a simulated fleet."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli.shared.dataclass_flags import flag
+from quire.cli.shared.flags import flag
 from quire.errors import ConfigError
 
 if TYPE_CHECKING:
     from quire.sim.fleet.member import MemberSize
 
 REPORT_AGE_S = 0.25
-"""Default age of load reports with several gateways."""
+"""Default age of members' load reports, in seconds, if there are several gateways."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFlags:
-    """Flags of the trace and of each member, without the number of members."""
+    """Flags of the trace and of each member; the number of members is not included."""
 
     gateways: int = flag(1, "number of gateways.", min=1, max=64)
     policy: str = flag("cost", "how gateways choose a member.")
@@ -39,13 +39,13 @@ class FleetFlags:
 
     @property
     def report_age_s(self) -> float:
-        """The flag's value, or the default for this number of gateways."""
+        """The age of load reports: the flag, or the default for this number of gateways."""
         if self.report_age is not None:
             return self.report_age
         return 0.0 if self.gateways == 1 else REPORT_AGE_S
 
     def member_size(self) -> "MemberSize":
-        """The size of each member."""
+        """Return the size of each member."""
         from quire.sim.fleet.member import MemberSize
 
         sizes = self.pool, self.block_size, self.step_tokens, self.running
@@ -61,7 +61,7 @@ class FleetFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFlags(FleetFlags):
-    """Flags of a whole fleet, with faults."""
+    """All flags of a simulated fleet: FleetFlags, the number of members, and faults."""
 
     members: int = flag(1, "members of the fleet.", min=1, max=1000)
     faults: str = flag("", "faults to inject, such as deaths=2,drains=1,clears=1,joins=2,lost=0.01.")

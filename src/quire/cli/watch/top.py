@@ -1,9 +1,10 @@
-"""`quire top`: watch a server in a terminal. Figures go to stdout, messages to stderr.
+"""`quire top`: watch a server in a terminal. Metrics go to stdout, messages to stderr.
 
 watch stream ─► TopWatcher (a thread) ─► TopFigures ─► picture (lines) ─► the terminal
-                                                    └► periodic lines, if stdout is no terminal
+                                                    └► periodic lines, if stdout is not a terminal
 """
 
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +60,7 @@ def top(
     from quire.cli.watch.top_watcher import TopWatcher
 
     console = Console()
-    with ending(), TopWatcher(source, model) as watcher, suppress(KeyboardInterrupt):  # Ctrl-C ends it
+    with ending(), TopWatcher(source, model) as watcher, suppress(KeyboardInterrupt):  # Ctrl-C quits
         if console.is_terminal:
             show_in_terminal(watcher, console)
         else:
@@ -67,8 +68,6 @@ def top(
 
 
 def _print_once(figures: "TopFigures", *, as_json: bool) -> None:
-    import json
-
     from rich.console import Console
 
     from quire.cli.watch.top_figures import essentials

@@ -1,4 +1,4 @@
-"""The figures of `quire top`, collected from successive snapshots, bounded; independent of the terminal."""
+"""The metrics of `quire top`, collected from successive snapshots in bounded memory; independent of the terminal."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from quire.cli.watch.watched_state import MAX_ROWS, SeenRates, SeenSnapshot, See
 from quire.core.inspect.snapshots import CellCounts
 
 VERSION = 1
-"""Version of the `--json` output."""
+"""Version of the format of the `--json` output."""
 HOUR_ROWS = 360
 MAX_STEPS = 512
 NOW_S = 5.0
-"""Window of current rates: steps that ended within it."""
+"""Current rates are computed from steps that ended in the last NOW_S seconds."""
 SETTLED_S = 2.0
-"""Until steps were watched for so long, rates come from the history."""
+"""Until steps have been watched for this time, current rates come from the server's history."""
 FRESH_S = 60.0
-"""Older figures of the history do not count as current."""
+"""Maximum age of a value of the history that is shown as current."""
 STATES = CellCounts.__struct_fields__
 
 
 @dataclass
 class TopFigures:
-    """One server so far."""
+    """Metrics of one server since watching began."""
 
     server: str
     seen: SeenSnapshot | None = None
@@ -34,7 +34,7 @@ class TopFigures:
     """Start of watching, by the server's clock."""
 
     def take(self, snapshot: SeenSnapshot) -> None:
-        """Add one snapshot."""
+        """Add one snapshot. Starts over if the model changed or the server restarted."""
         if self.seen is None or self.seen.model != snapshot.model or snapshot.at_s < self.seen.at_s:
             self.forget()  # another model, or the server restarted
             self._since_s = snapshot.at_s
@@ -44,7 +44,7 @@ class TopFigures:
         self.history.extend(row for row in snapshot.history if row.at_s > last_s)
 
     def forget(self) -> None:
-        """Clear everything, as after a restart of the server."""
+        """Clear all metrics."""
         self.seen = None
         self.steps.clear()
         self.history.clear()
@@ -88,7 +88,7 @@ class TopFigures:
 
 
 def essentials(figures: TopFigures) -> dict[str, Any]:
-    """The output of `quire top --once --json`; the guide lists its fields, which are stable."""
+    """Build the output of `quire top --once --json`. Its fields are stable; the guide lists them."""
     seen = figures.seen
     if seen is None:
         return {"v": VERSION, "server": figures.server, "model": None}
@@ -122,7 +122,7 @@ def essentials(figures: TopFigures) -> dict[str, Any]:
 
 
 def plain_line(figures: TopFigures) -> str:
-    """One line for a pipe or a log."""
+    """Format the metrics as one line for a pipe or a log."""
     seen = figures.seen
     if seen is None:
         return "no data yet"
@@ -142,21 +142,21 @@ def plain_line(figures: TopFigures) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count or a rate as text."""
+    """Format a count or a rate."""
     if value is None:
         return "-"
     return f"{value:,.1f}" if 0 < value < 10 else f"{value:,.0f}"
 
 
 def duration(value: float | None) -> str:
-    """A duration as text."""
+    """Format a duration in seconds."""
     if value is None:
         return "-"
     return f"{1000 * value:,.0f} ms" if value < 1 else f"{value:,.1f} s"
 
 
 def percent(share: float | None) -> str:
-    """A share as text; above 0 it is never shown as 0%."""
+    """Format a share as a percentage; a share above 0 is never shown as 0%."""
     if share is None:
         return "-"
     rounded = f"{100 * share:.0f}%"

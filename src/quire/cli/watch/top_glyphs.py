@@ -1,6 +1,6 @@
 """Bars and curves of `quire top`, in Unicode or ASCII.
 
-Each state of a block has its own character besides its colour, so that it is readable without colours.
+Each block state has its own character in addition to its colour, so that the output is readable without colours.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ STYLES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Characters to draw with."""
+    """The characters of bars and curves."""
 
     states: Mapping[str, str]
     levels: str
-    """From empty to full."""
+    """The characters of a curve, from empty to full."""
     line: str
     is_ascii: bool
-    """The terminal shows only ASCII."""
+    """True if the terminal shows only ASCII."""
 
     @classmethod
     def for_encoding(cls, encoding: str) -> "Glyphs":
-        """The glyphs for a terminal of this encoding."""
+        """Return the glyphs for a terminal with this encoding."""
         return UNICODE if encoding.lower().replace("-", "").startswith("utf") else ASCII
 
 
@@ -56,19 +56,16 @@ ASCII = Glyphs(
 
 
 def bar(counts: CellCounts, width: int, glyphs: Glyphs) -> Text:
-    """The pool as one line: each state that occurs has at least one character."""
+    """Draw the block pool as one line; each state that occurs gets at least one character."""
     drawn = Text(no_wrap=True)
-    for (state, glyph), cells in zip(glyphs.states.items(), shares(_values(counts), width), strict=True):
+    values = [max(0, int(getattr(counts, state))) for state in STYLES]
+    for (state, glyph), cells in zip(glyphs.states.items(), shares(values, width), strict=True):
         drawn.append(glyph * cells, STYLES[state])
     return drawn
 
 
-def _values(counts: CellCounts) -> list[int]:
-    return [max(0, int(getattr(counts, state))) for state in STYLES]
-
-
 def shares(values: Sequence[int], width: int) -> list[int]:
-    """Divide `width` characters in proportion to the values, at least one for each value above 0."""
+    """Divide `width` characters in proportion to the values; each value above 0 gets at least one."""
     total = sum(values)
     if total <= 0:
         return [0] * len(values)
@@ -85,7 +82,7 @@ def shares(values: Sequence[int], width: int) -> list[int]:
 
 
 def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
-    """The values as one line of levels, the largest at the top; the latest at the right, several in one if need be."""
+    """Draw values as a one-line curve, scaled to the largest, the latest at the right; long series are averaged."""
     if not values or width <= 0:
         return ""
     each = ceil(len(values) / width)
@@ -104,7 +101,7 @@ def _mean(group: Sequence[float | None]) -> float | None:
 
 
 def _level(value: float | None, top: float, levels: str) -> str:
-    """The character of a value; above 0 it is never drawn as empty."""
+    """Return the character for a value; a value above 0 is never drawn as empty."""
     if value is None or value <= 0 or top <= 0:
         return levels[0]
     return levels[max(1, min(len(levels) - 1, round(value / top * (len(levels) - 1))))]

@@ -1,4 +1,4 @@
-"""The screen of `quire top` as lines of text; running requests fill the rows that are left.
+"""The screen of `quire top` as lines of text. The list of running requests fills the remaining rows.
 
 Colour is never the only signal, and control characters from the server are escaped.
 """
@@ -27,7 +27,7 @@ IN_ASCII = str.maketrans({"\u2026": "~"})
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Size of the terminal, and its glyphs."""
+    """Size and glyphs of the terminal."""
 
     width: int
     height: int
@@ -35,7 +35,7 @@ class Frame:
 
 
 def picture(figures: TopFigures, frame: Frame, trouble: str | None = None, keys: str = "") -> list[Text]:
-    """At most `height` lines. `trouble`: why there is no newer snapshot; `keys`: a line of key bindings."""
+    """Return at most `height` lines. `trouble` is the error that prevents newer snapshots, `keys` the key bindings."""
     head = [_title(figures, frame)]
     if trouble is not None:
         head.append(_line(f"! {plain(trouble)}; retrying, showing the last snapshot", frame, "reverse"))
@@ -54,7 +54,7 @@ def picture(figures: TopFigures, frame: Frame, trouble: str | None = None, keys:
 def _fitted(lines: list[Text], foot: list[Text], frame: Frame) -> list[Text]:
     shown = [*lines[: max(0, frame.height - len(foot))], *foot]
     if frame.glyphs.is_ascii:
-        for line in shown:  # names may contain letters that this terminal cannot show
+        for line in shown:  # names may contain characters that this terminal cannot show
             line.plain = line.plain.translate(IN_ASCII).encode("ascii", "replace").decode()
             line.truncate(frame.width)
     return shown
@@ -67,7 +67,7 @@ def _line(text: str, frame: Frame, style: str = "") -> Text:
 
 
 def _name(text: str, width: int = MAX_NAME_CHARS) -> str:
-    """A model's, tenant's or request's name, escaped and shortened: it is untrusted."""
+    """Escape and shorten the untrusted name of a model, tenant or request."""
     harmless = plain(text[:MAX_NAME_CHARS])
     return harmless if len(harmless) <= width and len(text) <= MAX_NAME_CHARS else f"{harmless[: max(0, width - 1)]}~"
 
@@ -121,7 +121,7 @@ def _now(figures: TopFigures, frame: Frame) -> list[Text]:
 
 
 def _engine(engine: SeenEngine | None) -> list[tuple[str, str]]:
-    """Computed tokens, and the time in the current step if that is long."""
+    """Return the computed tokens and, if the current step takes long, its duration so far."""
     if engine is None:
         return []
     step = [(duration(engine.step_s), "in a step")] if engine.step_s > LONG_STEP_S else []
@@ -140,7 +140,7 @@ def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
         return [_heading("pool: no data, the model is not loaded", frame)]
     words = f"pool: {pool.num_blocks:,} blocks of {pool.block_size} tokens"
     legend = list[Text]()
-    # Members report only how many blocks are in use; a gateway cannot distinguish free from cached ones.
+    # Members report only the number of blocks in use, so a gateway cannot distinguish free from cached blocks.
     names = {state: state for state in STATES} if seen.fleet is None else {"free": "free or cached", "used": "used"}
     for state, name in names.items():
         count = int(getattr(pool.counts, state))
@@ -150,7 +150,7 @@ def _pool(seen: SeenSnapshot, frame: Frame) -> list[Text]:
 
 
 def _flowing(entries: Sequence[Text], frame: Frame) -> list[Text]:
-    """Entries side by side, on as many lines as needed."""
+    """Lay out entries side by side, on as many lines as needed."""
     lines = [Text(no_wrap=True)]
     for entry in entries:
         if lines[-1] and len(lines[-1]) + len(entry) + 2 > frame.width:
@@ -196,7 +196,7 @@ def _lists(seen: SeenSnapshot, frame: Frame) -> list[Text]:
 
 
 def _few(rows: Sequence[str], nothing: str) -> list[str]:
-    """The first rows, and the number of further ones."""
+    """Return the first rows and a line with the number of omitted rows."""
     if not rows:
         return [f"  {nothing}"]
     if len(rows) <= MAX_LIST_ROWS:

@@ -1,11 +1,11 @@
-"""Terminal output of `quire top`: a full screen with keys, or plain lines if stdout is no terminal."""
+"""Terminal output of `quire top`: a full screen with key bindings, or plain lines if stdout is not a terminal."""
 
 import os
 import select
 import sys
 import termios
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic, strftime
 
@@ -32,7 +32,7 @@ def print_picture(figures: TopFigures, console: Console) -> None:
 
 
 def show_in_terminal(watcher: TopWatcher, console: Console) -> None:
-    """Redraw a full screen until the user types q."""
+    """Draw on the full screen until the user types q."""
     glyphs = Glyphs.for_encoding(console.encoding)
 
     def draw(figures: TopFigures, trouble: str | None) -> None:
@@ -50,40 +50,29 @@ def show_in_terminal(watcher: TopWatcher, console: Console) -> None:
 
 
 @contextmanager
-def typed_keys() -> "Iterator[Typed]":
-    """A callable that waits for a key; without a keyboard there never is one."""
-    if not sys.stdin.isatty():
-        yield Typed(None)
-        return
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
-    try:
-        tty.setcbreak(keyboard)
-        yield Typed(keyboard)
-    finally:
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+def typed_keys() -> Iterator[Callable[[float], str]]:
+    """Yield a function that returns the next key, or "" on timeout; without a terminal on stdin it always times out."""
+    keyboards = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
-
-class Typed:
-    """The keyboard, one key at a time."""
-
-    def __init__(self, keyboard: int | None) -> None:
-        self._keyboard = keyboard
-
-    def __call__(self, timeout_s: float) -> str:
-        """The key typed before the timeout; empty if none."""
-        inputs = [] if self._keyboard is None else [self._keyboard]
-        ready, _, _ = select.select(inputs, [], [], timeout_s)
-        if not ready or self._keyboard is None:
-            return ""
-        data = os.read(self._keyboard, 1)
-        if not data:
-            self._keyboard = None  # stdin was closed; Ctrl-C and signals still end the program
+    def typed(timeout_s: float) -> str:
+        ready, _, _ = select.select(keyboards, [], [], timeout_s)
+        data = os.read(ready[0], 1) if ready else b""
+        if ready and not data:
+            keyboards.clear()  # stdin was closed; Ctrl-C and signals still end the program
         return data.decode("ascii", "replace")
+
+    before = [(keyboard, termios.tcgetattr(keyboard)) for keyboard in keyboards]
+    try:
+        for keyboard in keyboards:
+            tty.setcbreak(keyboard)
+        yield typed
+    finally:
+        for keyboard, modes in before:
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)
 
 
 def write_lines(watcher: TopWatcher, every_s: float) -> None:
-    """Write a plain line every `every_s` seconds; connection trouble once, on stderr."""
+    """Write a plain line every `every_s` seconds. The loss of the connection is reported once, on stderr."""
     due_s, last_state = 0.0, ""
 
     def write(figures: TopFigures, trouble: str | None) -> None:

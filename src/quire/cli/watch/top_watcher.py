@@ -1,4 +1,4 @@
-"""Watches a server in its own thread, reconnecting as needed, so that the terminal never waits for the network."""
+"""Watch a server in a separate thread and reconnect as needed, so that the terminal never waits for the network."""
 
 import threading
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from quire.errors import ConfigError, QuireError
 
 RETRY_S = 1.0
 EVENTS_UNTIL_WHOLE = 6
-"""Maximum events read for one snapshot: the first may lack the engine's pool."""
+"""Maximum number of events that `seen_once` reads, because the first events may lack the engine's block pool."""
 
 
 class TopWatcher:
-    """A server's current figures, and the error that prevents newer ones."""
+    """Watches a server: its current metrics, or the error that prevents newer metrics."""
 
     def __init__(self, source: WatchSource, model: str | None = None) -> None:
         self._source = source
@@ -34,24 +34,24 @@ class TopWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The thread is not joined: it holds only a connection, which ends with the process."""
+        """Stop the thread without joining it: it owns only a connection, which is closed when the process exits."""
         self._is_over.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for news or the timeout; returns whether there is news."""
+        """Wait for a new snapshot or error; returns False on timeout."""
         is_news = self._is_news.wait(timeout_s)
         self._is_news.clear()
         return is_news
 
     def look(self, show: Callable[[TopFigures, str | None], None]) -> None:
-        """Show the current figures. Raises the server's error if it rejected the request."""
+        """Call `show` with the current metrics and error. Raises the server's error if it rejected the request."""
         with self._lock:
             if self._refused is not None:
                 raise self._refused
             show(self._figures, self._trouble)
 
     def next_model(self) -> None:
-        """Watch the next model of the list."""
+        """Watch the server's next model."""
         with self._lock:
             seen = self._figures.seen
             if seen is None or len(seen.models) < 2:
@@ -66,7 +66,7 @@ class TopWatcher:
             except WatchGoneError as error:
                 self._report(trouble=str(error))
                 if self._figures.seen is None and not self._is_over.is_set():
-                    self._report(refused=ConfigError(f"{error}; start a server with: quire serve MODEL"))
+                    self._report(refused=_unreachable(error))
                     return
             except QuireError as error:
                 self._report(refused=error)
@@ -75,7 +75,7 @@ class TopWatcher:
                 self._is_over.wait(RETRY_S)
 
     def _read_stream(self) -> None:
-        """Read one connection until it ends or another model is selected."""
+        """Read snapshots from one connection until it ends or another model is selected."""
         with self._lock:
             model, self._is_other_wanted = self._model, False
         with closing(self._source.snapshots(model)) as snapshots:
@@ -100,7 +100,7 @@ def _behind(name: str, models: tuple[SeenModel, ...]) -> str:
 
 
 def seen_once(source: WatchSource, model: str | None) -> TopFigures:
-    """A server's current figures. Raises ConfigError if it is unreachable, RequestError if it rejects the request."""
+    """Fetch metrics once. Raises ConfigError if the server is unreachable, RequestError if it rejects the request."""
     figures = TopFigures(source.url)
     try:
         with closing(source.snapshots(model)) as snapshots:
@@ -110,5 +110,9 @@ def seen_once(source: WatchSource, model: str | None) -> TopFigures:
                     break
     except WatchGoneError as error:
         if figures.seen is None:
-            raise ConfigError(f"{error}; start a server with: quire serve MODEL") from error
+            raise _unreachable(error) from error
     return figures
+
+
+def _unreachable(error: WatchGoneError) -> ConfigError:
+    return ConfigError(f"{error}; start a server with: quire serve MODEL", code="server_unreachable")

@@ -1,5 +1,5 @@
-"""Where `quire top` and `quire dashboard` read from: a server's admin socket, or its URL with an admin key. Reads the
-watch stream, one connection at a time, bounded and on demand.
+"""The source of `quire top` and `quire dashboard`: a server's admin socket, or its URL with an admin key. Snapshots are
+read from the server's watch stream, on demand and with bounded size, over one connection at a time.
 """
 
 from collections.abc import AsyncGenerator, Generator
@@ -7,43 +7,43 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from quire.cli.chat.remote import refusal_reason, server_at
+from quire.cli.chat.remote import response_error, server_at
 from quire.cli.shared.columns import plain
 from quire.cli.shared.found_servers import FoundServer, running_servers
 from quire.errors import ConfigError, MessageError, RequestError
 from quire.http_client import OK, HttpClient, HttpServer, iterate
 
 SILENCE_S = 20.0
-"""A stream that is silent for so long is dead: the server sends twice a second."""
+"""Timeout of a silent stream; a server sends two events per second."""
 MAX_EVENT_BYTES = 8_388_608
 MAX_REASON_CHARS = 300
 ADMIN_PREFIX = "/v1/admin"
 REFUSALS = frozenset({400, 401, 403, 404, 405})
-"""Permanent errors; others may be temporary: the server is starting, draining or full."""
+"""Status codes of permanent errors. Other errors may be temporary, because the server is starting, draining or full."""
 
 
 class WatchGoneError(OSError):
-    """The stream broke or is unavailable; a retry may succeed."""
+    """The watch stream broke or is unavailable; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchSource:
-    """One server, and how to reach its admin routes."""
+    """Address and credentials of one server's admin routes."""
 
     url: str
-    """The public URL."""
+    """The server's public URL."""
     socket_path: Path | None = None
     """The admin socket; None: use the URL and a key."""
     key: str | None = None
 
     @property
     def server(self) -> HttpServer:
-        """For the HTTP client; the admin socket's routes have no prefix."""
+        """The server for the HTTP client; routes of the admin socket have no prefix."""
         server = server_at(self.url, self.key)
         return replace(server, path=ADMIN_PREFIX if self.socket_path is None else "", socket_path=self.socket_path)
 
     def snapshots(self, model: str | None = None) -> Generator[bytes, None, None]:
-        """Snapshots as JSON. Raises RequestError if the server rejects the request, else WatchGoneError at the end."""
+        """Yield snapshots as JSON. Raises RequestError if the server rejects the request, WatchGoneError at the end."""
         route = "/watch" if model is None else f"/watch?model={quote(model, safe='')}"
         try:
             yield from iterate(self._snapshots(route))
@@ -63,19 +63,23 @@ class WatchSource:
 
 
 def _refusal(status: int, body: bytes) -> Exception:
-    reason = plain(refusal_reason(status, body))[:MAX_REASON_CHARS]
+    refusal = response_error(status, body)
+    reason = plain(str(refusal))[:MAX_REASON_CHARS]
+    if status not in REFUSALS:
+        return WatchGoneError(reason)
     if status in (401, 403):
-        return RequestError(f"{reason}; pass an admin key with --key, or run this on the server's own machine")
+        reason += "; pass an admin key with --key, or run this on the server's own machine"
     if status == 404:
-        return RequestError(f"{reason}; an older server cannot be watched: update it, or choose another model")
-    return RequestError(reason) if status in REFUSALS else WatchGoneError(reason)
+        reason += "; an older server cannot be watched: update it, or choose another model"
+    return RequestError(reason, code=refusal.code)
 
 
-# -- choosing one ------------------------------------------------------------------------------------------------------
+# -- choosing a server -------------------------------------------------------------------------------------------------
 
 
 def chosen_source(server: str | None, key: str | None) -> WatchSource:
-    """The selected server. This user's own servers on this machine need no key. Raises ConfigError."""
+    """Select a server. This user's own servers need no key. Raises ConfigError for an invalid URL, or if `server` is
+    None and not exactly one server of this user runs on this machine."""
     if server is None:
         return _only_one(running_servers())
     url = server_at(server).url
@@ -87,7 +91,8 @@ def _only_one(found: list[FoundServer]) -> WatchSource:
     if not found:
         raise ConfigError(
             "no server of yours is running on this machine; start one with: quire serve MODEL, or name another one "
-            "with --server URL --key KEY"
+            "with --server URL --key KEY",
+            code="no_server_running",
         )
     if len(found) > 1:
         urls = ", ".join(one.url for one in found)

@@ -1,4 +1,4 @@
-"""The parts of a snapshot that `quire top` reads. Other fields are not parsed and missing ones have defaults, so that
+"""The parts of a snapshot that `quire top` reads. Unknown fields are ignored and missing fields have defaults, so that
 servers of other versions can be watched too.
 """
 
@@ -8,7 +8,7 @@ from quire.cli.watch.watch_source import WatchGoneError
 from quire.core.inspect.snapshots import PoolCells, RunningFigures
 
 MAX_ROWS = 1024
-"""Maximum length of each list: the server is not trusted."""
+"""Maximum printed length of each list, because the server is not trusted."""
 
 
 class SeenModel(msgspec.Struct, frozen=True):
@@ -21,16 +21,14 @@ class SeenModel(msgspec.Struct, frozen=True):
 class SeenStep(msgspec.Struct, frozen=True):
     """One step of the engine."""
 
-    step: int
     at_s: float
     prompt_tokens: int = 0
     output_tokens: int = 0
-    rows: int = 0
     ms: float = 0.0
 
 
 class SeenQueue(msgspec.Struct, frozen=True, rename={"priority": "class"}):
-    """Waiting requests of one tenant and class."""
+    """Number of waiting requests of one tenant and priority class."""
 
     priority: str = ""
     tenant: str = ""
@@ -56,10 +54,9 @@ class SeenTotals(msgspec.Struct, frozen=True):
 
 
 class SeenRates(msgspec.Struct, frozen=True):
-    """Rates over a few seconds of the last hour."""
+    """Rates over an interval of a few seconds within the last hour."""
 
     at_s: float
-    span_s: float = 0.0
     output_tokens_per_s: float | None = None
     prompt_tokens_per_s: float | None = None
     ttft_p50_s: float | None = None
@@ -75,7 +72,7 @@ class SeenWorker(msgspec.Struct, frozen=True):
 
 
 class SeenWarning(msgspec.Struct, frozen=True):
-    """A line that makes prefixes unstable, and what it cost."""
+    """A prompt line that varies between requests and so invalidates cached prefixes, and the tokens lost by it."""
 
     tenant: str = ""
     line: str = ""
@@ -85,7 +82,7 @@ class SeenWarning(msgspec.Struct, frozen=True):
 
 
 class SeenEngine(msgspec.Struct, frozen=True):
-    """Progress of the engine."""
+    """Progress counters of the engine."""
 
     num_steps: int = 0
     num_computed_tokens: int = 0
@@ -94,7 +91,7 @@ class SeenEngine(msgspec.Struct, frozen=True):
 
 
 class SeenFleet(msgspec.Struct, frozen=True):
-    """The members behind a gateway."""
+    """The members of a gateway."""
 
     members: tuple[dict[str, object], ...] = ()
     num_moved: int = 0
@@ -103,7 +100,7 @@ class SeenFleet(msgspec.Struct, frozen=True):
 
 
 class SeenSnapshot(msgspec.Struct, frozen=True):
-    """One event of the stream."""
+    """One snapshot event of the watch stream."""
 
     at_s: float
     model: str = ""
@@ -122,13 +119,13 @@ class SeenSnapshot(msgspec.Struct, frozen=True):
 
     @property
     def shown_pool(self) -> PoolCells | None:
-        """None while the model loads: then there are no counts, or all are 0."""
+        """The block pool; None while the model loads, because its counts are then missing or all 0."""
         pool = self.pool
         return pool if pool is not None and pool.num_blocks and any(msgspec.structs.astuple(pool.counts)) else None
 
 
 def read_snapshot(data: bytes) -> SeenSnapshot:
-    """Raises WatchGoneError for a malformed snapshot."""
+    """Parse a snapshot. Raises WatchGoneError for a malformed snapshot."""
     try:
         return msgspec.json.decode(data, type=SeenSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

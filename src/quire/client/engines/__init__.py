@@ -1,1 +1,1 @@
-"""The objects a caller holds: a model in this process, in a worker, or on demand."""
+"""The classes through which callers use a model that runs in this process or in a worker process."""

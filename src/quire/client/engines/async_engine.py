@@ -1,4 +1,4 @@
-"""Many callers, one engine in this process: a thread steps for all.
+"""An asyncio client of an engine in this process; one thread runs the engine's steps for all requests.
 
 async with AsyncEngine("model") as engine:
     async for piece in engine.stream("Once upon a time"):
@@ -16,7 +16,7 @@ from quire.errors import EngineDeadError
 
 
 class AsyncEngine(EngineClient):
-    """A model in this process, for any number of tasks on one event loop."""
+    """A model in this process, used by any number of tasks on one event loop."""
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""Many callers on one event loop, one model: each awaits its own answer. Where the model runs is behind a port.
+"""The client of one model, for many callers on one event loop. An `EnginePort` hides where the model runs.
 
-    generate · chat · stream ─► request ─► port (a thread that steps, or a supervised worker)
+    generate · chat · stream ─► request ─► port (engine thread, supervised worker, or fleet)
              pieces ◄─ reply ◄─ events ◄─┘
 
-Every outcome of a request comes as its events, a refusal too. A port may emit them on any thread; they are handled on
-the event loop.
+Every outcome of a request arrives as events, including refusals. A port may emit events on any thread; they are handled
+on the event loop.
 """
 
 import asyncio
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
-from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
-from quire.client.reply.reply import Reply
+from quire.client.reply.reply import Reply, hand_out
 from quire.client.reply.stream import RequestHandle
 from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
@@ -36,12 +35,12 @@ from quire.text.text_work import TextBudget
 Prompt = str | Sequence[int]
 CallOutcome = TypeVar("CallOutcome", bound=CallResult)
 MAX_CALLS = 16
-"""Calls of one kind to one model under way at once: each delays its steps for a moment."""
+"""Maximum concurrent calls of one kind to one model, because each call slightly delays the engine's steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters of an engine, as far as this process receives them."""
+    """Counters of an engine, as last reported to this process."""
 
     num_blocks: int = 0
     block_size: int = 0
@@ -52,23 +51,23 @@ class EngineStats:
     num_computed_tokens: int = 0
     num_restarts: int = 0
     step_sizes: tuple[tuple[str, int], ...] = ()
-    """Steps that computed at most so many tokens, bound after bound."""
+    """A cumulative histogram: pairs of an upper bound in tokens and the number of steps of at most that size."""
     num_step_tokens: int = 0
     num_draft_tokens: int = 0
-    """Guesses that steps checked."""
+    """Draft tokens that steps verified."""
     num_accepted_tokens: int = 0
-    """Of those, right."""
+    """Draft tokens that were accepted."""
     num_forced_tokens: int = 0
-    """Tokens that grammars left no choice about."""
+    """Tokens determined by a grammar, which allowed only one."""
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
-    """Processor time of what grammars allow, step by step."""
+    """CPU time for computing token masks of grammars."""
     num_snapshots: int = 0
-    """Made for watchers."""
+    """Snapshots created for watchers."""
     step_s: float = 0.0
-    """For how long the step in flight has run."""
+    """Elapsed time of the step in flight."""
     work: WorkSpent = field(default_factory=WorkSpent)
-    """On grammars in the worker, or of members in a gateway."""
+    """CPU time for grammars in the worker or, in a gateway, for data from members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,36 +76,36 @@ class FleetMemberStats:
 
     address: str
     state: str
-    """As the router sees it: only `ready` gets requests."""
+    """The router's state of the member; only a `ready` member gets requests."""
     num_requests: int
-    """Of this gateway's, at this moment."""
+    """Requests of this gateway that are assigned to the member now."""
     num_tokens_in_flight: int
-    """Prompt tokens that it has still to compute, of all gateways."""
+    """Prompt tokens of all gateways that the member has not computed yet."""
     num_blocks: int
     kv_usage: float
     """Share of blocks in use, 0 to 1."""
     exactness: str
-    """Members with the same one give the same bits; empty: unknown."""
+    """Fingerprint of numerics: members with equal values compute bitwise equal output. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetStats:
-    """Where a model runs that several machines compute."""
+    """State of the fleet that computes a model, as its gateway sees it."""
 
     members: tuple[FleetMemberStats, ...]
     num_moved: int
-    """Requests that went on with another member."""
+    """Requests that were resumed on another member."""
     num_moved_inexact: int
-    """Of these, to one that may compute other bits."""
+    """Requests resumed on a member with different numerics, whose output may differ."""
     num_quarantined: int
     num_held: int
-    """Requests that no member has at this moment."""
+    """Requests that are not assigned to any member now."""
     num_gateways: int
-    """That send heartbeats to the members, this one among them."""
+    """Gateways that send heartbeats to the members, including this one."""
 
 
 class EngineClient:
-    """A model, for any number of tasks on one event loop."""
+    """The client of one model, used by any number of tasks on one event loop."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -117,13 +116,13 @@ class EngineClient:
         self._failure: QuireError | None = None
         self._verdicts: Sequence[AdmissionHint] = ()
         self._refused_lately: dict[tuple[str, str], AdmissionHint] = {}
-        """The same by tenant and class, less what was let through since."""
+        """`_verdicts` by tenant and class; each request admitted since reduces the remaining places."""
         self._calls: dict[asyncio.Future[CallResult | QuireError], type[CallOp]] = {}
-        """Calls without a reply, whether or not their callers still wait."""
+        """Calls without a result yet, including those whose callers were cancelled."""
 
     @property
     def text(self) -> TextModel:
-        """The text side of the model: tokenizer, template, end tokens; and its limits."""
+        """The text model: tokenizer, template, EOS tokens and limits."""
         return self._started()[1]
 
     @property
@@ -132,41 +131,41 @@ class EngineClient:
 
     @property
     def is_busy(self) -> bool:
-        """It is ready, and its step in flight is a long one."""
+        """Whether the model is ready and its step in flight has run for a long time."""
         return False
 
     def stats(self) -> EngineStats | None:
-        """Counters of its engine; None if it reports none."""
+        """Return the engine's counters; None if it does not report any."""
         return None
 
     @property
     def num_gateways(self) -> int:
-        """Servers that send to the same engines; 1 without a fleet."""
+        """Number of gateways that send requests to the same engines; 1 without a fleet."""
         return 1
 
     def fleet_stats(self) -> FleetStats | None:
-        """Of the members that compute it; None: it is computed by this server."""
+        """Return the state of the fleet that computes the model; None if this server computes it."""
         return None
 
     def clear_cache(self) -> None:
-        """Forget every cached block that no request uses."""
+        """Evict all cached blocks that no request uses."""
         self._started()[0].clear_cache()
 
     async def set_aside(self) -> None:
-        """Free the memory that it computes in. Its requests wait; its tokenizer stays."""
+        """Unload the model to free its memory. Open requests wait; the tokenizer stays loaded."""
         raise InvariantError(f"{type(self).__name__} runs in this process and cannot be set aside")
 
     async def go_on(self) -> None:
-        """Load it again; what was set aside continues."""
+        """Load the model again and resume the requests that waited."""
         raise InvariantError(f"{type(self).__name__} was never set aside")
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
-        """Of its workers, if it has any: the oldest first."""
+        """Records of the model's worker processes, oldest first; empty without workers."""
         return self._started()[0].watching.workers
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
-        """Show a snapshot so often, until `unwatch`; one or two may come after that."""
+        """Call `show` with a snapshot every `period_s` until `unwatch`; one or two may follow after it."""
         self._started()[0].watching.watch(lambda snapshot: self._on_loop(show, snapshot), period_s)
 
     def unwatch(self) -> None:
@@ -174,32 +173,32 @@ class EngineClient:
         self._started()[0].watching.unwatch()
 
     async def block(self, block_id: int) -> BlockFacts | None:
-        """Facts of a block; None: there is no such block. Raises CapacityError, or the engine's error."""
+        """Return the facts of a block; None if it does not exist. Raises CapacityError, or the engine's error."""
         return (await self._call(GetBlock(block_id), BlockInfo)).facts
 
     @property
     def num_open(self) -> int:
-        """Requests that have not had their last event and whose callers wait for it."""
+        """Requests whose last event has not arrived and whose callers still wait."""
         return len(self._live)
 
     @property
     def is_alive(self) -> bool:
-        """It was entered and has not failed."""
+        """Whether the engine has been started and has not failed."""
         return self._port is not None and self._failure is None
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
-        """The whole answer to a prompt. `options` are those of `RequestOptions`."""
+        """Return the complete answer to a prompt. `options` are the fields of `RequestOptions`."""
         return await self._whole(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, options)
 
     async def chat(self, messages: Messages, params: SamplingParams | None = None, **arguments: Any) -> Completion:
-        """The whole answer to a conversation. `arguments` are those of `ConversationArguments` and `RequestOptions`."""
+        """Complete a conversation. `arguments` are the fields of `ConversationArguments` and `RequestOptions`."""
         ids, params, options = await self._conversation(messages, params, arguments)
         return await self._whole(ids, params, options)
 
     async def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Any
     ) -> AsyncIterator[Piece]:
-        """The answer to a conversation piece by piece; `arguments` as for `chat`."""
+        """Yield the answer to a conversation in pieces; `arguments` as for `chat`."""
         ids, params, options = await self._conversation(messages, params, arguments)
         async for piece in self.stream(ids, params, **options):
             yield piece
@@ -207,7 +206,7 @@ class EngineClient:
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[Piece]:
-        """The answer piece by piece. Leaving the loop early ends the request."""
+        """Yield the answer to a prompt in pieces. Leaving the loop early cancels the request."""
         ids = await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT))
         handle = self.submit_ids(ids, params, **options)
         try:
@@ -217,14 +216,14 @@ class EngineClient:
             handle.close()
 
     def submit_ids(self, ids: list[int], params: SamplingParams | None = None, **options: Any) -> RequestHandle:
-        """Submit a prompt's tokens. A refusal comes as an event, like every other outcome."""
+        """Submit a prompt's token ids. A refusal arrives as an event, like every other outcome."""
         self._check_alive()
         params = params or SamplingParams()
         return self.submit(make_request(self.text, ids, params, checked_options(options)), params)
 
     def reserve_room(self, tenant: str, priority: str) -> None:
-        """Raise the error with which the engine's queue would refuse a request of this tenant and class, by its last
-        hints and what was let through since. Only for tenants it refused lately: on all others it decides itself.
+        """Raise the error with which the engine's queue would refuse a request of this tenant and class, predicted from
+        its last admission hints and the requests admitted since. Tenants not refused recently have no hint and pass.
         """
         hints = self._started()[0].verdicts
         if hints is not self._verdicts:
@@ -236,8 +235,8 @@ class EngineClient:
             verdict.num_room -= 1
 
     def submit(self, request: Request, params: SamplingParams, budget: TextBudget | None = None) -> RequestHandle:
-        """Submit what `make_request` made of these parameters. `budget` pays for reading its answers on the event loop;
-        None: that of this client alone."""
+        """Submit a request from `make_request`. `budget` limits the time for parsing its answers on the event loop;
+        None: this client's own budget."""
         self._check_alive()
         port, text = self._started()
         reply = Reply(request, params, text.tokenizer, work=budget or self._text_pool.budget)
@@ -249,13 +248,13 @@ class EngineClient:
     async def explain(
         self, prompt: Prompt, *, tenant: str = DEFAULT_TENANT, cache_group: str | None = None
     ) -> Explanation:
-        """How much of a prompt is cached for this tenant, and why the next token is not. Nothing is computed."""
+        """Return how much of a prompt is cached for this tenant, and why the rest is not. The model does not run."""
         return await self.explain_ids(
             await self.prompt_ids(prompt, tenant), tenant if cache_group is None else cache_group
         )
 
     async def explain_ids(self, ids: Sequence[int], cache_group: str) -> Explanation:
-        """The same of a prompt's tokens, within a cache group."""
+        """Return how much of these token ids is cached for a cache group, and why the rest is not."""
         namespace = self.text.info.namespace(cache_group)
         explained = await self._call(Explain(namespace, tuple(ids)), Explained)
         return explanation(self.text.tokenizer, namespace, ids, explained.found)
@@ -281,7 +280,7 @@ class EngineClient:
         return result
 
     async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
-        """A prompt's tokens, made and checked beside the event loop when it is this tenant's turn."""
+        """Return a prompt's token ids, tokenized and checked in a thread when it is this tenant's turn."""
         return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
 
     async def _whole(self, ids: list[int], params: SamplingParams | None, options: Mapping[str, Any]) -> Completion:
@@ -296,7 +295,7 @@ class EngineClient:
     async def _conversation(
         self, messages: Messages, params: SamplingParams | None, arguments: dict[str, Any]
     ) -> tuple[list[int], SamplingParams, dict[str, Any]]:
-        """Its tokens and parameters, and the options of its request. Made in the tenant's turn."""
+        """Return token ids, sampling parameters and request options, computed in the tenant's turn."""
         options = {name: arguments.pop(name) for name in RequestOptions.__struct_fields__ if name in arguments}
         tenant = checked_name("tenant", options.get("tenant", DEFAULT_TENANT))
         inputs = await self._text_pool.run(tenant, lambda: chat_inputs(self.text, messages, params, **arguments))
@@ -324,7 +323,7 @@ class EngineClient:
 
     def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None:
-            # A loop that was closed under a running engine takes no more calls.
+            # The loop may have been closed while the engine was running; then the call is dropped.
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(call, *arguments)
 
@@ -334,7 +333,7 @@ class EngineClient:
         hand_out(events, self._live, self._cancel_answer)
 
     def _forget(self, request_id: str) -> None:
-        """Its caller does not wait for it any more."""
+        """Drop a request whose caller no longer waits."""
         self._live.pop(request_id, None)
 
     def _cancel_answer(self, request_id: str, index: int) -> None:

@@ -1,4 +1,4 @@
-"""The simplest way in: a list of prompts, a list of answers, a progress bar between. One thread, no event loop.
+"""Offline batch inference: a list of prompts in, a list of answers out, with a progress bar. One thread, no event loop.
 
 llm = LLM("model")
 for completion in llm.generate(["Once upon a time", "def main():"], SamplingParams(max_tokens=64)):
@@ -16,9 +16,8 @@ from typing import Any
 from quire.checkpoints.progress import show_progress
 from quire.client.engines.opening import OpenedModel, open_model
 from quire.client.prefix.explanation import Explanation, explanation
-from quire.client.reply.live_replies import hand_out
 from quire.client.reply.outputs import Completion, Piece
-from quire.client.reply.reply import Reply
+from quire.client.reply.reply import Reply, hand_out
 from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, make_request
@@ -28,25 +27,25 @@ from quire.core.events import Refused, RequestEvent
 from quire.errors import CapacityError, ConfigError, QuireError
 
 Ticked = Callable[[int, int], None]
-"""Called with how many answers are done and how many tokens there are."""
+"""Called with the number of finished answers and the number of output tokens."""
 MAX_OPEN = 256
-"""Prompts handed to the engine at once; the rest wait here, not in its queue."""
+"""Maximum prompts submitted to the engine at once; the rest wait here, not in the engine's queue."""
 
 
 class _Unread:
-    """A reply that its caller reads when it is done, or after each step."""
+    """A reply that its caller reads after each step or at the end."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
     def show(self, pieces: list[Piece]) -> None:
-        """They are in the reply already. Raises for a request that was refused or displaced."""
+        """Raise the error of a request that was refused or displaced. The reply already has the pieces."""
         if self.reply.refusal is not None:
             raise self.reply.refusal
 
 
 class LLM:
-    """A model in this process."""
+    """A model in this process, used from one thread."""
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         self._opened = _open(model, settings) if isinstance(model, str) else model
@@ -62,17 +61,17 @@ class LLM:
 
     @property
     def text(self) -> TextModel:
-        """The text side of the model: tokenizer, template, end tokens."""
+        """The text model: tokenizer, template, EOS tokens."""
         return self._opened.text
 
     @property
     def line(self) -> str:
-        """How much fits in how much memory."""
+        """A line with the model's capacity in tokens and its memory."""
         return self._opened.text.info.line
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the model for the person that loaded it."""
+        """Notes about the model for the operator."""
         return self._opened.text.notes
 
     def generate(
@@ -82,7 +81,7 @@ class LLM:
         *,
         show_progress: bool | None = None,
     ) -> list[Completion]:
-        """Answers to all prompts, in their order; a bar on a terminal unless `show_progress` is set."""
+        """Return answers to all prompts, in order. `show_progress` None: show a bar if stderr is a terminal."""
         listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
         return self._run([self.text.prompt(prompt) for prompt in listed], params, show_progress)
 
@@ -94,7 +93,7 @@ class LLM:
         show_progress: bool | None = None,
         **arguments: Any,
     ) -> list[Completion]:
-        """Answers to one conversation or to several; `arguments` are those of `ConversationArguments`."""
+        """Complete one or several conversations; `arguments` are the fields of `ConversationArguments`."""
         is_one = bool(messages) and isinstance(messages[0], dict)
         several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
         each = zip(several, _one_for_each(params, len(several)), strict=True)
@@ -108,15 +107,15 @@ class LLM:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> Iterator[Piece | Completion]:
-        """Pieces of one answer as they come, and the completion last. Leaving early ends the request; `is_stopped` is
-        called after every step, also while a long prompt brings no piece."""
+        """Yield pieces of one answer as they arrive, then its completion. Leaving the loop early cancels the request.
+        `is_stopped` is called before every step, also during the prefill of a long prompt; true cancels the request."""
         reply = self._new_reply(self.text.prompt(prompt), params or SamplingParams())
         try:
             if (error := self._submit(reply)) is not None:
                 raise error
             num_shown = 0
             while True:
-                # Others step the same engine while this one waits to be read: its pieces may be there already.
+                # While this generator is suspended, other calls may step the same engine and add pieces to the reply.
                 unread = reply.pieces[num_shown:]
                 num_shown += len(unread)
                 yield from unread
@@ -125,7 +124,7 @@ class LLM:
                 if reply.is_done:
                     break
                 if is_stopped():
-                    # Its last events come with the next step: how it ended, and when.
+                    # The next step emits the last events, with the finish reason.
                     self._opened.engine.cancel(reply.request.request_id)
                 self._step()
             yield reply.completion()
@@ -133,14 +132,14 @@ class LLM:
             self._forget(reply)
 
     def explain(self, prompt: str | Sequence[int]) -> Explanation:
-        """How much of a prompt is cached, and why the next token is not. Nothing is computed."""
+        """Return how much of a prompt is cached, and why the rest is not. The model does not run."""
         ids = self.text.prompt(prompt)
         namespace = self.text.info.namespace(DEFAULT_TENANT)
         found = self._opened.engine.explain(namespace, tuple(ids), monotonic())
         return explanation(self.text.tokenizer, namespace, ids, found)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the model's memory."""
         self._opened.text.close()
         self._opened.engine.close()
 
@@ -151,7 +150,7 @@ class LLM:
         show_progress: bool | None,
     ) -> list[Completion]:
         wanted = _one_for_each(params, len(prompts))
-        # All are made and checked before the first is computed: a bad one must not cost the answers to the others.
+        # All requests are checked before the first step, so an invalid one cannot discard finished answers of others.
         replies = [self._new_reply(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
         for reply in replies:
             self._opened.engine.check(reply.request)
@@ -207,7 +206,7 @@ def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, coun
 
 
 def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
-    """With a progress bar on a terminal, in silence elsewhere."""
+    """Load a model, with a progress bar if stderr is a terminal."""
     if not sys.stderr.isatty():
         return open_model(model, settings)
     with show_progress() as progress:
@@ -216,11 +215,11 @@ def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
 
 @contextmanager
 def _bar(total: int, wanted: bool | None) -> Iterator[Ticked]:
-    """A bar on stderr if it is a terminal, or if it is requested; else nothing."""
+    """Show a bar on stderr if `wanted`; None: if stderr is a terminal."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda _done, _tokens: None
         return
-    from rich.console import Console  # noqa: PLC0415 - only a bar that is shown pays
+    from rich.console import Console  # noqa: PLC0415 - imported only if a bar is shown
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[tokens]} tokens"), TimeElapsedColumn())

@@ -1,4 +1,4 @@
-"""From a name to a model that takes requests: an engine in this process, and the text side of it."""
+"""Open a model by name: an engine in this process, and the `TextModel` that converts between text and tokens."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from quire.engine.loading import kv_key, open_engine, queue_of
 
 @dataclass(frozen=True, slots=True)
 class OpenedModel:
-    """An engine and the text side of its model."""
+    """An engine in this process, and the text model (tokenizer, template, limits) of its checkpoint."""
 
     engine: Engine
     text: TextModel
@@ -24,8 +24,8 @@ def open_model(
     serving: ServingSettings | None = None,
     progress: Progress = quiet,
 ) -> OpenedModel:
-    """Load a model by directory, GGUF file or hub id, or its checkpoint. Raises CheckpointError or ConfigError with
-    what to do.
+    """Load a model from a directory, GGUF file, Hub id or `Checkpoint`. Raises CheckpointError or ConfigError; the
+    message says what to do.
     """
     serving = serving or ServingSettings()
     checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model

@@ -1,10 +1,10 @@
-"""What each model of a server takes of the memory, decided at the start and for good: a model that comes back finds
-room for the same requests.
+"""Divide a server's memory among its models, once at startup, so that a reloaded model has the same KV capacity.
+The models of one server, some loaded on demand, are called its park.
 
-    weights + KV + steps and libraries  =  what a model needs
-    all fit together                       each gets an equal part of what is left, too
+    required memory of a model    weights + KV cache + steps and libraries
+    if all models fit together    the remaining memory is divided equally among them
 
-Reads sizes of files. Only models that are kept are fetched from the hub: no request ever downloads anything.
+Reads file sizes. Only models that stay loaded (`is_kept`) are fetched from the Hub; a request never starts a download.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,35 +22,35 @@ from quire.config.parked_models import OnDemandModel
 from quire.errors import CheckpointError, ConfigError
 
 PROCESS_BYTES = 1 << 29
-"""Libraries and steps of one model's worker."""
+"""Memory of one model's worker process for libraries and for activations of a step."""
 LEAST_KV_BYTES = 1 << 30
 KV_SHARE = 0.25
-"""Of the weights, for keys and values."""
+"""Minimum KV cache size as a fraction of the weights."""
 NO_MODEL_PREFIX = "mmproj"
-"""GGUF files that belong to a model and are none."""
+"""Prefix of GGUF files that belong to a model but are not models, such as vision projectors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """One model with what it takes."""
+    """The location and required memory of one model."""
 
     path: Path | None
-    """Where it lies; None: not on this machine."""
+    """Its file or directory; None: not on this machine."""
     needed_bytes: int
     problem: str = ""
-    """Why it cannot be loaded."""
+    """Why the model cannot be loaded; empty: it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParkPlan:
-    """All of them."""
+    """Memory of the server, and location and required memory of each model."""
 
     memory_bytes: int
     by_name: Mapping[str, Weighed]
 
 
 def plan_park(models: Sequence[OnDemandModel], settings: ModelSettings, progress: Progress = quiet) -> ParkPlan:
-    """Where each model is and what it takes. Raises CheckpointError or ConfigError for models that are kept."""
+    """Locate each model and compute its memory. Raises CheckpointError or ConfigError for models that stay loaded."""
     total_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
     places = [_place(one, settings.memory_bytes, progress) for one in models]
     weights = [_weight_bytes(path) if isinstance(path, Path) else 0 for path in places]
@@ -63,9 +63,9 @@ def plan_park(models: Sequence[OnDemandModel], settings: ModelSettings, progress
 
 
 def divided(total_bytes: int, models: Sequence[OnDemandModel], weights: Sequence[int]) -> list[int]:
-    """What each model takes. If all fit together with room for their requests, each gets its weights and an equal
-    part of the rest; so do models that are all kept, however little that is. Else each gets what it needs, and alone it
-    may have all there is. Raises ConfigError if models that are kept do not fit together."""
+    """Return the memory of each model. If all models fit together with enough KV cache, each gets its weights and an
+    equal part of the rest; so does each if all stay loaded, however small the part. Otherwise each gets its required
+    memory, at most `total_bytes`. Raises ConfigError if the models that stay loaded do not fit together."""
     limits = [one.memory_bytes for one in models]
     needs = [
         min(total_bytes, own + max(LEAST_KV_BYTES, int(own * KV_SHARE)) + PROCESS_BYTES) if limit is None else limit
@@ -86,14 +86,15 @@ def divided(total_bytes: int, models: Sequence[OnDemandModel], weights: Sequence
 
 
 def _place(model: OnDemandModel, memory_bytes: int | None, progress: Progress) -> Path | str:
-    """Its file or directory, or why there is none. Of a repository with several, the best that fits."""
+    """Return the file or directory of a model, or the reason if there is none. If a repository has several files, the
+    best that fits into memory is chosen."""
     limit_bytes = model.memory_bytes or memory_bytes or memory_for_models_bytes()
     if model.is_kept:
         return local_path(model.model, progress, memory_bytes=limit_bytes)
     try:
         path = expanded(model.model, "name the model by its full path")
         if path.exists():
-            _weight_bytes(path)  # one file with a bad name must not keep others from being served
+            _weight_bytes(path)  # a file with an invalid name must not prevent other models from being served
             return path
         wanted = HubName.parsed(model.model)
         found = None if wanted is None else found_here(wanted, limit_bytes)
@@ -109,7 +110,7 @@ def _weight_bytes(path: Path) -> int:
 
 
 def models_in(folder: Path) -> list[OnDemandModel]:
-    """Each GGUF file and each directory with a config of a folder, by name. Raises ConfigError."""
+    """List the models of a folder: GGUF files and directories with a config.json. Raises ConfigError."""
     try:
         entries = sorted(expanded(folder, "--models-folder to a full path").iterdir())
     except OSError as error:
@@ -134,6 +135,6 @@ def _is_model(path: Path) -> bool:
 
 
 def settings_of(model: OnDemandModel, settings: ModelSettings, needed_bytes: int) -> ModelSettings:
-    """The settings of one model among several."""
+    """Return the settings of one of several models, with its own memory and maximum sequence length."""
     longest = model.max_sequence_tokens or settings.max_sequence_tokens
     return replace(settings, memory_bytes=needed_bytes, max_sequence_tokens=longest)

@@ -1,4 +1,4 @@
-"""A model in a worker of its own, used like one in this process. Its requests go on when the worker dies.
+"""A model in its own worker process, used like one in this process. If the worker dies, a new one resumes its requests.
 
 async with ServedModel(plan_worker("model")) as model:
     async for piece in model.stream("Once upon a time"):
@@ -8,7 +8,7 @@ async with ServedModel(plan_worker("model")) as model:
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import TracebackType
 
 from quire.checkpoints import Checkpoint, Progress, quiet, resolve
@@ -22,45 +22,46 @@ from quire.engine.loading import kv_key, queue_of
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import EngineDeadError
 from quire.text.grammars.checker import GrammarChecker
-from quire.text.sandboxed.grammar_messages import LoadVocabulary
+from quire.text.sandboxed.messages import LoadVocabulary
 from quire.text.tokenizer import Tokenizer
 from quire.worker.kv_event_settings import KVEventSettings
 from quire.worker.messages import Open, Ready, WorkerLoad
 from quire.worker.parent.spawned_worker import SpawnedWorker
-from quire.worker.parent.step_sizes import StepSizes
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import Limits, WorkerPlan
 
+SHARED_COUNTS = {one.name for one in fields(EngineStats)} & {*WorkerLoad.__struct_fields__}
+"""Fields of `EngineStats` that are copied from the worker's report."""
 BUSY_S = 1.0
-"""A model whose step in flight has run for longer is busy."""
+"""A model whose step in flight has run for longer counts as busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A worker to spawn, and how its parent gets the model's text side once it is ready."""
+    """The plan of a worker to spawn, and functions that build the text model in the parent process."""
 
     plan: WorkerPlan
     text_of: Callable[[Ready], TextModel]
     read_ahead: Callable[[], None] = lambda: None
-    """Begins to read the tokenizer: called once the worker has been spawned."""
+    """Starts reading the tokenizer in a thread; called after the worker was spawned."""
 
 
 PrepareModel = Callable[[], Serving]
-"""Called beside the event loop: a name may have to be downloaded, a file converted."""
+"""Called in a thread, because a model may have to be downloaded or a file converted."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSettings:
-    """Settings of one model among several of a server."""
+    """Settings that differ between the models of one server."""
 
     number: int = 0
-    """Keeps their KV events apart."""
+    """The model's index; it gives each model its own KV-event endpoint."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """Comes before the sampling settings in the model's files."""
+    """Overrides the sampling defaults in the model's files."""
     runs_at_low_priority: bool = False
-    """Others may run while it loads."""
+    """Whether the worker loads at low CPU priority, because other models may be serving."""
     trace: TraceSettings | None = None
-    """Where its workers write their traces."""
+    """Where the model's workers write traces; None: no traces."""
 
 
 def plan_worker(
@@ -72,14 +73,14 @@ def plan_worker(
     own: OwnSettings | None = None,
     progress: Progress = quiet,
 ) -> PrepareModel:
-    """How to serve a directory, GGUF file or hub id. What is returned raises CheckpointError or ConfigError, and reads
-    disks and perhaps a network: not for an event loop.
+    """Return a function that prepares a worker for a directory, GGUF file or Hub id. Call it in a thread, because it
+    reads files and may download. It raises CheckpointError or ConfigError.
     """
     of_model, queueing, among = settings or ModelSettings(), serving or ServingSettings(), own or OwnSettings()
 
     def prepare() -> Serving:
         checkpoint = resolve(name, progress=progress)
-        # Decided once: a worker that comes after another must find room for the same requests.
+        # Fixed once, because a replacement worker must have capacity for the same requests.
         memory_bytes = of_model.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
         announced = _kv_events(queueing)
         command = Open(
@@ -99,8 +100,8 @@ def plan_worker(
 
 
 class _TextLoader:
-    """Loads a model's text side: its tokenizer is read while the worker loads, which takes longer. Not before the
-    worker is spawned: reading holds what a spawn needs too."""
+    """Builds the text model. The tokenizer is read while the worker loads the weights, which takes longer. Reading
+    starts after the spawn, because it holds the GIL, which the spawn needs."""
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, sampling: Mapping[str, float]) -> None:
         self._checkpoint = checkpoint
@@ -109,8 +110,8 @@ class _TextLoader:
         self._reading: Future[Tokenizer] | None = None
 
     def read_ahead(self) -> None:
-        """Begin. What was read once is kept for a model that comes back: reading holds the interpreter's lock, and
-        stops every stream."""
+        """Start reading the tokenizer in a thread. The result is kept for reloads of the model, because reading holds
+        the GIL and interrupts all streams."""
         if self._reading is not None:
             return
         with_one_thread = ThreadPoolExecutor(1, "tokenizer")
@@ -121,7 +122,7 @@ class _TextLoader:
         checkpoint, size = self._checkpoint, ready.info.vocabulary_size
         reading, self._reading = self._reading, None
         tokenizer = read_tokenizer(checkpoint) if reading is None else reading.result()
-        self._reading = reading  # what failed is read anew the next time
+        self._reading = reading  # set only on success, so a failed read is repeated the next time
         grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
         return TextModel.of(
             checkpoint,
@@ -147,7 +148,7 @@ def _kv_events(serving: ServingSettings) -> KVEventSettings | None:
 
 
 class ServedModel(EngineClient):
-    """A model in a process that may die, for any number of tasks on one event loop."""
+    """A model in a supervised worker process, used by any number of tasks on one event loop."""
 
     def __init__(
         self,
@@ -155,8 +156,8 @@ class ServedModel(EngineClient):
         on_opening: Callable[[], None] = lambda: None,
         first: SpawnedWorker | None = None,
     ) -> None:
-        """`on_opening` is called once a worker has its open command, or there will be none; `first`: a worker that was
-        spawned before anything was prepared."""
+        """`on_opening` is called after the worker received its open command, or if starting it failed. `first` is a
+        worker process that was spawned before the model was prepared."""
         super().__init__()
         self._prepare = prepare
         self._on_opening = on_opening
@@ -166,7 +167,7 @@ class ServedModel(EngineClient):
     async def __aenter__(self) -> "ServedModel":
         self._loop = asyncio.get_running_loop()
         serving = await asyncio.to_thread(self._prepare)
-        # Spawned here and not in a thread of a pool: a worker dies with the thread that spawned it.
+        # The worker is spawned in this thread, not in a pool, because it dies with the thread that spawned it.
         supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure, self._first)
         starting = asyncio.ensure_future(supervisor.start())
         try:
@@ -192,11 +193,11 @@ class ServedModel(EngineClient):
             self._end_all(EngineDeadError("the model was closed while requests were running"))
 
     async def set_aside(self) -> None:
-        """End the worker. Its requests wait in the ledger."""
+        """Stop the worker. Open requests wait in the ledger, the parent's record of requests."""
         await self.supervisor.set_aside()
 
     async def go_on(self) -> None:
-        """Spawn a worker again; it continues what waits."""
+        """Spawn a new worker, which resumes the waiting requests."""
         await self.supervisor.go_on()
 
     @property
@@ -212,50 +213,21 @@ class ServedModel(EngineClient):
 
     @property
     def is_busy(self) -> bool:
-        """The step in flight is longer than a second."""
+        """Whether the step in flight has run for more than a second."""
         return self._supervisor is not None and self._supervisor.step_s > BUSY_S
 
-    @property
-    def state(self) -> str:
-        """`loading`, `ready`, `restarting`, `draining`, `closed` or `failed`."""
-        return "loading" if self._supervisor is None else self._supervisor.state.value
-
-    @property
-    def num_restarts(self) -> int:
-        return 0 if self._supervisor is None else self._supervisor.num_restarts
-
-    @property
-    def load(self) -> WorkerLoad:
-        return WorkerLoad() if self._supervisor is None else self._supervisor.load
-
-    @property
-    def step_sizes(self) -> StepSizes:
-        """What steps computed, of all workers so far."""
-        return StepSizes() if self._supervisor is None else self._supervisor.step_sizes
-
     def stats(self) -> EngineStats:
-        """What the worker reported with its last step."""
-        info, load, sizes = self.text.info, self.load, self.step_sizes
+        """Return the counters that the worker reported with its last step."""
+        info, supervisor = self.text.info, self.supervisor
+        load, sizes = supervisor.load, supervisor.step_sizes
+        shared = {name: getattr(load, name) for name in SHARED_COUNTS}
         return EngineStats(
             num_blocks=info.num_blocks,
             block_size=info.block_size,
             kv_usage=load.num_used_blocks / info.num_blocks,
-            num_preemptions=load.num_preemptions,
-            num_steps=load.num_steps,
-            num_computed_tokens=load.num_computed_tokens,
-            num_restarts=self.num_restarts,
+            num_restarts=supervisor.num_restarts,
             step_sizes=tuple(sizes.cumulative()),
             num_step_tokens=sizes.num_tokens,
-            num_draft_tokens=load.num_draft_tokens,
-            num_accepted_tokens=load.num_accepted_tokens,
-            num_forced_tokens=load.num_forced_tokens,
-            grammar_compile_s=load.grammar_compile_s,
-            grammar_mask_s=load.grammar_mask_s,
-            num_snapshots=load.num_snapshots,
-            step_s=round(0.0 if self._supervisor is None else self._supervisor.step_s, 3),
-            work=load.work,
+            step_s=round(supervisor.step_s, 3),
+            **shared,
         )
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until what runs has ended; false if it has not in time."""
-        return await self.supervisor.drain(timeout_s)

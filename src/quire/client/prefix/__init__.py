@@ -1,1 +1,1 @@
-"""Why a prompt was not in the cache, and what keeps a prefix from being shared."""
+"""Explanations of prefix-cache misses, and warnings about prompt lines that cause repeated misses."""

@@ -1,7 +1,7 @@
-"""Why a prompt is not found in the cache, for the client that wrote it: positions, tokens and the text around them.
+"""Explain to a client why its prompt was not cached: the position, the tokens and the surrounding text.
 
-Pure: what the core found (`Divergence`) and the prompt's own tokens in, an `Explanation` out. The text of the cached
-side is that of a block of the same cache group, so the client that sent the prompt may see it.
+Pure: converts the core's `Divergence` and the prompt's tokens to an `Explanation`. The cached text shown is from a
+block of the same cache group, so the client may read it.
 """
 
 from collections.abc import Sequence
@@ -12,51 +12,51 @@ from quire.core.divergence import Divergence, MissReason
 from quire.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 16
-"""How many tokens before a difference are shown, and how many from it on."""
+"""Number of tokens shown before a difference, and from the difference on."""
 UNKNOWN = "unknown"
-"""The reason where the engine that computed the prompt does not report it, or searched for no block."""
+"""The reason if the engine does not report one, or did not search the cache."""
 PARTS = {"model": "model", "adapter": "adapter"}
-"""Fields of a namespace that have a name of their own for clients; all others are its format."""
+"""Fields of `Namespace` that are reported to clients by name; all other fields are reported as `format`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a prompt parts from what is cached."""
+    """The first difference between a prompt and the most similar cached block."""
 
     position: int
-    """Of the first token that differs, counted from 0."""
+    """Position of the first different token, counted from 0."""
     token_id: int
     token: str
     cached_token_id: int
     cached_token: str
     before: str
-    """The text that both have just before it."""
+    """The text before the difference, equal in both."""
     after: str
-    """The prompt's text from the different token on."""
+    """The prompt's text from the first different token on."""
     cached_after: str
-    """The cached text from the different token on, to the end of its block."""
+    """The cached text from the first different token to the end of its block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How much of a prompt is cached, and why the next token is not."""
+    """How many tokens of a prompt are cached, and why the next token is not."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
     reason: str
     """`computing`, `too_short`, `state_missing`, `evicted`, `diverged`, `other_namespace`, `first_seen`; `unknown`."""
     difference: Difference | None = None
-    """diverged: where, and what stands there."""
+    """diverged: the position and the texts."""
     evicted_s_ago: float | None = None
-    """evicted: how long ago."""
+    """evicted: seconds since the eviction."""
     differs: tuple[str, ...] = ()
-    """other_namespace: what is different where the same tokens are cached: `model`, `adapter`, `format`."""
+    """other_namespace: which of `model`, `adapter` and `format` differ for the cached copy of the same tokens."""
     other_model: str | None = None
-    """other_namespace: the model they are cached for, if it is another one of this server."""
+    """other_namespace: the model for which the tokens are cached, if it is another model of this server."""
 
     @property
     def position(self) -> int | None:
-        """Where it diverged; None for all other reasons."""
+        """The position of the first difference; None unless the reason is `diverged`."""
         return None if self.difference is None else self.difference.position
 
     @property
@@ -87,7 +87,7 @@ _SENTENCES = {
 
 
 def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], found: Divergence) -> Explanation:
-    """What the core found, as clients read it."""
+    """Convert the core's `Divergence` for a prompt to an `Explanation` for clients."""
     return Explanation(
         num_prompt_tokens=len(prompt),
         num_cached_tokens=found.num_cached_tokens,
@@ -99,17 +99,13 @@ def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int
 
 
 def differences(ours: Namespace, other: Namespace) -> tuple[str, ...]:
-    """Which of model, adapter and format two namespaces of one cache group differ in."""
-    changed = [PARTS.get(one.name, "format") for one in fields(Namespace) if _differs(one.name, ours, other)]
-    return tuple(dict.fromkeys(changed))
-
-
-def _differs(name: str, ours: Namespace, other: Namespace) -> bool:
-    return bool(getattr(ours, name) != getattr(other, name))
+    """Return which of `model`, `adapter` and `format` differ between two namespaces of one cache group."""
+    names = [one.name for one in fields(Namespace) if getattr(ours, one.name) != getattr(other, one.name)]
+    return tuple(dict.fromkeys(PARTS.get(name, "format") for name in names))
 
 
 def decoded_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    """As it stands in the middle of a text. Where it is cut, half characters read as U+FFFD."""
+    """Decode tokens from the middle of a text. Characters cut at either end become U+FFFD."""
     return b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
 
 

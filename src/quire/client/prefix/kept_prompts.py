@@ -1,7 +1,7 @@
-"""The prompts of the last requests, as tokens, so that the next ones can be compared with them. Pure.
+"""Recent prompts as tokens, kept for comparison with later prompts. Pure.
 
-A conversation has one place: its next prompt takes that of the one it goes on from. Bounded for each scope (a tenant's
-prompts in one cache group of one model), for each tenant, and in all; the least recently used goes.
+A conversation occupies one entry: its next prompt replaces the previous one. Bounded per scope (the prompts of one
+tenant, cache group and model), per tenant, and in total, with least-recently-used eviction.
 """
 
 from collections import OrderedDict
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from quire.client.prefix.prompt_alignment import WIDTH, num_common
 
 MAX_PROMPT_TOKENS = 1 << 16
-"""What comes later in a prompt is not kept."""
+"""Tokens after this position are not kept."""
 MAX_PROMPTS = 16
-"""In one scope."""
+"""Maximum prompts per scope."""
 MAX_TENANT_BYTES = 2 << 20
 MAX_BYTES = 32 << 20
 PROMPT_BYTES = 512
-"""What a prompt takes beside its tokens."""
+"""Approximate memory of a prompt without its tokens."""
 NUM_NEAREST = 3
 SAME_PLACE = 4
-"""Prompts that differ from ours within so many tokens are equally near."""
+"""Prompts whose common prefix is at most this much shorter than the longest count as equally near."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScope:
-    """Prompts that may be compared with each other."""
+    """The tenant, cache group and model within which prompts are compared."""
 
     tenant: str
     cache_group: str
@@ -33,7 +33,7 @@ class PromptScope:
 
 @dataclass(slots=True, eq=False)
 class KeptPrompt:
-    """One prompt, and its answer once that is there."""
+    """The tokens of one prompt, and of its answer once it is known."""
 
     request_id: str
     tokens: bytes
@@ -41,12 +41,12 @@ class KeptPrompt:
 
     @property
     def num_bytes(self) -> int:
-        """About so many."""
+        """Approximate memory of the entry."""
         return len(self.tokens) + PROMPT_BYTES
 
 
 class _Tenant:
-    """All scopes of one, the least recently used first."""
+    """The scopes of one tenant, least recently used first."""
 
     def __init__(self) -> None:
         self.scopes: OrderedDict[PromptScope, list[KeptPrompt]] = OrderedDict()
@@ -54,7 +54,7 @@ class _Tenant:
 
 
 class KeptPrompts:
-    """Prompts by their scope, oldest first in each."""
+    """Prompts by scope, oldest first within a scope."""
 
     def __init__(self, max_bytes: int = MAX_BYTES, max_tenant_bytes: int = MAX_TENANT_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -62,13 +62,13 @@ class KeptPrompts:
         self.tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self.by_request: dict[str, tuple[PromptScope, KeptPrompt]] = {}
         self.num_bytes = 0
-        """All of them take about so many."""
+        """Approximate memory of all entries."""
 
     def __len__(self) -> int:
         return len(self.by_request)
 
     def nearest(self, scope: PromptScope, tokens: bytes) -> list[tuple[KeptPrompt, int]]:
-        """Those that begin most like these tokens, with how many are the same; the newest first."""
+        """Return the prompts with the longest common prefix, with its length in tokens; the newest first."""
         tenant = self.tenants.get(scope.tenant)
         prompts = [] if tenant is None else tenant.scopes.get(scope, [])
         shared = [(one, num_common(tokens, one.tokens)) for one in reversed(prompts)]
@@ -76,7 +76,7 @@ class KeptPrompts:
         return [pair for pair in shared if pair[1] >= max(1, most - SAME_PLACE)][:NUM_NEAREST]
 
     def add(self, scope: PromptScope, request_id: str, tokens: bytes, instead_of: KeptPrompt | None = None) -> None:
-        """Keep a prompt, in the place of the one that it goes on from."""
+        """Add a prompt; it replaces `instead_of`, the prompt that it continues."""
         self._drop(request_id)
         if instead_of is not None:
             self._drop(instead_of.request_id)
@@ -93,7 +93,7 @@ class KeptPrompts:
         self._make_room(tenant)
 
     def answered(self, request_id: str, tokens: bytes) -> None:
-        """Add the answer to a prompt that may still be here."""
+        """Append the answer's tokens to a prompt, if the prompt is still kept."""
         scope, kept = self.by_request.get(request_id, (None, None))
         if scope is None or kept is None or kept.num_prompt_tokens > MAX_PROMPT_TOKENS:
             return

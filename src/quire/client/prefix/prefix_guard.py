@@ -1,11 +1,11 @@
-"""Notices what keeps prompts from being found in the cache again and again, and what that costs. Pure: no clock, no
-sockets; called for every prompt when it begins to run.
+"""Detect prompt lines that repeatedly prevent cache hits, and estimate their cost. Pure: no clock, no sockets; called
+for every prompt when it begins to run.
 
-    prompt ─► compared with the nearest of the same tenant ─► gaps ─► what is wrong with them ─► patterns ─► warnings
+    prompt ─► comparison with similar prompts of the tenant ─► gaps ─► instabilities ─► patterns ─► warnings
 
-One difference is nothing: conversations branch, users send other prompts. A warning needs the same line to differ again
-and again, with so much behind it that had to be computed for that reason alone. What was lost is counted in tokens that
-are the same again behind the line, never more than were computed.
+A single difference causes no warning, because conversations branch and prompts vary. A warning requires that the same
+line differs repeatedly and that many equal tokens after it had to be recomputed only for that reason. The loss is the
+number of equal tokens after the line, at most the number of computed tokens.
 """
 
 from collections import OrderedDict, deque
@@ -21,18 +21,18 @@ from quire.client.prefix.unstable_lines import ComparedPrompts, Instability, Pla
 
 HOUR_S, MINUTE_S = 3600.0, 60.0
 MIN_REQUESTS = 3
-"""So many requests must have lost something to a line before there is a warning."""
+"""Minimum requests that lost tokens to a line before a warning."""
 MIN_VALUES: Mapping[UnstableKind, int] = {"order": 2, "history": 1}
-"""So many different texts must have stood there; 3 of any other kind."""
+"""Minimum different texts of the line before a warning; 3 for kinds not listed."""
 MIN_LOST_TOKENS = 256
-"""Within an hour, or there is no warning."""
+"""Minimum lost tokens within an hour before a warning."""
 MIN_COMPUTED = 32
-"""A prompt of which fewer tokens were computed lost next to nothing."""
+"""Prompts with fewer computed tokens are not examined, because their loss is small."""
 MAX_PATTERNS = 2048
 MAX_TENANT_PATTERNS = 64
 MAX_VALUES = 8
 MAX_REQUESTS = 4096
-"""Requests that keep their warnings."""
+"""Maximum requests whose patterns are kept for `of_request`."""
 MAX_SHOWN_CHARS = 160
 DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "dates": "a line with another date",
@@ -44,7 +44,7 @@ DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "history": "a history that is written in another way",
 }
 OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
-"""Misses that no line of a client's prompt causes."""
+"""Reasons for misses that no line of a prompt causes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,39 +54,39 @@ class SeenPrompt:
     record: ReuseRecord
     token_ids: Sequence[int]
     text_of: Callable[[Sequence[int]], str]
-    """The text of some of its tokens."""
+    """Decodes tokens of the prompt."""
     parts: PromptParts | None = None
-    """Where in it the messages and tools of its client lie; None: it is made of no such."""
+    """The token ranges of messages and tools; None for a plain prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixWarning:
-    """A line that costs a tenant much of what its prompts share."""
+    """A line whose changes prevent many cache hits of a tenant."""
 
     tenant: str
     model: str
     kind: UnstableKind
     line: str | None
-    """As it was the last time. None for a caller that may not read it."""
+    """The line in the latest prompt; None for a caller that may not read it."""
     num_lost_tokens: int
-    """Within the last hour."""
+    """Tokens lost within the last hour."""
     num_requests: int
-    """That lost them."""
+    """Requests within the last hour that lost tokens."""
 
     @property
     def description(self) -> str:
-        """What it is, without its text."""
+        """A description of the change, without the line's text."""
         return DESCRIPTIONS[self.kind]
 
     @property
     def sentence(self) -> str:
-        """As logs and clients get it."""
+        """The warning as one sentence, for logs and clients."""
         line = self.description if self.line is None else f"{self.description}, {self.line!r},"
         return f"{line} cost {self.num_lost_tokens:,} tokens in the last hour, in {self.num_requests:,} requests"
 
 
 class _Pattern:
-    """One line of one tenant, however it is filled in."""
+    """One line of a tenant's prompts: its values and its cost per minute of the last hour."""
 
     def __init__(self, kind: UnstableKind) -> None:
         self.kind = kind
@@ -94,14 +94,14 @@ class _Pattern:
         self.values: set[bytes] = set()
         self.num_requests = 0
         self.minutes: deque[list[int]] = deque()
-        """Minute, tokens, requests."""
+        """Entries of minute number, lost tokens and requests."""
         self.reported_s: float | None = None
-        """When it was last reported."""
+        """Time of the last report."""
         self.is_known = False
-        """It was warned of, so its tokens are counted as lost."""
+        """Whether the pattern was reported; its earlier losses are then counted already."""
 
     def add(self, found: Instability, now_s: float) -> None:
-        """It has cost another request something."""
+        """Add the loss of another request."""
         self.line = shown_line(found.line)
         if len(self.values) < MAX_VALUES:
             self.values.add(found.value)
@@ -114,7 +114,7 @@ class _Pattern:
         self.forget(now_s)
 
     def forget(self, now_s: float) -> None:
-        """What is more than an hour ago is no cost of the last hour."""
+        """Drop minutes older than an hour."""
         while self.minutes and (self.minutes[0][0] + 1) * MINUTE_S <= now_s - HOUR_S:
             self.minutes.popleft()
 
@@ -124,7 +124,7 @@ class _Pattern:
 
     @property
     def is_certain(self) -> bool:
-        """It was seen often enough, and it costs something."""
+        """Whether requests, values and loss reach the minimums of a warning."""
         is_repeated = self.num_requests >= MIN_REQUESTS and len(self.values) >= MIN_VALUES.get(self.kind, 3)
         return is_repeated and self.num_lost_tokens >= MIN_LOST_TOKENS
 
@@ -137,14 +137,14 @@ class _PatternName:
 
 
 class PrefixGuard:
-    """Watches all prompts of a server. For one event loop."""
+    """Examines all prompts of a server. Used from one event loop."""
 
     def __init__(
         self,
         warn: Callable[[PrefixWarning], None] = lambda _: None,
         count: Callable[[str, int], None] = lambda _model, _num: None,
     ) -> None:
-        """`warn` gets each pattern once an hour at most; `count` gets a model and tokens that were lost."""
+        """`warn` is called at most once an hour per pattern; `count` is called with a model and its lost tokens."""
         self._warn = warn
         self._count = count
         self._prompts = KeptPrompts()
@@ -154,11 +154,11 @@ class PrefixGuard:
 
     @property
     def num_bytes(self) -> int:
-        """What the kept prompts take."""
+        """Memory of the kept prompts."""
         return self._prompts.num_bytes
 
     def take(self, seen: SeenPrompt) -> None:
-        """A prompt has begun to run. Prompts come in order of time."""
+        """Examine a prompt that has begun to run. Must be called in order of time."""
         record, tokens = seen.record, packed(seen.token_ids)
         scope = PromptScope(record.tenant, record.cache_group, record.model)
         nearest = self._prompts.nearest(scope, tokens)
@@ -172,19 +172,19 @@ class PrefixGuard:
                 self._requests.popitem(last=False)
 
     def answered(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
-        """Add the answer to a prompt: a later prompt may go on from it, with the history rewritten."""
+        """Add the answer to a prompt, to recognize a later prompt that continues it with a rewritten history."""
         self._prompts.answered(_name_of(record), packed(token_ids))
 
     def of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
-        """What there is to warn its client of."""
+        """Return the warnings for one request's client."""
         tenant, names = self._requests.get(request_id, ("", []))
         patterns = self._patterns.get(tenant, OrderedDict())
         listed = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
         return [_warning(tenant, name, one, now_s) for name, one in listed if one.is_certain]
 
     def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
-        """What there is to warn of, the most expensive first: of one tenant, with its lines; or of all, whose lines
-        only the operator's own socket may read."""
+        """Return warnings by decreasing loss: of one tenant, with the lines; or of all tenants, with the lines only if
+        `reads_lines`, which the admin socket sets."""
         tenants = list(self._patterns) if tenant is None else [tenant]
         is_read = reads_lines or tenant is not None
         found = list[PrefixWarning]()
@@ -230,12 +230,12 @@ class PrefixGuard:
 
 
 def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
-    """What is wrong with a prompt, beside the one of the nearest that it would have found most of."""
+    """Return the instabilities of a prompt, compared with the nearest prompt that has most equal tokens."""
     reason, num_cached = seen.record.explanation.reason, seen.record.num_cached_tokens
     num_computed = len(tokens) // WIDTH - num_cached
     if reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
         return []
-    # Where more was found than such a prompt begins with, another has that: it is not the one to compare with.
+    # If more tokens were cached than a kept prompt shares, they came from another prompt: do not compare with this one.
     alike = [
         (gaps_between(tokens, theirs.tokens, start), theirs)
         for theirs, start in nearest
@@ -243,7 +243,7 @@ def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, 
     ]
     gaps, theirs = max(alike, key=lambda pair: _num_alike(pair[0]), default=((), None))
     if theirs is None or not _num_alike(gaps):
-        return []  # nothing is the same again: a prompt of its own, and no text is made for it
+        return []  # nothing is equal after the difference: an unrelated prompt, so no text is decoded
     compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
     return _at_most(instabilities(compared), num_computed)
 
@@ -253,7 +253,7 @@ def _num_alike(gaps: Sequence[Gap]) -> int:
 
 
 def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:
-    """No request loses more than was computed."""
+    """Limit the total loss of a request to the tokens that were computed."""
     made, left = list[Instability](), num_computed
     for one in found:
         lost = min(one.num_lost_tokens, left)
@@ -264,7 +264,7 @@ def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instabilit
 
 
 def _gone_on_from(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
-    """The prompt that this one extends."""
+    """Return the kept prompt that this prompt extends, if any."""
     return next((one for one, start in nearest if start >= min(one.num_prompt_tokens, len(one.tokens) // WIDTH)), None)
 
 
@@ -273,7 +273,7 @@ def _name_of(record: ReuseRecord) -> str:
 
 
 def _place_of(seen: SeenPrompt, gap: Gap) -> Place:
-    """Where a gap lies. What begins in one part and ends in another is a matter of conversation if either is."""
+    """Return the kind of text that contains a gap. If it begins or ends in a message, it counts as in a message."""
     parts = seen.parts
     if parts is None:
         return "text"
@@ -283,7 +283,7 @@ def _place_of(seen: SeenPrompt, gap: Gap) -> Place:
 
 
 def _around(seen: SeenPrompt, gap: Gap, size: int) -> tuple[int, int]:
-    """What stands around a gap in the same part, without what the template wrote before and behind that."""
+    """Return the token range around a gap within the same prompt part, without text of the template."""
     first, after = max(0, gap.start - size), min(len(seen.token_ids), gap.stop + size)
     if seen.parts is None:
         return first, after
@@ -293,7 +293,7 @@ def _around(seen: SeenPrompt, gap: Gap, size: int) -> tuple[int, int]:
     stop, part = gap.stop, seen.parts.at(gap.stop)
     while stop < after and seen.parts.at(stop) == part:
         stop += 1
-    # The first token behind a part counts as its own.
+    # `PromptParts.at` assigns the first token after a part to the part.
     return start, stop if stop == after else max(gap.stop, stop - 1)
 
 
@@ -317,6 +317,6 @@ def _warning(
 
 
 def shown_line(line: str) -> str:
-    """On one line, of bounded length, with nothing in it that a terminal would obey."""
+    """Return a line without control characters, cut to MAX_SHOWN_CHARS."""
     clean = "".join(char if char.isprintable() else " " for char in line[: 2 * MAX_SHOWN_CHARS]).strip()
     return clean if len(clean) <= MAX_SHOWN_CHARS else clean[: MAX_SHOWN_CHARS - 1] + "…"

@@ -1,11 +1,11 @@
-"""Where two prompts that begin alike differ, and where they go on alike. Pure: tokens in, gaps out.
+"""Align two prompts that share a prefix: find the gaps where they differ and the equal runs between. Pure.
 
     ours     b b b b X b b b b b b b b
     theirs   b b b b Y Y b b b b b b c
                      └┬┘ └────┬────┘
-                     gap     run: what would have been found, had the gap been the same
+                     gap     run: tokens that would have been hits if the gap were equal
 
-A few tokens that are the same are chance, in JSON above all; so a run has `GRAM` of them at least.
+Short equal runs occur by chance, especially in JSON, so a run has at least `GRAM` tokens.
 """
 
 from array import array
@@ -13,37 +13,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 GRAM = 32
-"""So many equal tokens in a row mark a place where two prompts go on alike."""
+"""Minimum number of equal tokens in a row after a gap."""
 ANCHOR = 16
-"""Of theirs so many are remembered at every so many: whatever run is long enough has one of these whole."""
+"""Length and stride of the indexed n-grams of the other prompt; every run of `GRAM` tokens contains a whole one."""
 NEAR, FAR = 192, 4096
-"""How many tokens behind a difference such a place is searched: first close by, then further off."""
+"""Search windows for the next equal run, in tokens after a difference: the near one first, then the far one."""
 MAX_GAPS = 64
 MAX_FAR = 4
-"""So many times it is searched further off."""
+"""Maximum number of far searches per pair of prompts."""
 WIDTH = 4
-"""Bytes of a token."""
+"""Bytes per packed token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A place where two prompts differ: tokens `start` to `stop` of one, and of the other."""
+    """A difference: tokens `start` to `stop` of our prompt, `other_start` to `other_stop` of the other prompt."""
 
     start: int
     stop: int
     other_start: int
     other_stop: int
     num_alike: int
-    """Tokens behind it that are the same again, up to the next gap or to an end."""
+    """Equal tokens after the gap, up to the next gap or the end of a prompt."""
 
 
 def packed(token_ids: Sequence[int]) -> bytes:
-    """Tokens as they are compared: bytes compare as fast as memory is read."""
+    """Pack tokens into bytes, which compare at memory speed."""
     return array("I", token_ids).tobytes()
 
 
 def num_common(one: bytes, other: bytes, at: int = 0, other_at: int = 0) -> int:
-    """How many packed tokens are the same from these places on."""
+    """Return the length of the common prefix of two packed prompts from these positions, in tokens."""
     limit, low, step = min(len(one) // WIDTH - at, len(other) // WIDTH - other_at), 0, 64
     while low < limit and _is_same(one, at + low, other, other_at + low, min(step, limit - low)):
         low, step = min(limit, low + step), step * 4
@@ -62,7 +62,7 @@ def _is_same(one: bytes, at: int, other: bytes, other_at: int, size: int) -> boo
 
 
 def gaps_between(ours: bytes, theirs: bytes, start: int) -> list[Gap]:
-    """The gaps of two packed prompts that are the same up to token `start`. The last may reach to both ends."""
+    """Return the gaps of two packed prompts that are equal up to token `start`. The last may reach both ends."""
     found, at, other, num_far = list[Gap](), start, start, 0
     while len(found) < MAX_GAPS and at * WIDTH < len(ours) and other * WIDTH < len(theirs):
         place = _place_within(ours, theirs, at, other, NEAR)
@@ -101,7 +101,7 @@ def _place_within(ours: bytes, theirs: bytes, at: int, other: int, width: int) -
 
 
 def _moved_back(ours: bytes, theirs: bytes, place: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
-    """To where the two begin to be the same, in strides that grow while they are and shrink when they are not."""
+    """Move back to the first equal token of a run, by galloping: strides double while equal and halve otherwise."""
     at, other = place
     most, moved, stride = min(at - least[0], other - least[1]), 0, 1
     while moved < most and stride:

@@ -1,66 +1,62 @@
-"""How much of each prompt was found in the cache, and why no more was, of the requests of the last while.
+"""A log of recent prompts: how much of each was found in the cache, and why not more.
 
-Bounded three ways: by number, by age and by bytes. Time is handed in. What an hour cost by reason is counted by
-minutes, so that it is whole also where more requests come in an hour than are kept.
+Bounded by number, age and bytes. Times are arguments. Lost tokens of the last hour are also counted per minute and
+reason, so that the totals are complete even if an hour has more requests than the log keeps.
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.client.prefix.explanation import Difference, Explanation
 from quire.core.memory.block_table import hit_cap
 from quire.errors import InvariantError
-from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414 - for the API, too
+from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414 - re-exported for the API
 from quire.text.chat.prompt_parts import PromptParts as PromptParts  # noqa: PLC0414
 
 MAX_RECORDS = 10_000
 MAX_AGE_S = 3600.0
 MAX_BYTES = 16 << 20
 RECORD_BYTES = 1024
-"""What a record takes beside its texts, generously."""
+"""Upper estimate of a record's memory without its texts."""
 MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseRecord:
-    """What one prompt found in the cache at the moment its request began to run."""
+    """The cache lookup of one prompt when its request began to run."""
 
     request_id: str
-    """Of the HTTP request: the `x-request-id` of its response."""
+    """Id of the HTTP request: the `x-request-id` of its response."""
     tenant: str
     cache_group: str
     model: str
     at_s: float
     explanation: Explanation
     part: PromptPart | None
-    """diverged: in which part of the prompt; None where that cannot be determined."""
+    """diverged: the prompt part with the difference; None if it cannot be determined."""
     num_lost_tokens: int
-    """Prompt tokens that were computed and would have been found, had all of the prompt's blocks been cached."""
+    """Prompt tokens that were computed, but would have been hits if all full blocks of the prompt had been cached."""
     num_cached_tokens: int = 0
-    """Prompt tokens that were not computed: those found at that moment, and those of blocks that it waited for."""
+    """Prompt tokens not computed: found in the cache, or in blocks of another request that this request waited for."""
     prompt_index: int = 0
-    """Which one of the request's prompts."""
+    """Index of the prompt in a request with several."""
     answer_id: str = ""
-    """The id in the response body; finds the record as well."""
+    """The id in the response body; `find` accepts it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """What one reason cost."""
+    """The cost of cache misses with one reason."""
 
     reason: str
     num_tokens: int
-    """Lost: see `ReuseRecord`."""
+    """Lost tokens, as in `ReuseRecord`."""
     num_requests: int
-    """Prompts, where a request has several."""
-
-
-OnRecord = Callable[[ReuseRecord], None]
+    """Number of records: requests, or their prompts if a request has several."""
 
 
 class _Minute:
-    """What was lost within one minute, by model and reason."""
+    """Lost tokens and requests of one minute, by model and reason."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -69,7 +65,7 @@ class _Minute:
 
 
 class ReuseLog:
-    """The reuse of the requests of the last while. For one event loop."""
+    """Cache lookups of recent requests. Used from one event loop."""
 
     def __init__(
         self, max_records: int = MAX_RECORDS, max_age_s: float = MAX_AGE_S, max_bytes: int = MAX_BYTES
@@ -81,7 +77,6 @@ class ReuseLog:
         self._by_name: dict[str, list[ReuseRecord]] = {}
         self._num_bytes = 0
         self._minutes: deque[_Minute] = deque()
-        self._callbacks: list[OnRecord] = []
 
     def __len__(self) -> int:
         return len(self._records)
@@ -91,32 +86,20 @@ class ReuseLog:
         return self._num_bytes
 
     def add(self, record: ReuseRecord) -> None:
-        """Keep it, drop what that leaves no room for, and call the subscribers. Records come in order of time."""
+        """Add a record and drop the oldest beyond the bounds. Must be called in order of time."""
         self._records.append(record)
         for name in _names(record):
             self._by_name.setdefault(name, []).append(record)
         self._num_bytes += record_size(record)
         self._count(record)
         self.forget_old(record.at_s)
-        for callback in tuple(self._callbacks):
-            callback(record)
 
     def find(self, request_id: str) -> tuple[ReuseRecord, ...]:
-        """Of this request or answer, one for each prompt in order; none: there is no such record, or it was dropped."""
+        """Return the records of a request or answer id, one per prompt, in order; empty if unknown or dropped."""
         return tuple(sorted(self._by_name.get(request_id, ()), key=lambda record: record.prompt_index))
 
-    def subscribe(self, callback: OnRecord) -> Callable[[], None]:
-        """Call with each record from now on, on the thread that adds it. Returns what ends that."""
-        self._callbacks.append(callback)
-
-        def unsubscribe() -> None:
-            if callback in self._callbacks:
-                self._callbacks.remove(callback)
-
-        return unsubscribe
-
     def misses(self, now_s: float, model: str | None = None) -> list[Miss]:
-        """What the last hour cost by reason, of one model or of all; the most expensive first."""
+        """Return the cost of the last hour by reason, of one model or of all, by decreasing cost."""
         self.forget_old(now_s)
         tokens, requests = dict[str, int](), dict[str, int]()
         for minute in self._minutes:
@@ -128,7 +111,7 @@ class ReuseLog:
         return sorted(found, key=lambda miss: (-miss.num_tokens, -miss.num_requests, miss.reason))
 
     def forget_old(self, now_s: float) -> None:
-        """Drop what is too old, too many or too large."""
+        """Drop records and minutes beyond the bounds of number, bytes and age."""
         while self._records and (
             len(self._records) > self._max_records
             or self._num_bytes > self._max_bytes
@@ -163,7 +146,7 @@ def _names(record: ReuseRecord) -> tuple[str, ...]:
 
 
 def record_size(record: ReuseRecord) -> int:
-    """About how many bytes a record takes."""
+    """Return the approximate memory of a record in bytes."""
     texts = [record.request_id, record.tenant, record.cache_group, record.model, record.answer_id]
     if record.part is not None:
         texts.append(record.part.name or "")
@@ -177,6 +160,6 @@ def _texts(found: Difference) -> list[str]:
 
 
 def lost_tokens(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> int:
-    """What of a prompt had to be computed that could have been found: its whole blocks, but for the last token, which
-    is always computed; less what was found."""
+    """Return the tokens that were computed but could have been hits: those in full blocks, without the last token,
+    which is always computed, minus the cached tokens."""
     return max(0, hit_cap(num_prompt_tokens, block_size) * block_size - num_cached_tokens)

@@ -1,11 +1,11 @@
-"""What makes two prompts differ that are otherwise alike: judged by their texts, gap by gap. Pure.
+"""Classify the differences between two similar prompts by their texts, gap by gap. Pure.
 
-    numbers, dates, times, ids   the same line, with another of these in it
-    order                        the same words in another order: tools, keys of JSON
-    text                         a line of the system text or of a tool that has other words
-    history                      the same conversation goes on, with its earlier messages rewritten
+    numbers, dates, times, ids   the same line with a different number, date, time or id
+    order                        the same words in a different order: tools, keys of JSON
+    text                         a line of the system text or of a tool with different words
+    history                      the same conversation continues, with earlier messages rewritten
 
-A gap that is none of these is a prompt of its own: other users send other prompts, and nothing is wrong.
+Any other gap means that the prompts are different requests, which is not a problem.
 """
 
 import re
@@ -22,50 +22,50 @@ from quire.text.chat.changing_text import MAX_LINE_CHARS, FoldedLine, changed_ki
 
 UnstableKind = Literal["dates", "times", "ids", "numbers", "order", "text", "history"]
 Place = Literal["system", "tool", "message", "text"]
-"""Where a gap lies: system text, tools, messages of users and assistants; a plain prompt, or the template's text."""
+"""The text around a gap: system text, tools, other messages, or `text`: a plain prompt or text of the template."""
 WITHIN_PROMPTS: frozenset[Place] = frozenset({"system", "tool"})
 
 CONTEXT_TOKENS = 96
-"""On either side of a gap: the rest of its lines."""
+"""Tokens decoded on either side of a gap, to complete its lines."""
 MAX_GAP_TOKENS = 4096
-"""What of a longer gap is read."""
+"""Longer gaps are decoded up to this length."""
 MAX_LINES = 12
 MAX_TEXT_TOKENS = 256
-"""A longer gap of other words is another text, and no line of the same one."""
+"""Longer gaps with different words are different texts, not a changed line."""
 MAX_PATTERN_CHARS = 120
 CHARS_BEFORE, CHARS_BEHIND, CHARS_OF_MESSAGE = 40, 24, 16
-"""Of a longer line: what of it makes its pattern, beside what changes."""
+"""Characters of a long line, before and after its change, that form its pattern; the last is for messages."""
 MIN_SHARE = 0.05
-"""Of a prompt must stand behind a gap, or the gap is not early."""
+"""Minimum fraction of the prompt that is equal after a gap; smaller losses are ignored."""
 MIN_WORDS, MANY_WORDS, MAX_ALONE = 4, 40, 0.07
 MAX_VAIN = 3
-"""So many times another order is searched in a prompt and not found: each may read all that is behind it."""
+"""Maximum failed searches for a reordering per prompt, because each may read the whole rest of the prompt."""
 WORD = re.compile(r"\w+")
 LAST_WORD, FIRST_WORD = re.compile(r"\w{1,40}$"), re.compile(r"^\w{1,40}")
 EVIDENCE_TOKENS, LEAST_EVIDENCE = 16, 6
-"""Tokens of an answer that show that a later prompt goes on from it."""
+"""Tokens at the end of an answer that identify a prompt that continues it, and the minimum for a short answer."""
 TAIL_TOKENS = 12
 GAP_TOKENS, SMALL_SIDE = 8, 24
-"""History was rewritten where a text of some length is gone, or a short one stands for it."""
+"""In a rewritten history one side of the gap has at least GAP_TOKENS, the other at most SMALL_SIDE tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Instability:
-    """One gap that something is wrong with, and what it cost one request."""
+    """A gap that prevents cache hits, and its cost for one request."""
 
     kind: UnstableKind
     line: str
-    """The client's line, as it was this time."""
+    """The line in the client's prompt."""
     pattern: str
-    """Its group: what stays of the line."""
+    """The constant part of the line, by which instabilities are grouped."""
     value: bytes
-    """Names what stood in the gap."""
+    """Hash of the text in the gap."""
     num_lost_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrompts:
-    """A prompt beside an earlier one of the same tenant."""
+    """A prompt (`ours`), an earlier prompt of the same tenant (`theirs`), and their differences."""
 
     ours: bytes
     theirs: KeptPrompt
@@ -73,12 +73,12 @@ class ComparedPrompts:
     text_of: Callable[[Sequence[int]], str]
     place_of: Callable[[Gap], Place]
     around: Callable[[Gap, int], tuple[int, int]] = lambda gap, size: (gap.start - size, gap.stop + size)
-    """From where to where its part of our prompt reaches, no further than so many tokens before and behind it."""
+    """Returns the token range around a gap of our prompt, within its prompt part and at most `size` on either side."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """The text of a gap on both sides, and what both have around it on its lines."""
+    """The texts of a gap in both prompts, and the common text before and after it on the same lines."""
 
     head: str
     ours: str
@@ -94,19 +94,19 @@ class _Sides:
         return f"{self.head}{self.theirs}{self.tail}".split("\n")
 
     def whole_words(self, text: str) -> str:
-        """One of the texts with what its first and its last word have outside the gap."""
+        """Extend a text of the gap to whole words at both ends."""
         begun, ended = LAST_WORD.search(self.head), FIRST_WORD.match(self.tail)
         return (begun[0] if begun else "") + text + (ended[0] if ended else "")
 
     @property
     def first_line(self) -> str:
-        """The first that differs."""
+        """Our first line that differs."""
         pairs = zip(self.lines, self.other_lines, strict=False)
         return next((one for one, other in pairs if one != other), self.lines[-1])
 
 
 def instabilities(compared: ComparedPrompts) -> list[Instability]:
-    """What is wrong with a prompt, in its order."""
+    """Return the instabilities of a prompt in order of position."""
     found, at, num_vain = list[Instability](), 0, 0
     sides_at = cache(lambda number: _sides(compared, compared.gaps[number]))
     while at < len(compared.gaps):
@@ -126,7 +126,7 @@ def instabilities(compared: ComparedPrompts) -> list[Instability]:
 
 
 def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
-    """The same lines with other dates, times, ids or numbers in them."""
+    """Detect equal lines with different dates, times, ids or numbers."""
     lines, others = sides.lines, sides.other_lines
     if not _is_costly(compared, gap) or len(lines) != len(others) or len(lines) > MAX_LINES:
         return None
@@ -135,7 +135,7 @@ def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Pla
     folded = [(line, fold(line), fold(other)) for line, other in zip(lines, others, strict=True)]
     if any(ours.pattern != theirs.pattern for _, ours, theirs in folded):
         return None
-    # Users count and calculate: a number matters only in system text and tools, or in earlier messages.
+    # Numbers in user messages vary naturally; they count only in system text, tools or earlier messages.
     do_numbers_count = place in WITHIN_PROMPTS or _goes_on(compared)
     for line, ours, theirs in folded:
         kinds = [kind for kind in changed_kinds(ours, theirs) if kind != "numbers" or do_numbers_count]
@@ -145,7 +145,7 @@ def _changed_line(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Pla
 
 
 def _around(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
-    """The pattern of a line, or of a long one what stands around its first change. A user's message is no pattern."""
+    """Return the pattern of a line; for long lines and messages, only the text around the first change."""
     if len(ours.pattern) <= MAX_PATTERN_CHARS and place != "message":
         return ours.pattern.strip()
     before, after = ours.around(first_change(ours, theirs))
@@ -153,7 +153,7 @@ def _around(ours: FoldedLine, theirs: FoldedLine, place: Place) -> str:
 
 
 def _reordered(compared: ComparedPrompts, at: int, sides_at: Callable[[int], _Sides]) -> tuple[Instability | None, int]:
-    """The same words in another order, over as many gaps as that takes; and how many it took."""
+    """Detect equal words in a different order over one or more gaps; also return the number of gaps."""
     first, words, ours = compared.gaps[at], WordBalance(), list[str]()
     for num_gaps, last in enumerate(compared.gaps[at:], start=1):
         each = sides_at(at + num_gaps - 1)
@@ -169,16 +169,16 @@ def _reordered(compared: ComparedPrompts, at: int, sides_at: Callable[[int], _Si
 
 
 class WordBalance:
-    """Whether two texts have the same words, as they grow."""
+    """Compares the words of two growing texts, independent of order."""
 
     def __init__(self) -> None:
         self._balance = Counter[str]()
-        """Word -> how many more of it ours has."""
+        """Word -> count in our text minus count in the other text."""
         self._num_alone = self._num_ours = self._num_theirs = 0
         self._is_moved = False
 
     def add(self, one: str, other: str) -> None:
-        """More of both."""
+        """Extend both texts."""
         ours, theirs = WORD.findall(one), WORD.findall(other)
         self._is_moved = self._is_moved or ours != theirs
         self._num_ours, self._num_theirs = self._num_ours + len(ours), self._num_theirs + len(theirs)
@@ -190,7 +190,7 @@ class WordBalance:
 
     @property
     def are_same(self) -> bool:
-        """Every word is in both, in another order; of many words a few may be alone."""
+        """Whether both texts have the same words in different order; long texts may differ in a few words."""
         most = max(self._num_ours, self._num_theirs)
         if not self._is_moved or most < MIN_WORDS:
             return False
@@ -199,7 +199,7 @@ class WordBalance:
 
 
 def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
-    """Other words in a line that the client writes for every request, with a longer text behind them."""
+    """Detect a line of system text or tools with different words, followed by a longer equal text."""
     size = max(gap.stop - gap.start, gap.other_stop - gap.other_start)
     if place not in WITHIN_PROMPTS or size > min(MAX_TEXT_TOKENS, gap.num_alike) or not _is_costly(compared, gap):
         return None
@@ -211,7 +211,7 @@ def _other_words(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Plac
 
 
 def _rewritten_history(compared: ComparedPrompts, gap: Gap, sides: _Sides, place: Place) -> Instability | None:
-    """Something is gone from the middle of a conversation that goes on, or stands elsewhere, or in short."""
+    """Detect earlier messages of a continued conversation that were removed, added or shortened."""
     sizes = (gap.stop - gap.start, gap.other_stop - gap.other_start)
     is_uneven = min(sizes) <= SMALL_SIDE and max(sizes) >= max(GAP_TOKENS, 2 * min(sizes))
     if place == "system" or not is_uneven or gap.num_alike < GRAM or not _goes_on(compared):
@@ -222,7 +222,7 @@ def _rewritten_history(compared: ComparedPrompts, gap: Gap, sides: _Sides, place
 
 
 def _goes_on(compared: ComparedPrompts) -> bool:
-    """Whether our prompt goes on from their answer; where that was short, from the end of their prompt."""
+    """Return whether our prompt contains the end of their answer or, if that is short, of their prompt."""
     theirs, ours = compared.theirs, compared.ours
     answer = theirs.tokens[theirs.num_prompt_tokens * WIDTH : -WIDTH]
     if len(answer) >= LEAST_EVIDENCE * WIDTH:

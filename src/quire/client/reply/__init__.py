@@ -1,1 +1,1 @@
-"""From token events to pieces of text."""
+"""Convert the engine's token events to pieces of text for the client."""

@@ -1,17 +1,18 @@
-"""One request on its way back to its client: events with token ids come in, pieces of text go out.
+"""Convert the events of one request, which have token ids, to pieces of text for its client.
 
-Here stop strings end an answer; later events of it are ignored. The caller that feeds a reply cancels those answers in
-the engine (`stopped`), so that it computes no more of them.
+Stop strings end an answer here; its later events are ignored. The caller of `take` must cancel those answers in the
+engine (`stopped`), so that the engine stops computing them.
 
-Times are of this side's clock, at the moment an event is received.
+Times are those at which this process receives an event, by its own clock.
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from time import monotonic, thread_time
+from typing import Protocol, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.prefix.reuse_log import ReuseRecord
@@ -32,12 +33,11 @@ from quire.core.events import (
 )
 from quire.core.request import Continuation, FinishReason, Request
 from quire.core.step import TokenLogprobs
-from quire.core.work_budget import WorkAccount, WorkKind
+from quire.core.work_budget import WorkAccount
 from quire.engine.engine import Clock
 from quire.errors import DisplacedError, QuireError, WorkBudgetError
-from quire.text.answer_text import AnswerText
 from quire.text.chat.canonical import short_id
-from quire.text.detokenizer import Detokenizer
+from quire.text.detokenizer import AnswerText, Detokenizer
 from quire.text.parsers.parts import TEXT, Part, ReasoningPart
 from quire.text.parsers.reader import AnswerReader, PartDelta
 from quire.text.text_work import TextBudget
@@ -45,17 +45,17 @@ from quire.text.tokenizer import Tokenizer
 
 MAX_PAUSES = 16
 TOOL_CALLS = "tool_calls"
-"""How an answer with tool calls ends."""
+"""Finish reason of an answer with tool calls."""
 
 
 class _PartialAnswer:
     def __init__(self, text: Detokenizer, reader: AnswerReader | None) -> None:
         self.text = text
         self.reader = reader
-        """None: all of it is text."""
+        """Parses reasoning and tool calls; None: the answer is plain text."""
         self.last: Piece | None = None
         self.work_error: WorkBudgetError | None = None
-        """It costs too much to be read."""
+        """Set if parsing the answer exceeded a CPU time budget."""
 
     @property
     def is_over(self) -> bool:
@@ -63,12 +63,12 @@ class _PartialAnswer:
 
     @property
     def part(self) -> Part:
-        """Of which part its last piece was."""
+        """The part of the last piece."""
         return TEXT if self.last is None else self.last.part
 
 
 def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
-    """The pieces of one answer put together; one that was left in the middle counts as cancelled."""
+    """Join the pieces of one answer; an unfinished answer counts as cancelled."""
     last = pieces[-1] if pieces else Piece(index, "")
     return Answer(
         index=index,
@@ -85,12 +85,12 @@ def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
 
 
 class Reply:
-    """Takes the events of one request, in their order."""
+    """Processes the events of one request in order, and keeps its output and statistics."""
 
     is_queued = False
-    """The engine has let it in."""
+    """Whether the engine accepted the request."""
     is_done = False
-    """The engine has ended it."""
+    """Whether the engine finished or refused the request."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Reply:
         clock: Clock = monotonic,
         work: TextBudget | None = None,
     ) -> None:
-        """`work` is that of all replies that one event loop reads; None: no other reply waits."""
+        """`work` is the CPU time budget shared by all replies of an event loop; None: parsing is not limited."""
         self.request = request
         self._params = params
         self._tokenizer = tokenizer
@@ -108,37 +108,38 @@ class Reply:
         self._work = work
         self._account = WorkAccount(request.tenant)
         self.work_error: WorkBudgetError | None = None
-        """Why the last of its answers was ended that cost too much to be read."""
+        """The error of the last answer that was ended because parsing exceeded the budget."""
         self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
-        """Answers that have begun."""
+        """The answers that have begun, by index."""
         self.pieces: list[Piece] = []
-        """All of them so far, in the order they came."""
+        """All pieces so far, in order of arrival."""
         self.num_tokens = 0
         """Tokens of all answers so far."""
         self.num_reasoning_tokens = 0
-        """Tokens of thoughts among them. Counted as they come: a stream may report its usage in every chunk."""
+        """Reasoning tokens so far, counted on arrival because a stream may report usage in every chunk."""
         self.num_cached_tokens = 0
-        """Prompt tokens that were not computed, as far as it is known."""
+        """Prompt tokens taken from the cache, as reported so far."""
         self.explanation: Explanation | None = None
-        """Why the next token was not found when it was admitted, if that was requested."""
+        """Why the rest of the prompt was not cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
-        """The same as a record, where a server keeps such records."""
+        """The record of the cache lookup, if a server keeps records."""
         self.num_preemptions = 0
         self.num_replays = 0
-        """Workers that died while it ran."""
+        """Number of workers that died while the request was running."""
         self.num_inexact_moves = 0
-        """Times it went on where other bits are computed."""
+        """Number of moves to a member with different numerics."""
         self.stopped: list[int] = []
-        """Answers that a stop string has ended, not yet cancelled in the engine: taken by the caller that feeds it."""
+        """Answers ended by a stop string or a budget and not yet cancelled in the engine; the caller of `take` clears
+        the list."""
         self.refusal: QuireError | None = None
-        """Why it was not let in, or ended without ever having run."""
+        """Why the request was refused, or displaced before it ran."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
         self._pauses: deque[tuple[float, float | None]] = deque(maxlen=MAX_PAUSES)
         self._is_paused = False
 
     def _begun(self, continuation: Continuation) -> _PartialAnswer:
-        """An answer goes on behind the tokens it has: their text was shown elsewhere, except what they held back."""
+        """Resume an answer after its earlier tokens. Their text was already sent, except text that was held back."""
         half = self._new_half(continuation.index)
         for token_id in continuation.produced:
             text = half.text.push(token_id)
@@ -148,12 +149,12 @@ class Reply:
 
     @property
     def is_answered(self) -> bool:
-        """Nothing more will be shown."""
+        """Whether all answers have ended."""
         halves = self._halves.values()
         return len(halves) == len(self.request.continuations) and all(half.is_over for half in halves)
 
     def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
-        """What these events add."""
+        """Process events and return the pieces they add."""
         added = [piece for event in events for piece in self._take(event)]
         self.pieces += added
         if self._is_paused and added:
@@ -166,7 +167,7 @@ class Reply:
 
     @property
     def num_longest(self) -> int:
-        """Tokens of the longest answer so far."""
+        """Number of tokens of the longest answer so far."""
         counts = Counter[int]()
         for piece in self.pieces:
             counts[piece.index] += len(piece.token_ids)
@@ -174,27 +175,27 @@ class Reply:
 
     @property
     def is_admitted(self) -> bool:
-        """It left the queue."""
+        """Whether the request has left the queue."""
         return "admitted" in self._times
 
     @property
     def is_computed(self) -> bool:
-        """All of its prompt is computed: what of it was cached is known."""
+        """Whether prefill is complete, so that `num_cached_tokens` is final."""
         return "first" in self._times
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the prompt's tokens but its first, as far as they came."""
+        """Log-probabilities of the prompt's tokens after the first, as received so far."""
         return tuple(self._prompt_logprobs)
 
     @property
     def moments(self) -> Mapping[str, float]:
-        """When it was `admitted`, its `first` token came, and it came to its `end`, as far as that has happened."""
+        """Times of admission (`admitted`), `first` token and `end`, as far as they have occurred."""
         return self._times
 
     @property
     def pauses(self) -> Sequence[tuple[float, float | None]]:
-        """The last times it gave up its place, each until something came again; without an end, it has not."""
+        """The latest preemptions, as start and end; the end is the next output, None if there was none yet."""
         return self._pauses
 
     @property
@@ -202,14 +203,14 @@ class Reply:
         return self.timings_at(self.request.arrival_s)
 
     def timings_at(self, now_s: float) -> Timings:
-        """The same, seen at this moment: what has not ended took until now."""
+        """Return the timings at time `now_s`; phases that have not ended count until then."""
         start = self.request.arrival_s
         end = self._times.get("end", now_s)
         admitted = self._times.get("admitted", end)
         return Timings(admitted - start, self._times.get("first", end) - start, end - start)
 
     def completion(self) -> Completion:
-        """All of it, once it is done."""
+        """Return the request with all its answers; call it when the reply is done."""
         return Completion(
             request_id=self.request.request_id,
             prompt_token_ids=self.request.prompt,
@@ -286,7 +287,7 @@ class Reply:
         return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
 
     def _call_id(self, index: int, call_index: int) -> str:
-        """The same for every reader of the answer, however often."""
+        """Return the id of a tool call; it depends only on the request and the indices, so it is equal on a replay."""
         named = f"{self.request.request_id}/{index}/{call_index}"
         if self._params.answer_format is not None and self._params.answer_format.has_short_ids:
             return short_id(named)
@@ -331,19 +332,19 @@ class Reply:
         return self._show_parts(half, parts, piece)
 
     def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[PartDelta]:
-        """What these characters add. Beyond the budget of the request or its tenant an answer is ended."""
+        """Parse text into parts. If the budget of the request or its tenant is exceeded, set `work_error`."""
         if self._work is None:
             return reader.push(text)
         start_s = thread_time()
         parts = reader.push(text)
         spent_s = thread_time() - start_s
-        cut = self._work.spend(self._account, WorkKind.ANSWER_READER, spent_s)
+        cut = self._work.spend(self._account, "answer_reader", spent_s, self._clock())
         if cut is not None:
             self.work_error = half.work_error = cut.error
         return parts
 
     def _is_hidden(self, event: Token) -> bool:
-        """A stop token that is about to end the answer is counted but not shown."""
+        """Return whether a token is a stop token that ends the answer: it is counted, but its text is not shown."""
         params = self.request.params
         is_last = event.token_id in params.stop_token_ids and event.num_output_tokens > params.min_tokens
         return is_last and not self._params.include_stop
@@ -369,7 +370,7 @@ class Reply:
         return self._show_parts(half, parts, piece)
 
     def _show_parts(self, half: _PartialAnswer, parts: Sequence[PartDelta], whole: Piece) -> list[Piece]:
-        """One piece for each part; token and end go with the last."""
+        """Make one piece per part; the last has the tokens and the finish reason."""
         *before, last = [Piece(whole.index, one.delta, part=one.part) for one in parts] or [
             Piece(whole.index, "", part=half.part)
         ]
@@ -380,3 +381,42 @@ class Reply:
     def _show(half: _PartialAnswer, piece: Piece) -> list[Piece]:
         half.last = piece
         return [piece]
+
+
+# -- replies that are still open, by request ---------------------------------------------------------------------------
+
+CancelAnswer = Callable[[str, int], None]
+
+
+class Recipient(Protocol):
+    """An open request whose reply gets events."""
+
+    @property
+    def reply(self) -> Reply: ...
+
+    def show(self, pieces: list[Piece]) -> None:
+        """Handle new pieces. Called without pieces too, for example when the reply is done or refused."""
+
+
+R = TypeVar("R", bound=Recipient)
+
+
+def hand_out(events: Sequence[RequestEvent], live: dict[str, R], cancel_answer: CancelAnswer) -> None:
+    """Pass each recipient its events. Finished requests are removed from `live`, and answers ended by stop strings are
+    cancelled in the engine."""
+    own: dict[str, list[RequestEvent]] = {}
+    for event in events:
+        own.setdefault(event.request_id, []).append(event)
+    for request_id, its_events in own.items():
+        recipient = live.get(request_id)
+        if recipient is None:
+            continue
+        reply = recipient.reply
+        pieces = reply.take(its_events)
+        if reply.is_done:
+            del live[request_id]
+        elif reply.stopped:
+            stopped, reply.stopped = reply.stopped, []
+            for index in stopped:
+                cancel_answer(request_id, index)
+        recipient.show(pieces)

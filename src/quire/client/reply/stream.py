@@ -1,10 +1,9 @@
-"""A request as its caller holds it on the event loop: one bounded stream. A request that is not read is cancelled.
+"""A bounded stream of pieces between the engine and one consumer. A request whose stream is not read is cancelled.
 
-Unread pieces are kept, at most `max_pending` of them: more are joined, one for each answer, so that a reader that
-paused for a moment finds everything in a few large pieces. They are kept up to `max_bytes`: beyond that
-the consumer counts as stuck, the request is cancelled, and the consumer, should it come back, reads what was kept and
-then a `StreamStuckError`. A consumer that goes away (`aclose`, a cancelled task, an abandoned generator) cancels its
-request too.
+Unread pieces are buffered. More than `max_pending` pieces are joined, so that a consumer that paused briefly reads
+everything in a few large pieces. More than `max_bytes` cancel the request: the consumer counts as stuck and, if it
+continues, reads the buffered pieces and then a `StreamStuckError`. Closing the stream (`close`, which callers run when
+a task is cancelled or a generator is closed) cancels the request too.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ MAX_PENDING_BYTES = 1 << 20
 
 
 class Stream:
-    """Pieces of one request in their order, then the end. Used from the event loop only."""
+    """The pieces of one request in order, then its end. Used from the event loop only."""
 
     def __init__(
         self,
@@ -36,18 +35,18 @@ class Stream:
         self._pieces: deque[Piece] = deque()
         self._num_bytes = 0
         self.is_over = False
-        """Nothing more will be put in."""
+        """Whether no more pieces will be added."""
         self._error: QuireError | None = None
         self._ready = asyncio.Event()
 
     def wake(self, ready: asyncio.Event) -> None:
-        """Set this event, which several streams may share, whenever there is something to take."""
+        """Use this event, which several streams may share, to signal that pieces are available."""
         if self._ready.is_set():
             ready.set()
         self._ready = ready
 
     def put(self, pieces: list[Piece]) -> None:
-        """Add what a step brought; too much of it unread ends the stream."""
+        """Add pieces of a step. More than `max_bytes` unread end the stream and cancel the request."""
         if self.is_over:
             return
         self._num_bytes += sum(piece.num_bytes for piece in pieces)
@@ -58,24 +57,24 @@ class Stream:
         self._pieces.extend(pieces)
         if len(self._pieces) > self._join_at:
             self._pieces = deque(joined(self._pieces))
-            # Parts that take turns stay apart: joined with every piece, they would cost the square of their number.
+            # Alternating parts cannot be joined; doubling the threshold avoids quadratic cost.
             self._join_at = max(self._max_pending, 2 * len(self._pieces))
         self._ready.set()
 
     def end(self, error: QuireError | None = None) -> None:
-        """No more pieces; an error is raised after the last one is read."""
+        """End the stream; `error` is raised after the last piece has been read."""
         if not self.is_over:
             self.is_over, self._error = True, error
             self._ready.set()
 
     def stop(self, error: QuireError) -> None:
-        """End the request as well; its reader gets the error."""
+        """Cancel the request and end the stream; the consumer gets the error."""
         if not self.is_over:
             self._cancel(self.request_id)
             self.end(error)
 
     def close(self) -> None:
-        """The consumer is gone."""
+        """Discard unread pieces, and cancel the request if it still runs."""
         if not self.is_over:
             self._cancel(self.request_id)
             self.end()
@@ -83,13 +82,12 @@ class Stream:
         self._num_bytes = 0
 
     def take(self) -> list[Piece]:
-        """Everything unread, one piece for each answer. Without any: an empty list, or the error the stream ended by.
-
-        `is_over` distinguishes the end from a pause.
+        """Take all unread pieces, joined by answer and part. Without any, return an empty list, or raise the error that
+        ended the stream. `is_over` distinguishes the end from a pause.
         """
         if not self._pieces and self._error is not None:
             raise self._error
-        # Most readers are there for every piece: one needs no joining.
+        # Usually the consumer reads every piece at once, and a single piece needs no joining.
         taken = joined(self._pieces) if len(self._pieces) > 1 else list(self._pieces)
         self._pieces.clear()
         self._num_bytes, self._join_at = 0, self._max_pending
@@ -112,8 +110,8 @@ class Stream:
 
 
 class RequestHandle(Stream):
-    """A request that was submitted: its pieces as they come, then all of it; or why it was refused. Close it, whatever
-    happens."""
+    """The stream of a submitted request, and its completion. Refusals are raised to the consumer. Must be closed in any
+    case."""
 
     def __init__(self, reply: Reply, cancel: Callable[[str], None], forget: Callable[[str], object]) -> None:
         super().__init__(reply.request.request_id, cancel)
@@ -129,10 +127,10 @@ class RequestHandle(Stream):
             self.end()
 
     def completion(self) -> Completion:
-        """The request with its answers, as far as they came."""
+        """Return the request with its answers received so far."""
         return self.reply.completion()
 
     def close(self) -> None:
-        """Its reader does not wait any more: what still runs is ended."""
+        """Cancel the request if it still runs, and stop receiving its events."""
         super().close()
         self._forget(self.request_id)

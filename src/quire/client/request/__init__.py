@@ -1,1 +1,1 @@
-"""From what a caller wrote to token ids with sampling parameters."""
+"""Convert a caller's prompt, messages and options to token ids with sampling parameters."""

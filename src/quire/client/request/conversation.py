@@ -1,4 +1,4 @@
-"""From messages and tools to an engine's request: the prompt, the grammar of its answer, and how to read that."""
+"""Convert messages and tools to a prompt, the grammar of the answer, and the format for parsing the answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,25 +8,24 @@ from typing import Any
 from msgspec import structs
 
 from quire.client.request.params import SamplingParams
-from quire.client.request.text_model import NO_ARGUMENTS, Messages, TemplateArguments, TextModel
+from quire.client.request.text_model import Messages, TemplateArguments, TextModel
 from quire.errors import InvalidParameterError, WorkBudgetError
 from quire.text.chat.answer_formats import ModelFormats
 from quire.text.chat.canonical import canonical
 from quire.text.chat.prompt_parts import (
-    NumberedMessages as NumberedMessages,  # noqa: PLC0414 - for the API, too
+    NumberedMessages as NumberedMessages,  # noqa: PLC0414 - re-exported for the API
 )
-from quire.text.chat.prompt_parts import PromptPart, PromptParts, TemplateParts, message_parts, num_system
-from quire.text.chat.stable_prefix import NOTHING_LISTED as NOTHING_LISTED  # noqa: PLC0414 - for the API, too
-from quire.text.chat.stable_prefix import RemovedLine as RemovedLine  # noqa: PLC0414
+from quire.text.chat.prompt_parts import PromptParts, message_parts, num_system
+from quire.text.chat.stable_prefix import RemovedLine as RemovedLine  # noqa: PLC0414 - re-exported for the API
 from quire.text.chat.stable_prefix import StablePrefix as StablePrefix  # noqa: PLC0414
-from quire.text.chat.tools import NO_TOOLS
-from quire.text.chat.tools import Tool as Tool  # noqa: PLC0414 - for the API, too
+from quire.text.chat.stable_prefix import without_lines as without_lines  # noqa: PLC0414
+from quire.text.chat.tools import NO_TOOLS, with_written_tools
+from quire.text.chat.tools import Tool as Tool  # noqa: PLC0414 - re-exported for the API
 from quire.text.chat.tools import ToolMode as ToolMode  # noqa: PLC0414
 from quire.text.chat.tools import ToolUse as ToolUse  # noqa: PLC0414
 from quire.text.chat.tools import checked_tool as checked_tool  # noqa: PLC0414
 from quire.text.chat.tools import tool_mode as tool_mode  # noqa: PLC0414
 from quire.text.chat.tools import tools_of as tools_of  # noqa: PLC0414
-from quire.text.chat.written_tools import with_written_tools
 from quire.text.grammars.answer_grammar import (
     AnswerRules,
     CallableTool,
@@ -46,47 +45,36 @@ ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation in tokens, and how its answer is read."""
+    """A conversation as token ids, and the format of its answer."""
 
     ids: list[int]
     form: AnswerFormat
-    """What the answer's parts look like."""
+    """The syntax of reasoning and tool calls in the answer."""
     parts: PromptParts
-    """Where its messages and tools lie."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A conversation as an engine takes it."""
-
-    prompt: ChatPrompt
-    grammar: Grammar | None
-
-    @property
-    def ids(self) -> list[int]:
-        return self.prompt.ids
+    """The token ranges of messages and tools."""
+    grammar: Grammar | None = None
+    """A grammar that constrains the answer."""
 
     def applied(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with what the answer must match and how it is read."""
-        return replace(params, grammar=self.grammar, answer_format=self.prompt.form)
+        """Return the sampling parameters with this prompt's grammar and answer format."""
+        return replace(params, grammar=self.grammar, answer_format=self.form)
 
 
 def chat_prompt(
-    model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, arguments: TemplateArguments = NO_ARGUMENTS
+    model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, arguments: TemplateArguments | None = None
 ) -> ChatPrompt:
-    """A conversation as the model's template writes it, tools and all. No grammar is made for it."""
+    """Render and tokenize a conversation with its tools. The result has no grammar."""
     formats, tools = model.formats(), use.callable
     form = _tool_form(model, formats) if tools else None
     parts = message_parts(messages)
     if tools and formats.tools is not None:
-        arguments = structs.replace(arguments, tools=[tool.shown for tool in use.tools])
+        arguments = structs.replace(arguments or TemplateArguments(), tools=[tool.shown for tool in use.tools])
     elif tools:
-        # Tools and the system's text become one text: which of them a token is cannot be determined.
+        # Tools and system text are merged into one message, so its tokens cannot be assigned to either.
         num_first = num_system(messages)
         messages = with_written_tools(messages, use.tools)
         parts = [*[None] * num_system(messages), *parts[num_first:]]
     canonical_messages = canonical(messages, formats.spelling)
-    table = TemplateParts(parts[len(parts) - len(canonical_messages) :], _tool_parts(use))
     rendered = model.rendered(canonical_messages, arguments)
     answer = AnswerFormat(
         reasoning=formats.reasoning,
@@ -95,12 +83,9 @@ def chat_prompt(
         text_keys={tool.name: text_keys(tool.schema) for tool in tools},
         shown_token_ids=_shown(formats, form),
     )
-    ids, spans = model.encoded_parts(rendered, table)
+    numbered = NumberedMessages(canonical_messages, parts[len(parts) - len(canonical_messages) :])
+    ids, spans = model.encoded_parts(rendered, numbered, [tool.name for tool in use.tools])
     return ChatPrompt(ids, answer, spans)
-
-
-def _tool_parts(use: ToolUse) -> list[PromptPart]:
-    return [PromptPart("tool", at, tool.name) for at, tool in enumerate(use.tools)]
 
 
 def converse(
@@ -109,9 +94,9 @@ def converse(
     use: ToolUse = NO_TOOLS,
     grammar: Grammar | None = None,
     max_thought_tokens: int | None = None,
-    arguments: TemplateArguments = NO_ARGUMENTS,
-) -> Conversation:
-    """A conversation for one model: with tools, with an answer that must match a grammar, or with both."""
+    arguments: TemplateArguments | None = None,
+) -> ChatPrompt:
+    """Build a conversation's prompt, and the grammar for its tools, a requested grammar, or both combined."""
     schema = None if grammar is None else grammar.schema
     if use.callable and grammar is not None and schema is None:
         raise InvalidParameterError(
@@ -123,19 +108,19 @@ def converse(
     budget = _budget(max_thought_tokens, formats)
     rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
     if prompt.form.tools is not None:
-        return Conversation(prompt, _Tools(model, formats, prompt.form.tools, use, rules).grammar())
+        return replace(prompt, grammar=_Tools(model, formats, prompt.form.tools, use, rules).grammar())
     if reasoning is None or (grammar is None and budget is None):
-        return Conversation(prompt, grammar)
+        return replace(prompt, grammar=grammar)
     if grammar is not None and schema is None:
         if budget is None:
-            return Conversation(prompt, grammar)
+            return replace(prompt, grammar=grammar)
         both = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
         raise InvalidParameterError(both, BUDGET, code="budget_beside_grammar")
-    return Conversation(prompt, _grammar(rules, formats, BUDGET if grammar is None else "response_format"))
+    return replace(prompt, grammar=_grammar(rules, formats, BUDGET if grammar is None else "response_format"))
 
 
 def _budget(requested: int | None, formats: ModelFormats) -> int | None:
-    """Of a thought's tokens. A model that has no thoughts needs none."""
+    """Return the validated limit of reasoning tokens; None for a model without reasoning."""
     if requested is None or formats.reasoning is None:
         return None
     if not 1 <= requested <= MAX_BUDGET:
@@ -149,16 +134,16 @@ def _budget(requested: int | None, formats: ModelFormats) -> int | None:
 
 
 class ConversationArguments(TemplateArguments, frozen=True, kw_only=True):
-    """Arguments of a conversation in Python: those of the template, and how tools are used."""
+    """Arguments of `chat` in Python: the template's arguments, and the use of tools."""
 
     tool_choice: str | Mapping[str, Any] | None = None
-    """`auto`, `none`, `required`, or an object of type function with a function's name."""
+    """`auto`, `none`, `required`, or `{"type": "function", "function": {"name": ...}}`."""
     parallel_tool_calls: bool = True
-    """Whether an answer may have several calls."""
+    """Whether an answer may contain several tool calls."""
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> "ConversationArguments":
-        """Arguments as a caller wrote them. Raises InvalidParameterError for an unknown one."""
+        """Convert a caller's keyword arguments. Raises InvalidParameterError for an unknown argument."""
         unexpected = sorted(set(arguments).difference(cls.__struct_fields__))
         if unexpected:
             names = ", ".join(cls.__struct_fields__)
@@ -169,8 +154,8 @@ class ConversationArguments(TemplateArguments, frozen=True, kw_only=True):
 def chat_inputs(
     model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Any
 ) -> tuple[list[int], SamplingParams]:
-    """A conversation's tokens, and the parameters with what its answer must match and how it is read. `arguments` are
-    those of `ConversationArguments`."""
+    """Return the token ids of a conversation, and the sampling parameters with its grammar and answer format.
+    `arguments` are the fields of `ConversationArguments`."""
     params, wanted = params or SamplingParams(), ConversationArguments.of(arguments)
     mode, only = tool_mode(wanted.tool_choice)
     use = ToolUse(tools_of(wanted.tools or ()), mode, only, wanted.parallel_tool_calls)
@@ -179,16 +164,16 @@ def chat_inputs(
 
 
 class ToolFit(Enum):
-    """What came of a check."""
+    """The result of checking a grammar."""
 
     RIGHT = "right"
     WRONG = "wrong"
     UNKNOWN = "unknown"
-    """The request has no time left to find out."""
+    """The request's time budget was used up before the check finished."""
 
 
 class _Tools:
-    """The grammar of a request's tools; a schema that no grammar can express in full is expressed in part."""
+    """Builds the grammar of a request's tools; a schema that cannot be compiled is relaxed to any JSON object."""
 
     def __init__(
         self, model: TextModel, formats: ModelFormats, form: ToolFormat, use: ToolUse, rules: AnswerRules
@@ -196,8 +181,8 @@ class _Tools:
         self._model, self._formats, self._form, self._use, self._rules = model, formats, form, use, rules
 
     def grammar(self) -> Grammar:
-        """Of all tools; where that cannot be, or cannot be tested within the request's budget, of each as far as it
-        can. Each tool's schema is tested alone, so that what came of it is known wherever the tool comes again."""
+        """Return a grammar with the schemas of all tools. If it is invalid, or its check exceeds the request's budget,
+        each schema is checked alone, so that results are cached by tool, and invalid schemas are relaxed."""
         tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
         whole = self._of([one for _, one in tools])
         if self._found(whole) is ToolFit.RIGHT:
@@ -256,7 +241,7 @@ def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
 
 
 def _shown(formats: ModelFormats, form: ToolFormat | None) -> frozenset[int]:
-    """Tokens that are not shown elsewhere and that mark a thought or a call here."""
+    """Return the special tokens that delimit reasoning or tool calls; the parser needs them in the text."""
     texts = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
     if form is not None:
         texts += [form.begin, form.name_end, form.call_end, form.again or "", form.end]

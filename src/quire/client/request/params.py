@@ -1,7 +1,7 @@
-"""What a client may set about how tokens are chosen: the client's side of the core's `ResolvedSampling`.
+"""Sampling parameters as a client sets them; `settle` converts them to the core's `ResolvedSampling`.
 
-The same fields, and beside them those of the parent process alone: stop strings, a seed, how many answers. Here every
-value is checked; `settle` then makes the core's parameters, in which everything is decided and valid.
+`SamplingParams` has the fields of `ResolvedSampling`, and the fields that only the parent process uses: stop strings,
+the seed, the number of answers. Every value is checked here; in `ResolvedSampling` every default is filled in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.core.request import ResolvedSampling as CoreParams
 from quire.errors import InvalidParameterError
-from quire.text.grammars.grammar import Grammar as Grammar  # noqa: PLC0414 - for the API, too
+from quire.text.grammars.grammar import Grammar as Grammar  # noqa: PLC0414 - re-exported for the API
 from quire.text.parsers.reader import AnswerFormat
 
 MAX_ANSWERS = 8
@@ -22,9 +22,9 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_LISTED = 1 << 18
-"""Entries of a list of tokens: more than any vocabulary has."""
+"""Maximum length of a list of token ids; larger than any vocabulary."""
 SHOWN_CHARS = 200
-"""Of a caller's own value inside a message."""
+"""Maximum characters of a caller's value quoted in an error message."""
 
 
 def _field(default: Any, doc: str, low: float | None = None, high: float | None = None) -> Any:
@@ -33,7 +33,7 @@ def _field(default: Any, doc: str, low: float | None = None, high: float | None 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose tokens. None takes the model's own setting, or the neutral one."""
+    """Sampling parameters of one request. None means the model's default, or no effect if the model has none."""
 
     max_tokens: int | None = _field(
         None,
@@ -118,7 +118,7 @@ class SamplingParams:
                 raise InvalidParameterError(f"expected no {name} with a grammar, which defines its own end", name)
 
     def _freeze(self) -> None:
-        """Lists of any kind become tuples, None an empty one, so that they cannot be changed or exhausted later."""
+        """Convert iterables to tuples and None to an empty tuple, so that values cannot change or be used up later."""
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop))
         for name in ("banned_token_ids", "stop_token_ids"):
             object.__setattr__(self, name, _frozen(name, getattr(self, name)))
@@ -135,8 +135,8 @@ class SamplingParams:
     def settle(
         self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, room: int = 1 << 30
     ) -> CoreParams:
-        """The core's parameters: the client's value, then the model's own settings, then the neutral ones. Without a
-        limit of the client's, the answer has all the room there is.
+        """Return the core's parameters. Each value is the client's, else the model's default, else one without effect.
+        Without a client's `max_tokens`, the limit is `room`, the tokens left in the sequence.
         """
 
         def chosen(name: str, neutral: float) -> float:
@@ -192,7 +192,7 @@ def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
-    # A list may name a whole vocabulary: searched one by one only for the token that is wrong.
+    # A list may contain a whole vocabulary, so the slow loop runs only to find the invalid token for the message.
     if not tokens or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary_size):
         return
     for token in tokens:
@@ -203,7 +203,7 @@ def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
 
 
 def _some(value: object) -> str:
-    """A value inside a message: enough of it to find it by. Long ones are cut before they are written out."""
+    """Return the beginning of a value for an error message. Long values are cut before `repr` runs."""
     short = value[:SHOWN_CHARS] if isinstance(value, str) else value
     if isinstance(value, Sequence) and not isinstance(value, str):
         short = [one[:SHOWN_CHARS] if isinstance(one, str) else one for one in value[:MAX_STOPS]]

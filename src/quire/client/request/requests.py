@@ -1,4 +1,4 @@
-"""From a caller's arguments to a request the core can queue."""
+"""Build the request that the core queues from a caller's arguments."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,35 +14,35 @@ from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TextModel
 from quire.core.request import Continuation, PriorityClass, Request
 from quire.errors import InvalidParameterError
-from quire.text.text_work import current_work
+from quire.text.text_work import take_service_tokens
 
 SEED_BITS = 63
 DEFAULT_TENANT = "default"
 
 
 class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a request beside its prompt and parameters."""
+    """Options of a request other than its prompt and its sampling parameters."""
 
     tenant: str = DEFAULT_TENANT
     priority: PriorityClass = PriorityClass.NORMAL
-    """Callers may write `high`, `normal` or `low`."""
+    """Callers pass `high`, `normal` or `low`."""
     timeout_s: float | None = None
-    """Seconds from now after which it ends with what it has."""
+    """Seconds from now; at the deadline the request ends with the output produced so far. None: no deadline."""
     cache_group: str | None = None
-    """Requests of one group share blocks; None: the tenant's own."""
+    """Requests with the same cache group share cached blocks. None: the tenant's own group."""
     adapter: str = ""
-    """The LoRA to answer with; empty is the model itself."""
+    """Name of the LoRA adapter to use; empty: the base model."""
     explain: bool = False
-    """Whether its completion has the reason why the next token was not found in the cache."""
+    """Whether the completion reports why the rest of the prompt was not cached."""
     has_reservation: bool = False
-    """Its tenant was promised a place at this time: it is let in whatever waits."""
+    """Whether the tenant returns at the time of a Retry-After: then the request is admitted even if queues are full."""
 
 
 DEFAULT_OPTIONS = RequestOptions()
 
 
 def checked_options(options: Mapping[str, Any]) -> RequestOptions:
-    """Options as a caller wrote them. Raises InvalidParameterError for the first that breaks its rule."""
+    """Validate a caller's options. Raises InvalidParameterError for the first unknown or invalid option."""
     unknown = sorted(set(options) - set(RequestOptions.__struct_fields__))
     if unknown:
         raise InvalidParameterError(
@@ -55,28 +55,29 @@ def checked_options(options: Mapping[str, Any]) -> RequestOptions:
 def make_request(
     model: TextModel, ids: list[int], params: SamplingParams, options: RequestOptions = DEFAULT_OPTIONS
 ) -> Request:
-    """A request with an id and a seed of its own. Without a client's seed one is drawn and recorded.
+    """Build a request with a new id. If the client set no seed, a random one is drawn and recorded.
 
-    Checks every token of every list: long ones are made beside the event loop.
+    Every token of every list is checked, so requests with long lists must be built in a thread, not on the event loop.
     """
     now_s, tenant, timeout_s = monotonic(), options.tenant, options.timeout_s
+    room = max(1, model.max_sequence_tokens - len(ids))
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
-        namespace=model.namespaces[tenant if options.cache_group is None else options.cache_group, options.adapter],
+        namespace=model.namespace(tenant if options.cache_group is None else options.cache_group, options.adapter),
         arrival_s=now_s,
-        params=model.settle(params, len(ids)),
+        params=params.settle(model.defaults, model.eos_token_ids, model.vocabulary_size, room),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
         priority=options.priority,
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        # For log-probabilities of its prompt all of it is computed: no block is searched.
+        # Prompt log-probabilities need the whole prompt computed, so the cache is not searched.
         is_explained=options.explain and params.prompt_logprobs is None,
         has_reservation=options.has_reservation,
         grammar=None if params.grammar is None else model.checked(params.grammar),
         has_stop_texts=bool(params.stop),
-        work_tokens=current_work().take_service_tokens(),
+        work_tokens=take_service_tokens(),
     )
 
 
@@ -89,7 +90,7 @@ def _priority(value: object) -> PriorityClass:
 
 
 def checked_name(what: str, value: object) -> str:
-    """The name of a tenant, a cache group or an adapter, or an error with what it must be."""
+    """Return a valid name of a tenant, cache group or adapter; raises InvalidParameterError otherwise."""
     if not isinstance(value, str) or not value or not _is_text(value):
         message = f"expected {what} to be a non-empty text of complete characters, got {value!r}"
         raise InvalidParameterError(message, what)
@@ -125,4 +126,4 @@ CHECKS: Mapping[str, Callable[[object], Any]] = {
     "explain": bool,
     "has_reservation": bool,
 }
-"""What each option of a caller must be."""
+"""The validator of each option; it returns the converted value."""

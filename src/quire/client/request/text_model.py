@@ -1,59 +1,41 @@
-"""A model as the parent process sees it: tokenizer, template, end tokens, its own sampling settings. No tensors."""
+"""A model without its tensors, as the parent process uses it: tokenizer, template, EOS tokens, sampling defaults."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from quire.checkpoints import Checkpoint
-from quire.client.request.params import SamplingParams
 from quire.config.model_settings import ToolFormatName
 from quire.core.digests import Namespace
-from quire.core.request import ResolvedSampling as CoreParams
-from quire.core.work_budget import WorkKind
 from quire.engine.engine import ModelInfo
 from quire.errors import CheckpointError, InvalidParameterError, InvariantError, RequestTooLargeError, TemplateError
 from quire.text.chat.answer_formats import NO_FORMATS, FormatFinder, ModelFormats
 from quire.text.chat.control_tokens import ChatTokenizer
-from quire.text.chat.prompt_parts import PromptParts, TemplateParts, message_parts
-from quire.text.chat.rendering.messages import num_text_bytes
-from quire.text.chat.rendering.template import NO_ARGUMENTS as NO_ARGUMENTS  # noqa: PLC0414 - for the API, too
+from quire.text.chat.prompt_parts import PromptParts
 from quire.text.chat.rendering.template import ChatTemplate
-from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414
+from quire.text.chat.rendering.template import TemplateArguments as TemplateArguments  # noqa: PLC0414 - re-exported for the API
 from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
-from quire.text.sandboxed.template_messages import Rendered
+from quire.text.sandboxed.messages import Rendered
 from quire.text.text_work import timed_work
 from quire.text.tokenizer import Tokenizer as Tokenizer  # noqa: PLC0414
 
 MAX_BYTES_PER_TOKEN = 8
-"""A prompt of more bytes in UTF-8 than this times the longest sequence is not tokenised at all. Words of any language
-have fewer; what has more is mostly white space."""
+"""A prompt with more UTF-8 bytes than this times `max_sequence_tokens` is rejected without tokenization. Text of any
+language has fewer bytes per token; only text that is mostly white space has more."""
 MAX_NAMESPACES = 1024
-"""Kept at once; a request's own is 6 short values."""
+"""Maximum number of cached `Namespace` objects, each of 6 short values."""
 MAX_UNRENDERED = 4
-"""So many times a prompt's bytes may a conversation have before it is rendered: templates leave out old thoughts."""
+"""A conversation may have this many times the maximum bytes of a prompt, because templates omit earlier reasoning."""
 
 SIMPLE_ROLES = frozenset({"user", "assistant"})
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Namespaces(dict[tuple[str, str], Namespace]):
-    """Of one model's blocks: made at their first use, and kept as long as there are not too many: clients name some."""
-
-    def __init__(self, info: ModelInfo) -> None:
-        super().__init__()
-        self._info = info
-
-    def __missing__(self, key: tuple[str, str]) -> Namespace:
-        if len(self) >= MAX_NAMESPACES:
-            self.clear()
-        cache_group, adapter = key
-        found = self[key] = self._info.namespace(cache_group, adapter)
-        return found
-
-
 def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint, limited by no engine yet: it can be read while that loads."""
+    """Read the tokenizer of a checkpoint. It does not have the engine's limits yet, so it can be read while the engine
+    loads. Raises CheckpointError if the checkpoint has no tokenizer.json."""
     if checkpoint.tokenizer_file is None:
         raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
     return Tokenizer.from_files(checkpoint.tokenizer_file, MAX_BYTES_PER_TOKEN)
@@ -61,7 +43,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """What turns text into requests."""
+    """Converts prompts and conversations to token ids and checks them against the model's limits."""
 
     name: str
     info: ModelInfo
@@ -70,28 +52,28 @@ class TextModel:
     eos_token_ids: frozenset[int]
     defaults: Mapping[str, float | int]
     grammars: GrammarChecker | None = None
-    """None: the engine in this process checks grammars itself, and no other client waits for that."""
+    """None: grammars are checked by the engine in this process, where a slow check delays no other client."""
     writes_tools: bool = False
-    """Where its template has no tools, they are described in a text of ours."""
+    """If the template does not support tools, quire describes them in the system text."""
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
     format_finder: FormatFinder | None = field(init=False, repr=False, compare=False)
     has_thoughts: dict[str, bool] = field(init=False, repr=False, compare=False)
-    """Whether it writes any, by its name, once that is found out."""
+    """Model name -> whether the model writes reasoning. Filled on first use."""
     vocabulary_size: int = field(init=False)
-    """Tokens the model has rows for."""
+    """Number of embedding rows; valid token ids are below it."""
     max_sequence_tokens: int = field(init=False)
-    """The longest prompt and answer together."""
-    namespaces: "Namespaces" = field(init=False, repr=False, compare=False)
-    """By cache group and adapter."""
+    """Maximum number of tokens of a prompt and its answer together."""
+    namespace: Callable[[str, str], Namespace] = field(init=False, repr=False, compare=False)
+    """Returns the namespace of a cache group and an adapter. An LRU cache, because clients choose the names."""
 
     def __post_init__(self) -> None:
-        """Decide once which tokens control the model, by the template's own text."""
+        """Determine once which tokens are control tokens, from the text of the template."""
         encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
         object.__setattr__(self, "chat_tokenizer", encoder)
         finder = None if self.template is None else FormatFinder(self.template, self.tokenizer, self.eos_token_ids)
         object.__setattr__(self, "format_finder", finder)
         object.__setattr__(self, "has_thoughts", {})
-        object.__setattr__(self, "namespaces", Namespaces(self.info))
+        object.__setattr__(self, "namespace", lru_cache(MAX_NAMESPACES)(self.info.namespace))
         object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
 
@@ -106,8 +88,8 @@ class TextModel:
         tool_format: ToolFormatName = "auto",
         sampling: Mapping[str, float] | None = None,
     ) -> "TextModel":
-        """The text side of a checkpoint that an engine has loaded; the tokenizer gets that engine's limits. `sampling`
-        comes before the settings in the model's files."""
+        """Build the text model of a checkpoint that an engine has loaded; its limits are applied to the tokenizer.
+        `sampling` overrides the sampling defaults in the model's files."""
         max_bytes = MAX_BYTES_PER_TOKEN * info.max_sequence_tokens
         template = checkpoint.chat_template
         return cls(
@@ -123,36 +105,35 @@ class TextModel:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the operator about the model, and about a template that had to be stopped."""
+        """Notes for the operator about the model, and about a template whose rendering was stopped."""
         failure = None if self.template is None else self.template.failure
         return self.info.notes if failure is None else (*self.info.notes, str(failure))
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Token ids of a prompt given as text or as ids already."""
+        """Return the token ids of a prompt: a text, or a list of ids, which is checked."""
         if isinstance(prompt, str):
-            with timed_work(WorkKind.TOKENIZE):
+            with timed_work("tokenize"):
                 return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"expected a prompt as text or as a list of token ids, got {prompt!r}")
-        if len(prompt) > self.max_sequence_tokens:  # before each of a million numbers is checked
+        if len(prompt) > self.max_sequence_tokens:  # first, because checking each id of a long list is slow
             rule = f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer"
             sentence = f"{rule}, the prompt alone has {len(prompt)}; shorten it"
             raise RequestTooLargeError(sentence, code="too_many_token_ids")
         return self._within_rows(self._whole_numbers([*prompt]))
 
-    def chat(self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS) -> list[int]:
-        """Token ids of a conversation, by the model's own template."""
+    def chat(self, messages: Messages, arguments: TemplateArguments | None = None) -> list[int]:
+        """Return the token ids of a conversation, rendered by the model's template."""
         return self.chat_parts(messages, arguments)[0]
 
     def chat_parts(
-        self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS
+        self, messages: Messages, arguments: TemplateArguments | None = None
     ) -> tuple[list[int], PromptParts]:
-        """The same, and where its messages lie among them."""
-        rendered = self.rendered(messages, arguments)
-        return self.encoded_parts(rendered, TemplateParts(message_parts(messages)))
+        """Return the token ids of a conversation, and the token range of each message."""
+        return self.encoded_parts(self.rendered(messages, arguments), messages)
 
-    def rendered(self, messages: Messages, arguments: TemplateArguments = NO_ARGUMENTS) -> Rendered:
-        """A conversation as the model's own template writes it."""
+    def rendered(self, messages: Messages, arguments: TemplateArguments | None = None) -> Rendered:
+        """Render a conversation with the model's template. Raises TemplateError if the model has none."""
         if self.template is None:
             way_out = "use the completions endpoint with a plain prompt, or a chat model"
             missing = f"expected a model with a chat template, this model has none; {way_out}"
@@ -160,17 +141,19 @@ class TextModel:
         self._check_size(messages, arguments)
         return self.template.render(messages, arguments)
 
-    def encoded_parts(self, rendered: Rendered, table: TemplateParts) -> tuple[list[int], PromptParts]:
-        """Token ids of what was rendered, and where the parts of `table` lie among them. No text of a client's becomes
-        a control token."""
+    def encoded_parts(
+        self, rendered: Rendered, messages: Messages, tools: Sequence[str] = ()
+    ) -> tuple[list[int], PromptParts]:
+        """Tokenize rendered text; also return the token ranges of the messages and of the named tools. Text from a
+        client never becomes a control token."""
         if self.chat_tokenizer is None:
             raise InvariantError("a text was rendered without a template")
-        with timed_work(WorkKind.TOKENIZE):
-            ids, parts = self.chat_tokenizer.encode_parts(rendered, table)
+        with timed_work("tokenize"):
+            ids, parts = self.chat_tokenizer.encode_parts(rendered, messages, tools)
         return self._within_rows(ids), parts
 
     def is_simple(self, messages: Messages) -> bool:
-        """A chat whose answer is all text, in roles that every template has: there is nothing to find out for it."""
+        """Return whether the answer is plain text and every template has all roles, so its format need not be found."""
         if self.name not in self.has_thoughts:
             self.has_thoughts[self.name] = self.formats().reasoning is not None
         if self.has_thoughts[self.name]:
@@ -180,39 +163,41 @@ class TextModel:
         return not has_calls and set(roles[1:]) <= SIMPLE_ROLES and roles[0] in {*SIMPLE_ROLES, "system"}
 
     def formats(self) -> ModelFormats:
-        """How it writes thoughts and calls."""
+        """Return the formats in which the model writes reasoning and tool calls."""
         return NO_FORMATS if self.format_finder is None else self.format_finder.find()
 
     def checked(self, grammar: Grammar) -> str:
-        """A grammar as an engine takes it. Raises InvalidParameterError if none could follow it."""
+        """Return a grammar as text for the engine. Raises InvalidParameterError for a grammar it cannot compile."""
         if self.grammars is not None:
             self.grammars.check(grammar)
         return grammar.text
 
     def close(self) -> None:
-        """End what renders its chats and checks its grammars."""
+        """Stop the processes that render templates and check grammars."""
         if self.template is not None:
             self.template.close()
         if self.grammars is not None:
             self.grammars.close()
 
-    def _check_size(self, messages: Messages, arguments: TemplateArguments) -> None:
-        """What could not fit is not rendered."""
+    def _check_size(self, messages: Messages, arguments: TemplateArguments | None) -> None:
+        """Raise RequestTooLargeError for a conversation that could not fit, before it is rendered."""
         limit = MAX_UNRENDERED * self.tokenizer.max_bytes
-        size = num_text_bytes([list(messages), arguments.tools, arguments.documents, arguments.extra])
+        size = num_text_bytes(list(messages))
+        if arguments is not None:
+            size += num_text_bytes([arguments.tools, arguments.documents, arguments.extra])
         if size > limit:
             rule = f"expected at most {limit} bytes of text in a conversation, got {size}"
             raise RequestTooLargeError(f"{rule}; shorten it, or send fewer messages", code="conversation_too_long")
 
     def _whole_numbers(self, ids: list[Any]) -> list[int]:
-        """A caller may pass anything."""
+        """Return the ids if all are integers; raises InvalidParameterError otherwise."""
         if set(map(type, ids)) - {int}:
             unexpected = next(one for one in ids if type(one) is not int)
             raise self._not_a_row(unexpected)
         return ids
 
     def _within_rows(self, ids: list[int]) -> list[int]:
-        """A tokenizer may have more tokens than the model has rows."""
+        """Return the ids if each has an embedding row. A tokenizer may have more tokens than the model has rows."""
         if not ids:
             missing = "expected at least one token in the prompt, got none; send some text"
             raise RequestTooLargeError(missing, code="empty_prompt")
@@ -224,7 +209,11 @@ class TextModel:
         rule = f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
         return InvalidParameterError(rule, code="invalid_token_ids")
 
-    def settle(self, params: SamplingParams, num_prompt_tokens: int) -> CoreParams:
-        """The core's parameters for a prompt of this length."""
-        room = max(1, self.max_sequence_tokens - num_prompt_tokens)
-        return params.settle(self.defaults, self.eos_token_ids, self.vocabulary_size, room)
+
+def num_text_bytes(value: Any) -> int:
+    """Return the UTF-8 bytes of all strings in nested lists and mappings, keys included."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
+    if isinstance(value, Mapping):
+        return sum(map(num_text_bytes, value)) + sum(map(num_text_bytes, value.values()))
+    return sum(map(num_text_bytes, value)) if isinstance(value, list | tuple) else 0

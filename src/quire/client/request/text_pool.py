@@ -1,13 +1,12 @@
-"""Where text is worked on: a few threads of its own, shared between tenants. Independent of what the work is.
+"""A small thread pool for processing text, shared fairly between tenants. It accepts any callable.
 
-Parsing, rendering, tokenising and writing text are work that a client can cause at will. In one queue for all, the
-tenant that sends most is served most and all others wait behind it. Here one tenant has one thread at most, waiting
-tenants take turns, and a thread is always within reach of another tenant:
+Clients can cause any amount of parsing, rendering and tokenization. In a single FIFO queue, the tenant with the most
+requests would delay all other tenants. In this pool each tenant has at most one thread, and waiting tenants take turns:
 
-    run(tenant, work) ─► waiting, by tenant ─► the next tenant in turn that has nothing running ─► a thread
+    run(tenant, work) ─► queue of the tenant ─► next tenant in turn without running work ─► a thread
 
-A caller that is cancelled while it waits leaves. Work that has begun keeps its thread, and its tenant's turn, until it
-ends; it sees that its client has left (`text_work`), and ends before its next piece. Its cost is charged to its tenant.
+Cancelling a caller removes its waiting work. Running work keeps its thread, and its tenant's turn, until it returns; it
+checks between pieces whether the client has disconnected (`text_work`). Its cost is charged to its tenant.
 """
 
 import asyncio
@@ -18,30 +17,30 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from quire.errors import QueueFullError
-from quire.text.text_work import TextBudget, TextWork
+from quire.text.text_work import TextBudget, paid_by
 
 T = TypeVar("T")
 NUM_THREADS = 2
-"""The libraries let go of the interpreter's lock while they tokenise, so two tenants really work at once."""
+"""The tokenizer library releases the GIL, so the work of two tenants runs in parallel."""
 MAX_WAITING = 4096
-"""A server bounds its open requests first; this bound is for callers without a server."""
+"""The API server bounds open requests before this; the bound is for programs without a server."""
 
 
-Task = tuple[Callable[[], Any], "asyncio.Future[Any]", TextWork]
-"""What is done, what its caller awaits of it, and the account that pays."""
+Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
+"""The work, and the future its caller awaits. The future is cancelled when the caller is."""
 
 
 class TextPool:
-    """A bounded executor with turns. Used from one event loop."""
+    """A bounded executor in which tenants take turns. Used from one event loop."""
 
     def __init__(self, num_threads: int = NUM_THREADS, max_waiting: int = MAX_WAITING) -> None:
         self._num_threads = num_threads
         self._max_waiting = max_waiting
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="quire-text")
         self._running: set[str] = set()
-        """Tenants that have a thread."""
+        """Tenants with work in a thread."""
         self._waiting: dict[str, deque[Task]] = {}
-        """By tenant, in the order of their turns; no tenant is listed without a task."""
+        """Waiting tasks by tenant, in the order of turns; a tenant without tasks has no entry."""
         self._until_end: dict[str, list[asyncio.Future[None]]] = {}
         self.budget = TextBudget()
 
@@ -50,11 +49,11 @@ class TextPool:
         return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
-        """What the work returns or raises, done in a thread when it is this tenant's turn."""
+        """Return the result of the work, run in a thread in this tenant's turn. Raises QueueFullError, or its error."""
         if (num_waiting := self.num_waiting) >= self._max_waiting:
             raise QueueFullError(num_waiting, self._max_waiting)
         awaited: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = work, awaited, TextWork(tenant, self.budget)
+        task = work, awaited
         self._waiting.setdefault(tenant, deque()).append(task)
         self._begin()
         try:
@@ -64,10 +63,10 @@ class TextPool:
             raise
 
     async def pause(self, tenant: str) -> None:
-        """Wait for the end of what this tenant has in a thread, if it has anything there.
+        """Wait until this tenant has no work in a thread.
 
-        Work in a thread takes the interpreter's lock from the event loop for milliseconds at a time. A caller that
-        keeps the loop busy for a tenant meanwhile, as by reading more of its text, makes all others wait for that.
+        Such work holds the GIL for milliseconds at a time. If the event loop also read more of the same tenant's
+        request meanwhile, all other tenants would wait for both.
         """
         if tenant in self._running:
             ended = asyncio.get_running_loop().create_future()
@@ -75,21 +74,21 @@ class TextPool:
             await ended
 
     def _begin(self) -> None:
-        """Give free threads to the tenants whose turn it is."""
+        """Start work of the next tenants in turn while threads are free."""
         while len(self._running) < self._num_threads:
             tenant = next((one for one in self._waiting if one not in self._running), None)
             if tenant is None:
                 return
             tasks = self._waiting.pop(tenant)
-            work, awaited, payer = tasks.popleft()
+            work, awaited = tasks.popleft()
             if tasks:
-                self._waiting[tenant] = tasks  # behind all other tenants that wait
+                self._waiting[tenant] = tasks  # reinserted last in the order of turns
             self._running.add(tenant)
-            done = self._threads.submit(payer.run, work)
+            done = self._threads.submit(paid_by, tenant, self.budget, awaited.cancelled, work)
             done.add_done_callback(lambda result, t=tenant, a=awaited: self._on_loop(t, a, result))  # type: ignore[misc]
 
     def _on_loop(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
-        with suppress(RuntimeError):  # the loop was closed: no caller is left
+        with suppress(RuntimeError):  # the loop was closed, so no caller waits
             awaited.get_loop().call_soon_threadsafe(self._end, tenant, awaited, result)
 
     def _end(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
@@ -106,7 +105,6 @@ class TextPool:
         self._begin()
 
     def _leave(self, tenant: str, task: Task) -> None:
-        task[2].is_left = True
         tasks = self._waiting.get(tenant)
         if tasks is not None and task in tasks:
             tasks.remove(task)

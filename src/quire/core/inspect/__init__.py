@@ -1,1 +1,1 @@
-"""The core seen from outside: snapshots, maps of the pool and of the tree, the invariants."""
+"""Inspection of the core: snapshots, maps of the pool and of the prefix tree, invariant checks."""

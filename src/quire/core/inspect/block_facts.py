@@ -1,4 +1,4 @@
-"""All facts of one block, for a dashboard. Walks the tables that are open, and one chain."""
+"""Details of one block, for the dashboard. Walks the open tables and the block's ancestors."""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -11,7 +11,7 @@ from quire.core.scheduling.sequence import Sequence
 
 
 def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, now_s: float) -> BlockFacts | None:
-    """None: there is no such block."""
+    """Collect the details of a block; None if the block does not exist."""
     pool, tree = memory.pool, memory.tree
     if not 1 <= block <= pool.num_blocks:
         return None
@@ -28,7 +28,7 @@ def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, no
         digest=tree.digest_of(block).hex() if is_named else None,
         cache_group=None if namespace is None else namespace.cache_group,
         tenant=holders[0].request.tenant if holders else None,
-        age_s=max(0.0, now_s - memory.names.named_at_s(block)) if is_named else None,
+        age_s=max(0.0, now_s - memory.names.named_at_s[block]) if is_named else None,
         num_tokens=_num_tokens(memory.config.block_size, block, table, is_named=is_named),
         chain=tuple(chain),
         children=tuple(islice(tree.children(block), MAX_CHILDREN)) if is_named else (),
@@ -41,7 +41,7 @@ def _pinned_in(memory: KVMemory, block: int) -> BlockTable | None:
 
 
 def _chain(memory: KVMemory, block: int, table: BlockTable | None) -> tuple[list[int], int | None]:
-    """The blocks up to this one, and the root they hang under; an unnamed one stands in the table that holds it."""
+    """Return the blocks from the start of the prompt to this one, and their root; an unnamed block is in `table`."""
     if not memory.tree.parent_of(block):
         if table is None:
             return [], None

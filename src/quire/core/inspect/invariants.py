@@ -1,7 +1,7 @@
-"""Everything that must always hold of the KV memory and of the scheduler, as plain functions.
+"""The invariants of the KV memory and of the scheduler, as check functions.
 
-`check(memory)` walks the whole pool, `check_scheduler(scheduler)` all sequences that wait or run: for tests, proofs and
-idle moments. What can be decided in O(1) is checked all the time, inside the operations themselves.
+`check(memory)` walks the whole pool, `check_scheduler(scheduler)` all waiting and running sequences. They are for
+tests, proofs and idle time. The operations themselves check always whatever can be checked in O(1).
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from quire.errors import InvariantError
 
 
 def check(memory: KVMemory) -> None:
-    """Raise InvariantError at the first promise that does not hold."""
+    """Check the whole KV memory. Raises InvariantError at the first violation."""
     _check_free_queue(memory)
     _check_references(memory)
     _check_names(memory)
@@ -26,7 +26,7 @@ def check(memory: KVMemory) -> None:
 
 
 def check_at_rest(memory: KVMemory) -> None:
-    """With no sequence alive nothing is referenced, reserved or in flight. Cached blocks may remain."""
+    """Check the memory when no sequence is live: only pins reference blocks, and nothing is in flight."""
     check(memory)
     is_closed = set(memory.tables) == set(memory.pins.tables)
     _require(is_closed, f"at rest: tables {sorted(memory.tables)} are still open", "tables_still_open")
@@ -35,12 +35,12 @@ def check_at_rest(memory: KVMemory) -> None:
         memory.pool.num_referenced == memory.pins.num_pinned_blocks,
         f"at rest: {memory.pool.num_referenced} blocks are referenced, {memory.pins.num_pinned_blocks} pinned",
     )
-    num_free = len(memory.slots.blank) + memory.slots.num_cached
+    num_free = len(memory.slots.blank_slots) + memory.slots.num_cached
     _require(num_free == memory.slots.num_slots, f"at rest: {memory.slots.num_slots - num_free} slots are in use")
 
 
 def check_scheduler(scheduler: Scheduler) -> None:
-    """Waiting and running sequences, and what is counted of them, agree with each other and with the memory."""
+    """Check that waiting and running sequences agree with the scheduler's counters and with the memory."""
     running, waiting = scheduler.running, list(scheduler.queue)
     keys = [sequence.key for sequence in running]
     _require(keys == sorted(keys), "running: not in order of urgency", "urgency_order_broken")
@@ -84,7 +84,7 @@ def _check_tenants(scheduler: Scheduler) -> None:
 
 
 def _check_places(scheduler: Scheduler) -> None:
-    """Every waiting request has a place, but the preempted; and each tenant's are counted as its own."""
+    """Check that each waiting request, unless preempted, has a queue place that is counted for its own tenant."""
     shares = scheduler.queue.shares
     owners = {
         sequence.request.request_id: sequence.request.tenant
@@ -106,7 +106,7 @@ def _require(holds: bool, message: str, code: str | None = None) -> None:
 
 
 def _check_free_queue(memory: KVMemory) -> None:
-    """Promises 1 and 3: a block is queued exactly if no table holds it, blanks first, and the three states add up."""
+    """Invariants 1 and 3: exactly the unreferenced blocks are queued, blank ones first; the three states add up."""
     pool, parent_of = memory.pool, memory.tree.parent_of
     pool.check_links()
     position = {block: at for at, block in enumerate(pool.free_queue())}
@@ -116,7 +116,7 @@ def _check_free_queue(memory: KVMemory) -> None:
         _require(pool.ref_count[block] == 0, f"free queue: block {block} has {pool.ref_count[block]} references")
         if pool.named[block]:
             num_cached += 1
-            # Promise 4: a free parent is taken after its children, so the oldest cached block is a leaf.
+            # Invariant 4: a free parent is evicted after its children, so the oldest cached block is a leaf.
             parent = parent_of(block)
             ahead = parent > 0 and position.get(parent, at + 1) < at
             _require(not ahead, f"free queue: parent {parent} would be taken before its child {block}")
@@ -129,7 +129,7 @@ def _check_free_queue(memory: KVMemory) -> None:
 
 
 def _check_references(memory: KVMemory) -> None:
-    """Promise 2: a block's count is the number of table entries that hold it. Pins are tables."""
+    """Invariant 2: a block's reference count is the number of its table entries. Pins are tables, too."""
     held: Counter[int] = Counter()
     for table in memory.tables.values():
         held.update(table.blocks)
@@ -142,7 +142,7 @@ def _check_references(memory: KVMemory) -> None:
 
 
 def _check_names(memory: KVMemory) -> None:
-    """Promise 4: names and blocks are inverse, tokens give the name, and every parent is named."""
+    """Invariant 4: digest and block map to each other, each digest matches its tokens, and every parent is named."""
     pool, tree = memory.pool, memory.tree
     num_named = 0
     for block in range(1, pool.num_blocks + 1):
@@ -163,7 +163,7 @@ def _check_names(memory: KVMemory) -> None:
 
 
 def _check_roots(memory: KVMemory) -> None:
-    """Every named block hangs once under its parent, and a root lives only while it is used."""
+    """Check that every named block is once among its parent's children, and that every root is in use."""
     tree = memory.tree
     num_open = Counter(table.root for table in memory.tables.values())
     num_reached = 0
@@ -183,7 +183,7 @@ def _check_roots(memory: KVMemory) -> None:
 
 
 def _check_table(memory: KVMemory, table: BlockTable) -> None:
-    """Promises 4, 5 and 7, seen from one table."""
+    """Invariants 4, 5 and 7 for one table."""
     pool, tree, block_size = memory.pool, memory.tree, memory.config.block_size
     name = f"table {table.table_id}"
     num_needed = num_blocks_for(table.num_reserved, block_size)
@@ -227,24 +227,24 @@ def _check_pins(memory: KVMemory) -> None:
 
 
 def _check_slots(memory: KVMemory) -> None:
-    """Every state slot is blank, one table's own, promised to one table, or carried by one named block."""
+    """Check that each state slot is blank, or belongs to exactly one table (running or promised) or named block."""
     slots, cached = memory.slots, memory.slots.cached()
     running = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
     promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
-    everywhere = Counter([*slots.blank, *running, *promised, *cached.values()])
+    everywhere = Counter([*slots.blank_slots, *running, *promised, *cached.values()])
     expected = Counter(range(1, slots.num_slots + 1))
     message = f"state slots: {everywhere - expected} too many, {expected - everywhere} missing"
     _require(everywhere == expected, message, "state_slots_miscounted")
-    num_promised, num_fixed = slots.num_promised, slots.num_promised + slots.num_pinned
+    num_promised, num_fixed = slots.num_promised, slots.num_promised + len(slots.pinned_slots)
     _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
     most = memory.config.num_slots - memory.config.num_running_slots
     _require(num_fixed <= most, f"state slots: {num_fixed} are promised or pinned, {most} may be")
     for block, slot in cached.items():
         _require(bool(memory.pool.named[block]), f"state slot {slot} outlives its block {block}")
         pinned = memory.pins.pin_count[block] > 0
-        _require(pinned or not slots.is_pinned(block), f"state slot {slot} is held by a pin that is gone")
-        _require(not (slots.is_pinned(block) and slots.is_passing(block)), f"block {block} is pinned in passing")
-    _require(sum(map(slots.is_passing, cached)) == slots.num_passing, "state slots: one is passing that is not cached")
+        _require(pinned or block not in slots.pinned_slots, f"state slot {slot} is held by a pin that is gone")
+        _require(block not in slots.pinned_slots or block not in slots.passing, f"block {block} is pinned in passing")
+    _require(slots.passing <= cached.keys(), "state slots: one is passing that is not cached")
     for table in memory.tables.values():
         name, is_pin = f"table {table.table_id}", table.table_id in memory.pins.tables
         has_slot = table.state_slot is not None

@@ -1,10 +1,10 @@
-"""The pool as a map: a byte for each block, or for each run of blocks of a large pool.
+"""The pool as a map for the dashboard: one byte per block, or per run of adjacent blocks in a large pool.
 
-A million blocks are not visited one by one: whole planes of bytes are translated and joined, as bytes and as large
-integers. The caller decides how many pieces are drawn at once; one takes less than a millisecond.
+To be fast for a million blocks, there is no loop over blocks: whole byte arrays are translated, and combined as large
+integers. The map is built in pieces of less than a millisecond; the caller decides how many to build at a time.
 
     references ─┐
-    names ──────┼─► one byte for each block, or for each run: the highest state, the largest count
+    named ──────┼─► one byte per block or run: its highest state and largest reference count
     pins ───────┤
     the step ───┘
 """
@@ -19,12 +19,12 @@ from quire.core.memory.pins import Pins
 
 PIECE_BLOCKS = 65_536
 MASK = 7
-"""The bits of a cell that are its state."""
+"""Mask of the state bits of a cell."""
 FREE, CACHED, USED, SHARED, PINNED, COMPUTING = range(6)
 STATES = ("free", "cached", "used", "shared", "pinned", "computing")
 MAX_COUNT = 31
 LEVELS = (1, 2, 3, 4, 8, 16, MAX_COUNT)
-"""To which counts of runs are rounded down: each is a bit, so that the largest of a run is found by joining bits."""
+"""Levels to which reference counts of runs are rounded down; each is one bit, so OR finds the largest of a run."""
 _NAMED = 0x80
 _LOW = 0 if byteorder == "little" else 3
 _BIT_OF = bytes(1 << max(at for at, level in enumerate(LEVELS) if level <= n) if n else 0 for n in range(256))
@@ -38,15 +38,15 @@ def _held(count: int) -> int:
 
 
 _CELL_OF = bytes([FREE, *(_held(n) for n in range(1, 256))])
-"""A reference count to its cell: names are not in it yet."""
+"""Reference count -> cell, regardless of whether the block is named."""
 _CELL_OF_BITS = bytes(
     _held(LEVELS[(n & ~_NAMED).bit_length() - 1]) if n & ~_NAMED else CACHED if n else FREE for n in range(256)
 )
-"""What has been joined of a run to its cell: that of a name matters only where nothing is held."""
+"""OR of the level and named bits of a run -> cell. The named bit matters only if no block is referenced."""
 
 
 class PoolDrawing:
-    """One drawing, piece by piece: iterate until it ends, then take it. What it shows is as old as its pieces."""
+    """Builds one map in pieces: exhaust `pieces()`, then call `drawn()`. A piece shows the state when it was built."""
 
     def __init__(self, pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block_size: int) -> None:
         self._pool = pool
@@ -61,7 +61,7 @@ class PoolDrawing:
         self._num_shared = 0
 
     def pieces(self) -> Iterator[None]:
-        """Draws one piece after the other."""
+        """Build the map, one piece per iteration."""
         pool = self._pool
         for first in range(1, pool.num_blocks + 1, PIECE_BLOCKS):
             end = min(first + PIECE_BLOCKS, pool.num_blocks + 1)
@@ -82,10 +82,10 @@ class PoolDrawing:
             self._cells[at] = self._cells[at] & ~MASK | COMPUTING
 
     def drawn(self) -> PoolCells:
-        """All of it, just after the last piece. The counts are of this moment."""
+        """Return the map; call this right after the last piece. The block counts are current."""
         pool, num_computing = self._pool, len(self._written)
         num_held = pool.num_referenced - self._pins.num_pinned_blocks - num_computing
-        num_shared = min(self._num_shared, num_held)  # some may have been let go of since they were drawn
+        num_shared = min(self._num_shared, num_held)  # some may have been released since their piece was built
         counts = CellCounts(
             pool.num_blank,
             pool.num_cached,
@@ -97,14 +97,14 @@ class PoolDrawing:
         return PoolCells(pool.num_blocks, self._block_size, self.blocks_per_cell, bytes(self._cells), counts)
 
     def _pinned_in(self, first: int, end: int) -> bytes:
-        """All bits of a state, of each block that is pinned."""
+        """Return `MASK` for each pinned block and 0 for the others; empty if no block is pinned."""
         if not self._pins.num_pinned_blocks:
             return b""
         return low_bytes(self._pins.pin_count[first:end].tobytes()).translate(_SEVEN)
 
 
 def state_of(pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block: int) -> str:
-    """Of one block."""
+    """Return the name of one block's state."""
     if block in written_blocks(tables):
         return STATES[COMPUTING]
     if pins.pin_count[block]:
@@ -114,7 +114,7 @@ def state_of(pool: BlockPool, pins: Pins, tables: Iterable[BlockTable], block: i
 
 
 def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
-    """The blocks that the step in flight writes into."""
+    """Return the blocks that the step in flight writes into."""
     written: list[int] = []
     for table in tables:
         if table.is_in_flight:
@@ -124,14 +124,14 @@ def written_blocks(tables: Iterable[BlockTable]) -> list[int]:
 
 
 def _cells(counts: bytes, named: bytearray) -> bytes:
-    """One for each block."""
+    """Return one cell per block, without pins."""
     zero = int.from_bytes(counts.translate(_IS_ZERO), "little")
     cached = zero & int.from_bytes(named, "little")
     return (int.from_bytes(counts.translate(_CELL_OF), "little") | cached).to_bytes(len(counts), "little")
 
 
 def _cells_of_runs(counts: bytes, named: bytearray, run: int) -> bytes:
-    """One for each run of so many blocks, a power of two."""
+    """Return one cell per run of `run` blocks (a power of two), without pins."""
     bits = int.from_bytes(counts.translate(_BIT_OF), "little") | int.from_bytes(named, "little") << 7
     return joined_runs(bits.to_bytes(len(counts), "little"), run).translate(_CELL_OF_BITS)
 
@@ -145,7 +145,7 @@ def _with_pins(cells: bytes, pins: bytes) -> bytes:
 
 
 def joined_runs(plane: bytes, run: int) -> bytes:
-    """All bits of each run of so many bytes, a power of two, in one byte."""
+    """OR the bytes of each run of `run` bytes (a power of two) into one byte."""
     bits, reach = int.from_bytes(plane, "little"), 1
     while reach < run:
         bits |= bits >> 8 * reach
@@ -154,7 +154,7 @@ def joined_runs(plane: bytes, run: int) -> bytes:
 
 
 def low_bytes(raw: bytes) -> bytes:
-    """The low byte of each of these numbers of four bytes; 255 for one that has more."""
+    """Convert an array of native 32-bit integers to bytes; values above 255 become 255."""
     low, nothing = raw[_LOW::4], bytes(len(raw) // 4)
     higher = [raw[plane::4] for plane in range(4) if plane != _LOW]
     if all(plane == nothing for plane in higher):

@@ -1,6 +1,6 @@
-"""What an engine shows of itself while it is watched: plain structs, the same on the wire to a parent and in JSON.
+"""Snapshots of an engine for the dashboard: plain structs, both between processes and as JSON.
 
-Ids, counts, cache groups and tenants; never a token id, never a text. Everything in it is bounded.
+They contain ids, counts, cache groups and tenants, but no token ids and no text. All sizes are bounded.
 """
 
 import msgspec
@@ -10,23 +10,23 @@ MAX_NODES = 400
 MAX_RUNNING_SHOWN = 256
 MAX_STEPS_SHOWN = 200
 MAX_CHAIN = 4096
-"""Blocks of a chain that are named one by one: the nearest."""
+"""Maximum length of the listed chain: a block and its nearest ancestors."""
 MAX_CHILDREN = 256
 
 
 class CellCounts(msgspec.Struct, frozen=True):
-    """Blocks by what becomes of them; the six add up to the pool."""
+    """Number of blocks in each state; the sum is the pool size."""
 
     free: int = 0
     cached: int = 0
-    """No table holds them, and they can be hit."""
+    """Unreferenced blocks that can be hit."""
     used: int = 0
-    """Held by one."""
+    """Blocks with one reference."""
     shared: int = 0
-    """Held by several."""
+    """Blocks with several references."""
     pinned: int = 0
     computing: int = 0
-    """Written by the step in flight."""
+    """Blocks that the step in flight writes."""
 
 
 class PoolCells(msgspec.Struct, frozen=True):
@@ -35,9 +35,9 @@ class PoolCells(msgspec.Struct, frozen=True):
     num_blocks: int = 0
     block_size: int = 0
     blocks_per_cell: int = 1
-    """A power of two. Cell i stands for as many blocks, from block i x blocks_per_cell + 1 on."""
+    """A power of two. Cell i covers this many blocks, starting with block i * blocks_per_cell + 1."""
     cells: bytes = b""
-    """One byte each: state in the low three bits, the largest reference count, at most 31, in the high five."""
+    """One byte per cell: the state in the low 3 bits, the largest reference count (at most 31) in the high 5 bits."""
     counts: CellCounts = CellCounts()
 
 
@@ -45,37 +45,37 @@ class TreeNode(msgspec.Struct, frozen=True):
     """A run of cached blocks without a fork."""
 
     id: int
-    """Its first block."""
+    """The node's first block."""
     parent: int
-    """Where its parent stands in the list, always before it; -1: it begins a prompt."""
+    """Index of the parent in `TreePicture.nodes`, always smaller than the node's own; -1: the node starts a prompt."""
     num_tokens: int
     num_references: int
-    """Sequences and pins that hold its first block."""
+    """Number of sequences and pins that reference the node's first block."""
     depth: int
-    """How many nodes stand above it."""
+    """Number of ancestors."""
     cache_group: str
     num_tokens_below: int
-    """Its own and those of all nodes under it, shown or not."""
+    """Tokens of the node and of all its descendants, shown or not."""
 
 
 class TreePicture(msgspec.Struct, frozen=True):
-    """The prefix tree: its nodes that are in use, then the largest."""
+    """The most important nodes of the prefix tree: the most referenced, then the largest. Parents come first."""
 
     nodes: tuple[TreeNode, ...] = ()
     num_nodes: int = 0
-    """How many there are, those that are not shown among them."""
+    """Number of all nodes, shown or not."""
     num_tokens: int = 0
-    """Of all of them."""
+    """Tokens of all nodes, shown or not."""
     is_drawn: bool = False
-    """Else the tree was not drawn yet: what is cached is not shown."""
+    """False until the tree has been walked for the first time."""
 
 
 class StepFigures(msgspec.Struct, frozen=True):
-    """One step."""
+    """Metrics of one step."""
 
     step: int
     age_s: float
-    """How long before the snapshot it ended."""
+    """Time from the end of the step to the snapshot."""
     prompt_tokens: int
     output_tokens: int
     rows: int
@@ -83,7 +83,7 @@ class StepFigures(msgspec.Struct, frozen=True):
 
 
 class RunningFigures(msgspec.Struct, frozen=True, rename={"priority": "class"}):
-    """One sequence that runs."""
+    """Metrics of one running sequence."""
 
     request_id: str
     tenant: str
@@ -98,36 +98,36 @@ class RunningFigures(msgspec.Struct, frozen=True, rename={"priority": "class"}):
 
 
 class EngineSnapshot(msgspec.Struct, frozen=True):
-    """An engine at one moment."""
+    """The state of an engine at one time."""
 
     pool: PoolCells
     tree: TreePicture
     steps: tuple[StepFigures, ...]
-    """Those since the snapshot before, the latest of them."""
+    """The latest steps since the previous snapshot."""
     running: tuple[RunningFigures, ...]
-    """The most urgent first."""
+    """Running sequences, most urgent first."""
 
 
 class BlockFacts(msgspec.Struct, frozen=True):
-    """One block."""
+    """Details of one block."""
 
     block_id: int
     state: str
-    """A name of `CellCounts`."""
+    """One of the field names of `CellCounts`."""
     ref_count: int
     pin_count: int
     digest: str | None
-    """None: it has no name, and cannot be hit."""
+    """None: the block is not in the prefix tree and cannot be hit."""
     cache_group: str | None
     tenant: str | None
-    """Of a request that holds it."""
+    """The tenant of a running request that uses the block."""
     age_s: float | None
-    """Since it got its name."""
+    """Time since the block was added to the prefix tree."""
     num_tokens: int
-    """That are computed in it."""
+    """Number of computed tokens in the block."""
     chain: tuple[int, ...]
-    """The blocks from the beginning of its prompt to it."""
+    """The blocks from the start of the prompt to this block."""
     children: tuple[int, ...]
-    """The blocks that follow it, the newest first."""
+    """The child blocks in the prefix tree, newest first."""
     requests: tuple[str, ...]
-    """Those that hold it."""
+    """The running requests that use the block."""

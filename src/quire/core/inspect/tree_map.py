@@ -1,7 +1,7 @@
-"""The prefix tree drawn small: runs of blocks without a fork become one node, and of the nodes the most used are shown.
+"""A summary of the prefix tree for the dashboard: runs of blocks without a fork become nodes; the most used are shown.
 
-The links are copied at one moment, and walked at leisure: a piece is two thousand blocks, about a millisecond.
-Nodes stand in flat arrays, so a tree of a million of them is no million objects.
+The links of the tree are copied at once and walked later in pieces of 2048 blocks, about a millisecond each.
+Nodes are stored in flat arrays, so that a million nodes are not a million objects.
 """
 
 from array import array
@@ -16,7 +16,7 @@ PIECE_BLOCKS = 2048
 
 
 class TreeDrawing:
-    """One drawing, piece by piece: iterate until it ends, then take it. It shows the moment at which it was begun."""
+    """Builds one summary piece by piece: exhaust `pieces()`, then call `drawn()`. It shows the tree at construction."""
 
     def __init__(self, tree: PrefixTree, pool: BlockPool, max_nodes: int = MAX_NODES) -> None:
         _, self.first_children, self._older, roots = tree.copied(bare=True)
@@ -30,10 +30,10 @@ class TreeDrawing:
         self._length = array("i")
         self._below = array("i")
         self._best: list[tuple[int, int, int]] = []
-        """A heap: references, blocks below, and the negative place of a node."""
+        """A heap of the best nodes: references, blocks in the subtree, negated node index."""
 
     def pieces(self) -> Iterator[None]:
-        """Draws one piece after the other."""
+        """Build the summary, one piece per iteration."""
         num_walked = 0
         for at in range(len(self.root_nodes)):
             for length in self._walk(at):
@@ -48,7 +48,7 @@ class TreeDrawing:
                 yield
 
     def _walk(self, root: int) -> Iterator[int]:
-        """Every node under this root, parents first: how many blocks each has."""
+        """Collect the nodes under this root, parents first; yield the number of blocks of each."""
         first_child, older = self.first_children, self._older
         to_visit = [(self.root_nodes[root][1], -1)]
         while to_visit:
@@ -68,8 +68,8 @@ class TreeDrawing:
             yield length
 
     def _judge(self, at: int) -> None:
-        """All below it have been judged. Its parent has at least its references, and more blocks below: a node
-        among the best has all its parents there."""
+        """Rank a node after all its descendants. A parent ranks above its child: at least as many references, and more
+        blocks in the subtree. So the ancestors of a selected node are selected, too."""
         below, parent = self._below[at], self.parents[at]
         if parent >= 0:
             self._below[parent] += below
@@ -80,7 +80,7 @@ class TreeDrawing:
             heapreplace(self._best, worth)
 
     def drawn(self) -> TreePicture:
-        """The nodes to show, parents first."""
+        """Return the selected nodes, parents first."""
         places: dict[int, int] = {-1: -1}
         nodes: list[TreeNode] = []
         for at in sorted(-worth[2] for worth in self._best):

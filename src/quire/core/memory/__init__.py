@@ -1,1 +1,1 @@
-"""The KV memory: blocks, their holders, and the tree of cached prefixes."""
+"""The KV memory: the block pool, block tables, and the tree of cached prefixes."""

@@ -1,23 +1,23 @@
-"""The blocks, their reference counts, and the free queue in eviction order. It has no tokens and no tree.
+"""The block pool: reference counts, and the free queue in eviction order. It knows neither tokens nor the prefix tree.
 
-A block is an index. Everything about it sits at that index in a few flat arrays, so a pool of a million blocks
-is a handful of objects: the garbage collector has nothing to walk and no operation depends on the pool's size.
+A block is an integer index into a few flat arrays. So even a pool of a million blocks consists of few Python objects:
+the garbage collector has little to scan, and the cost of an operation does not depend on the size of the pool.
 
-Each block is in exactly one of three states, which two facts decide:
+Each block is in one of three states, given by its reference count and whether it is *named* (in the prefix tree):
 
     references   named?
-        > 0      any      referenced   some block table or pin holds it
-          0      yes      cached       free, still in the prefix tree, can be hit or taken
-          0      no       blank        free, holds nothing of value
+        > 0      any      referenced   at least one block table or pin uses it
+          0      yes      cached       free, still in the prefix tree; can be hit or reallocated
+          0      no       blank        free, without useful content
 
-Blocks with no references are in the free queue: one circular doubly linked list with two sentinels, so that no
-operation has an end case. Blocks are taken from the left.
+Blocks without references are in the free queue: one circular doubly linked list with two sentinels, so that no
+operation has a special case at the ends. Blocks are allocated from the left.
 
     ┌─► [NULL] ⇄ blank ⇄ blank ⇄ [border] ⇄ oldest cached ⇄ … ⇄ newest cached ◄─┐
     └───────────────────────────────────────────────────────────────────────────┘
 
-Blank blocks come first: taking one costs no hit. The null block, 0, is never handed out; a runner points
-padding rows at it, and here it serves as the first sentinel.
+Blank blocks come first, because reallocating them loses no cached data. Block 0, the null block, is never allocated:
+runners use it for padding rows, and the free queue uses it as its first sentinel.
 """
 
 from array import array
@@ -30,27 +30,15 @@ NULL_BLOCK = 0
 
 
 class Allocation(NamedTuple):
-    """Blocks now held once each by the caller."""
+    """Newly allocated blocks, each with one reference."""
 
     blocks: list[int]
     evicted: list[int]
-    """Those of `blocks` that were cached: the tree must forget them, in this order, leaves first."""
+    """Those of `blocks` that were cached. The caller must remove them from the tree in this order, children first."""
 
 
 class BlockPool:
-    """Hands out blocks 1 to `num_blocks`, counts references, decides which block is taken next."""
-
-    __slots__ = (
-        "_border",
-        "named",
-        "next_free",
-        "num_blank",
-        "num_blocks",
-        "num_cached",
-        "num_named",
-        "prev_free",
-        "ref_count",
-    )
+    """Allocates blocks 1 to `num_blocks`, counts their references and decides which block is evicted next."""
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -70,19 +58,19 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be taken: blank and cached."""
+        """Number of blank and cached blocks, which can be allocated."""
         return self.num_blank + self.num_cached
 
     @property
     def num_referenced(self) -> int:
-        """Blocks that some table holds."""
+        """Number of blocks that tables or pins use."""
         return self.num_blocks - self.num_blank - self.num_cached
 
     def allocate(self, count: int) -> Allocation:
-        """Take `count` blocks: blank ones first, then the least recently used cached ones.
+        """Allocate `count` blocks: first blank blocks, then the least recently used cached blocks.
 
-        Which block a table gets is decided here and nowhere else; `take_cached` empties the same end of the queue.
-        """
+        Only this method chooses the blocks of tables; `take_cached` evicts from the same end of the queue. Raises
+        OutOfBlocksError if fewer than `count` blocks are free."""
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
         num_blank = min(count, self.num_blank)
@@ -93,7 +81,7 @@ class BlockPool:
         return Allocation(blocks + evicted, evicted)
 
     def retain(self, block: int) -> None:
-        """Add a reference; a cached block leaves the free queue. A blank one has nothing to retain: a bug."""
+        """Add a reference; a cached block leaves the free queue. Raises InvariantError for a blank block."""
         count = self._count(block)
         if count == 0:
             if not self.named[block]:
@@ -103,14 +91,14 @@ class BlockPool:
         self.ref_count[block] = count + 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block, in the order given: a table's last block first.
+        """Drop one reference of each block, in this order. Callers pass a table's last block first.
 
-        That order is what keeps a child ahead of its parent in the queue, so the oldest cached block is a leaf.
+        This order keeps children ahead of their parents in the queue, so the oldest cached block is always a leaf.
         """
         next_, prev, ref_count, named = self.next_free, self.prev_free, self.ref_count, self.named
         num_blocks = self.num_blocks
         for block in blocks:
-            # A negative index would wrap round to another table's block.
+            # A negative index would wrap around to a block of another table.
             count = ref_count[block] - 1 if 0 < block <= num_blocks else -1
             if count < 0:
                 raise InvariantError(f"release: block {block} has no holder", code="block_not_held")
@@ -127,7 +115,7 @@ class BlockPool:
             next_[left] = prev[right] = block
 
     def name(self, blocks: Sequence[int]) -> None:
-        """The tree named these blocks: when their last reference goes they are cached, not blank."""
+        """Mark blocks as named: without references they will be cached, not blank."""
         for block in blocks:
             if self._count(block) == 0 or self.named[block]:
                 raise InvariantError(f"name: expected block {block} referenced, not named", code="cannot_name_block")
@@ -135,7 +123,7 @@ class BlockPool:
         self.num_named += len(blocks)
 
     def unname(self, blocks: Sequence[int]) -> None:
-        """The tree forgot these blocks, which `allocate` or `take_cached` has just taken from the queue."""
+        """Mark blocks as removed from the tree, just after `allocate` or `take_cached` took them from the queue."""
         for block in blocks:
             if not self.named[block] or self.ref_count[block] == 0:
                 raise InvariantError(f"unname: expected block {block} to be named and removed from the queue")
@@ -143,13 +131,13 @@ class BlockPool:
         self.num_named -= len(blocks)
 
     def take_cached(self, count: int) -> list[int]:
-        """Take up to `count` least recently used cached blocks and leave the blank ones: for eviction on demand."""
+        """Take up to `count` least recently used cached blocks, and no blank blocks: for eviction on demand."""
         taken = self._take_after(self._border, min(count, self.num_cached))
         self.num_cached -= len(taken)
         return taken
 
     def unname_all(self) -> None:
-        """Every cached block becomes blank: the border moves to the far end, and no block is visited."""
+        """Turn all cached blocks into blank blocks by moving the border to the end of the queue, in O(1)."""
         self._unlink(self._border)
         last = self.prev_free[NULL_BLOCK]
         self.prev_free[self._border], self.next_free[self._border] = last, NULL_BLOCK
@@ -160,7 +148,7 @@ class BlockPool:
         self.named = bytearray(self.num_blocks + 2)
 
     def free_queue(self) -> Iterable[int]:
-        """The free blocks in the order they would be taken. For checks and pictures; O(free)."""
+        """Yield the free blocks in allocation order. For checks and visualization; O(free)."""
         block = self.next_free[NULL_BLOCK]
         while block != NULL_BLOCK:
             if block != self._border:
@@ -168,7 +156,7 @@ class BlockPool:
             block = self.next_free[block]
 
     def check_links(self) -> None:
-        """Every link has its opposite. Full check; O(free)."""
+        """Check that forward and backward links of the free queue agree; O(free). Raises InvariantError."""
         block = NULL_BLOCK
         for _ in range(self.num_free + 2):
             after = self.next_free[block]
@@ -189,7 +177,7 @@ class BlockPool:
         self.prev_free[after] = before
 
     def _take_after(self, sentinel: int, count: int) -> list[int]:
-        """Cut out the run of `count` blocks to the right of a sentinel: one relink, however long the run."""
+        """Unlink the `count` blocks to the right of a sentinel; only the links at both ends change."""
         next_, ref_count = self.next_free, self.ref_count
         taken: list[int] = []
         block = sentinel

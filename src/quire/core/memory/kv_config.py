@@ -1,4 +1,4 @@
-"""The frozen shapes of the KV memory: its settings, and the pictures it gives of itself. No behaviour."""
+"""Settings, counters and statistics of the KV memory. Plain data."""
 
 from dataclasses import dataclass
 from math import inf
@@ -11,24 +11,25 @@ class KVMemoryConfig:
     """Sizes and limits of one KV memory, fixed at start."""
 
     num_blocks: int
-    """Blocks that can be handed out. The runner has one more: the null block, 0."""
+    """Blocks that can be allocated. The runner has one more: block 0, the null block."""
     block_size: int = 32
     """Tokens in a block; a power of two."""
     pin_share: float = 0.0
-    """The largest share of the pool that pins may hold. It is kept free of longest requests, so it is nothing unless
-    there may be pins."""
+    """Largest fraction of the pool that pins may hold. It reduces the largest request that the server accepts, so it
+    is 0 unless pins are enabled."""
     max_pin_s: float = 3600.0
-    """The longest time one pin may last."""
+    """Longest lifetime of a pin."""
     max_pins: int = 4096
-    """How many pins there may be at once, however few blocks they hold."""
+    """Maximum number of pins, regardless of their size."""
     num_evictions_remembered: int = 16_384
-    """How many evicted blocks can still be distinguished from blocks never seen."""
+    """Number of evicted digests to remember, so that a miss can be reported as evicted and not as first seen."""
 
     num_slots: int = 0
-    """Slots for recurrent state that can be handed out; none for a model without such layers. The runner has one more:
-    slot 0, the state before the first token."""
+    """Slots for recurrent state; 0 for a model without recurrent layers. The runner has one more: slot 0, the state
+    before the first token."""
     num_running_slots: int = 0
-    """Of those, how many no pin and no kept state may take: one for each sequence that runs, and one for the next."""
+    """How many of the slots are reserved for running sequences: one for each, and one for the next. Pinned states, and
+    states that a step in flight writes to be cached, cannot use them."""
 
     def __post_init__(self) -> None:
         for name, is_fitting, rule in (
@@ -53,13 +54,24 @@ class KVMemoryConfig:
 
     @property
     def pin_budget_blocks(self) -> int:
-        """How many blocks pins may hold."""
+        """Maximum number of blocks that pins may hold."""
         return int(self.num_blocks * self.pin_share)
+
+
+@dataclass(slots=True)
+class MemoryCounters:
+    """Totals since the start."""
+
+    query_tokens: int = 0
+    hit_tokens: int = 0
+    num_evictions: int = 0
+    num_block_copies: int = 0
+    num_collisions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryStats:
-    """A picture of the memory. `hit_tokens` and `query_tokens` count a table once, when it uses what it found."""
+    """A snapshot of the memory. `hit_tokens` and `query_tokens` count a lookup when its table next reserves blocks."""
 
     num_blocks: int
     num_referenced_blocks: int
@@ -75,7 +87,7 @@ class MemoryStats:
     num_collisions: int
     num_slots: int
     num_cached_slots: int
-    """Slots whose states can be hit; of the others some are running, some blank."""
+    """Slots with a cached state; the other slots are running, promised or blank (`state_slots`)."""
     num_slot_evictions: int
     usage: float
-    """Share of the pool that is referenced, 0 to 1."""
+    """Fraction of the pool that is referenced, 0 to 1."""

@@ -1,23 +1,24 @@
-"""The one face of pool, tables and tree. Everything that touches KV memory goes through the verbs of this file.
+"""The interface of the KV memory (pool, tables and tree). All other modules use it through these operations.
 
     open ─► match ─► reserve ─► [the step runs] ─► commit ─► … ─► release
               ▲         │                             │
               └─────────┴── again, as tokens become known ──┘
 
-`match` takes the cached blocks and holds them, in one operation. `reserve` gets blocks for the tokens the next step
-will compute, drafts among them. `commit` takes how much of that the step has made true; only then do full blocks get
-names, so a block is visible only when it is true, and blocks that came to nothing are given back. `release` gives
-everything back, last block first. Nothing here touches KV data: where a shared block must be written, `reserve` plans
-the copy and the runner makes it.
+`match` looks up cached blocks and references them, in one operation. `reserve` allocates blocks for the tokens of the
+next step, drafts included. `commit` receives how many of these tokens are valid; only then are full blocks named (added
+to the prefix tree), so other sequences see only blocks with valid KV. Blocks without valid tokens are freed. `release`
+frees all blocks of the table, last block first. This module never touches KV data: if a shared block must be written,
+`reserve` plans a copy, and the runner makes it.
 
-With recurrent layers a table has a state slot as well, and a hit is the deepest cached block that carries a state
-(`state_slots`): the blocks behind it are computed again, and given up for the equal ones when they are full.
+With recurrent layers, a table also has a state slot, and a hit ends at the deepest cached block with a cached state
+(`state_slots`). The blocks after it are computed again; when full, they are replaced by the equal cached blocks.
 
-Time is handed in by `advance`, never read.
+Callers set the time with `advance`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from quire.core.digests import BlockHasher, Namespace
 from quire.core.divergence import Divergence
@@ -25,9 +26,8 @@ from quire.core.events import BlockStored, KVEvent
 from quire.core.memory.block_names import BlockNames
 from quire.core.memory.block_pool import BlockPool
 from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for
-from quire.core.memory.kv_config import KVMemoryConfig, MemoryStats
+from quire.core.memory.kv_config import KVMemoryConfig, MemoryCounters, MemoryStats
 from quire.core.memory.kv_publisher import KVPublisher
-from quire.core.memory.memory_view import MemoryCounters, memory_stats
 from quire.core.memory.pins import Pin, Pins
 from quire.core.memory.prefix_tree import PrefixTree
 from quire.core.memory.state_slots import StateCheckpoint, StateSlots
@@ -37,7 +37,7 @@ from quire.errors import InvariantError
 
 
 class KVMemory:
-    """Blocks for sequences, shared by content. See the verbs at the top of this file."""
+    """Allocates blocks to sequences; sequences with equal prefixes share blocks. See the top of this file."""
 
     def __init__(
         self, config: KVMemoryConfig, hasher: BlockHasher, emit: Callable[[KVEvent], None] | None = None
@@ -48,29 +48,24 @@ class KVMemory:
         self.tree = PrefixTree(config.num_blocks, config.block_size, hasher, config.num_evictions_remembered)
         self.slots = StateSlots(config.num_slots, config.num_running_slots)
         self.tables: dict[int, BlockTable] = {}
-        """Open tables by id; those of pins among them."""
+        """Open tables by id, including those of pins."""
         self.in_flight = Counter[bytes]()
-        """Digests that the step in flight completes, and by how many tables."""
+        """Digest -> number of tables in which the step in flight completes a block with this digest."""
         self.pins = Pins(config.num_blocks, config.pin_budget_blocks, config.max_pins)
         self.next_id = 1
         self._counters = MemoryCounters()
         self.states = None
-        """How tables use slots; None for a model without recurrent layers."""
+        """The recurrent states of tables; None for a model without recurrent layers."""
         if config.num_slots:
             self.states = TableStates(self.slots, self.pool, config.pin_share)
-        publisher = None
+        self._publisher = None
         if emit is not None:
             has_state = self.states is not None
-            publisher = KVPublisher(emit, config.num_blocks, config.block_size, has_state=has_state)
-        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, publisher)
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that can be taken now, cached ones included."""
-        return self.pool.num_blank + self.pool.num_cached
+            self._publisher = KVPublisher(emit, config.num_blocks, config.block_size, has_state=has_state)
+        self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, self._publisher)
 
     def advance(self, now_s: float) -> None:
-        """Set the time. Pins that have run out are dropped, a bounded number of blocks at a time."""
+        """Set the time, and drop expired pins, a bounded number of blocks per call."""
         self.now_s = self.names.now_s = now_s
         self.tree.sweep()
         for table, blocks in self.pins.take_expired(now_s):
@@ -82,20 +77,20 @@ class KVMemory:
     # -- one sequence --------------------------------------------------------------------------------------------------
 
     def open(self, namespace: Namespace) -> BlockTable:
-        """An empty table for a sequence whose KV belongs to this namespace."""
+        """Open an empty table for a sequence of this namespace."""
         return self._register(self.tree.open_root(namespace))
 
     def reopen(self, namespace: Namespace) -> BlockTable:
-        """The same for a sequence that has queried before: what it finds now is its own, and counts as no hit."""
+        """Open a table for a preempted sequence or a pin; its hits are not counted in the statistics."""
         table = self.open(namespace)
         table.is_counted = False
         return table
 
     def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
-        """Extend the table by the cached blocks that follow, hold them, and return how many tokens that gave.
+        """Append the cached blocks that continue the table, and return the number of their tokens.
 
-        `tokens` is all the sequence has. At least its last token is left to compute. A table that stands inside a
-        block, or already has blocks to write into, gets nothing.
+        `tokens` are all known tokens of the sequence. At least the last one remains to be computed. Returns 0 if the
+        table is in flight or ends inside a block.
         """
         cap = hit_cap(len(tokens), self.config.block_size)
         num_hit_tokens = self._match(table, tokens, cap)
@@ -108,7 +103,7 @@ class KVMemory:
         return num_hit_tokens
 
     def is_computing(self, table: BlockTable, tokens: Sequence[int]) -> bool:
-        """Whether the next block this table could hit is being written by the step in flight or being planned."""
+        """Return whether the step in flight, or the one being planned, computes the next block of this table."""
         self._check_open(table)
         index = len(table.blocks)
         if table.num_computed != index * self.config.block_size or not table.is_naming:
@@ -120,7 +115,7 @@ class KVMemory:
         return table.digests[index] in self.in_flight
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
-        """How many blocks `reserve` would take for the next `num_tokens` tokens, a copy of a shared block included."""
+        """Return how many blocks `reserve` would allocate for `num_tokens` tokens, with the copy of a shared block."""
         self._check_open(table)
         end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
         return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
@@ -133,10 +128,10 @@ class KVMemory:
         drafts: Sequence[int] = (),
         keep: StateCheckpoint | None = None,
     ) -> BlockCopy | None:
-        """Get blocks for the next `num_tokens` of the known `tokens`, and for `drafts` behind the last of them; returns
-        the copy to make first, if any. With `keep`, the state behind the last token is kept, if there is a slot for it.
+        """Allocate blocks for the next `num_tokens` of the known `tokens` and for `drafts` after the last known token;
+        returns the copy to make first, if any. With `keep`, the state after these tokens is cached if a slot is free.
 
-        The table is in flight until `commit`. Raises OutOfBlocksError, with nothing changed, if the pool is short.
+        The table is in flight until `commit`. Raises OutOfBlocksError if too few blocks are free; nothing is changed.
         """
         self._check_open(table)
         start, block_size = table.num_computed, self.config.block_size
@@ -153,14 +148,14 @@ class KVMemory:
         taken = self._take(num_taken) if num_taken else []
         copy = None
         if source is not None:
-            # The source stays held until the step has returned: a block being read must not be handed out.
+            # The source stays referenced until the step returns: a block being read must not be reallocated.
             copy = BlockCopy(source, taken.pop())
             table.copy_source = source
             table.blocks[first_full] = copy.dst
             self._counters.num_block_copies += 1
         table.blocks += taken
         if table.is_naming and num_certain > first_full:
-            # A block that holds drafts may come to nothing: no sequence waits for it.
+            # Drafts may be rejected, so other sequences do not wait for blocks with drafts.
             table.in_flight_digests = table.digests[first_full:num_certain]
             self.in_flight.update(table.in_flight_digests)
         table.num_reserved = end
@@ -170,12 +165,12 @@ class KVMemory:
         return copy
 
     def commit(self, table: BlockTable, num_tokens: int) -> None:
-        """The step has returned, and the first `num_tokens` of what was reserved are true: 0 if the row failed, fewer
-        than all if drafts were wrong.
+        """Finish the step for this table: the first `num_tokens` reserved tokens are valid; 0 if the row failed, fewer
+        than all if drafts were rejected.
 
-        Blocks that are now full get their names. Where an equal block is named already, the table takes that one and
-        gives up its own. Blocks of a failed row, or with a wrong draft in them, are never named; those that hold
-        nothing else are given back.
+        Blocks that are now full are named (added to the prefix tree). If an equal block is already named, the table
+        takes that block and frees its own. Blocks of a failed row or with a rejected draft are never named; those
+        without any valid token are freed.
         """
         self._check_open(table)
         num_in_flight = table.num_reserved - table.num_computed
@@ -204,10 +199,10 @@ class KVMemory:
             self.names.kept(table)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
-        """A second table over the first `num_tokens` computed tokens: every block shared, none copied.
+        """Open a second table that shares the blocks of the first `num_tokens` computed tokens; no block is copied.
 
-        The first to write into a shared partial tail gets a copy of it from `reserve`. A state is copied at once, so
-        with one `num_tokens` are all that are computed, or none.
+        The first table to write into a shared, partly filled block gets a copy of it from `reserve`. A recurrent state
+        is copied at once, so for models with states `num_tokens` must be all computed tokens, or 0.
         """
         self._check_open(table)
         least = table.num_computed if self.states is not None and num_tokens else 0
@@ -232,7 +227,7 @@ class KVMemory:
         return child
 
     def release(self, table: BlockTable) -> None:
-        """Give back everything the table holds, last block first. The only way out; the second call does nothing."""
+        """Close the table and free its blocks, last block first. Closing a closed table does nothing."""
         if not table.is_open:
             return
         self._check_open(table)
@@ -249,7 +244,8 @@ class KVMemory:
     # -- the whole memory ----------------------------------------------------------------------------------------------
 
     def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
-        """Keep what is cached of this prefix until `expires_s`. A pin is a table that no sequence writes to."""
+        """Keep the cached blocks of this prefix until `expires_s`, at most `max_pin_s` from now. A pin is a table that
+        no sequence writes to. Raises PinBudgetError if pins would exceed their limits."""
         limit_s = self.now_s + self.config.max_pin_s
         expires_s = expires_s if expires_s <= limit_s else limit_s
         table = self.reopen(namespace)
@@ -266,14 +262,14 @@ class KVMemory:
         return Pin(table.table_id, num_tokens, expires_s)
 
     def unpin(self, pin: Pin) -> None:
-        """Let go before the time. Doing it twice, or after the time, does nothing."""
+        """End a pin early. Does nothing if the pin has already ended."""
         table = self.pins.drop(pin.pin_id)
         if table is not None:
             self.slots.unpin_states(self.pins.unpinned(table.blocks))
             self.release(table)
 
     def evict(self, num_blocks: int) -> int:
-        """Forget up to this many least recently used cached blocks; returns how many there were to forget."""
+        """Evict up to this many least recently used cached blocks; returns how many were evicted."""
         taken = self.pool.take_cached(num_blocks)
         if taken:
             self.names.forget(taken, self.now_s)
@@ -281,7 +277,7 @@ class KVMemory:
         return len(taken)
 
     def clear(self) -> None:
-        """Forget every cached block, for all tenants, and drop all pins. Sequences keep their blocks, unnamed."""
+        """Evict the cached blocks of all tenants and drop all pins. Running sequences keep their blocks, unnamed."""
         for table in self.pins.drop_all():
             self.release(table)
         for table in self.tables.values():
@@ -289,22 +285,36 @@ class KVMemory:
         self.names.clear()
 
     def divergence(self, namespace: Namespace, tokens: Sequence[int], table: BlockTable | None = None) -> Divergence:
-        """Why the next token of this prompt would not be reused. Changes nothing. `table` is one of these very
-        tokens in this namespace, if there is one: it has digests."""
+        """Return the reason for the first cache miss of this prompt. Changes nothing. `table` may be a table of the
+        same tokens and namespace; its digests save time."""
         slots = None if self.states is None else self.slots
         known = () if table is None else table.digests
         return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known)
 
     def stored_events(self) -> Iterator[BlockStored]:
-        """All that can be hit at this moment, as a listener would have received it: parents come first. To be read
-        at leisure, whatever happens meanwhile."""
-        return self.names.published_blocks()
+        """Yield the current cache contents as `BlockStored` events, parents first; empty without a publisher. The
+        contents are copied at the call, so the caller may iterate later, while blocks change."""
+        return iter(()) if self._publisher is None else self._publisher.published_blocks(self.tree)
 
     def stats(self) -> MemoryStats:
-        """Counters and shares."""
-        return memory_stats(self.pool, self.slots, self.pins, len(self.tables), self._counters)
+        """Return a snapshot of counters and sizes."""
+        pool, slots = self.pool, self.slots
+        return MemoryStats(
+            num_blocks=pool.num_blocks,
+            num_referenced_blocks=pool.num_referenced,
+            num_cached_blocks=pool.num_cached,
+            num_blank_blocks=pool.num_blank,
+            num_named_blocks=pool.num_named,
+            num_pinned_blocks=self.pins.num_pinned_blocks,
+            num_open_tables=len(self.tables),
+            num_slots=slots.num_slots,
+            num_cached_slots=slots.num_cached,
+            num_slot_evictions=slots.num_evictions,
+            usage=pool.num_referenced / pool.num_blocks,
+            **asdict(self._counters),
+        )
 
-    # -- leaves --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _register(self, root: int) -> BlockTable:
         table = BlockTable(self.next_id, root, self.config.block_size)
@@ -317,7 +327,7 @@ class KVMemory:
             raise InvariantError(f"table {table.table_id} is not open in this memory", code="table_not_open")
 
     def _count_query(self, table: BlockTable) -> None:
-        """A query counts once the sequence goes on with what it found; one that did not fit will query again."""
+        """Count a lookup once its sequence reserves blocks; a sequence that was not admitted will repeat the lookup."""
         self._counters.query_tokens += table.query_tokens
         self._counters.hit_tokens += table.query_hit_tokens
         table.query_tokens = table.query_hit_tokens = 0
@@ -342,14 +352,14 @@ class KVMemory:
             )
 
     def _give_back_unused(self, table: BlockTable) -> None:
-        """Let go of the blocks that hold no computed token: kept, they would be a guess's hold on the pool."""
+        """Free the blocks without a computed token; otherwise rejected drafts would occupy the pool."""
         num_used = num_blocks_for(table.num_computed, self.config.block_size)
         unused = table.blocks[num_used:]
         del table.blocks[num_used:]
         self.pool.release(reversed(unused))
 
     def _check_exclusive(self, table: BlockTable) -> None:
-        """No block the step wrote is shared or named: promise 7, at the moment it would have been broken."""
+        """Check that no block written by the step is shared or named (invariant 7). Raises InvariantError."""
         block_size, ref_count, named = self.config.block_size, self.pool.ref_count, self.pool.named
         last = num_blocks_for(table.num_reserved, block_size)
         for block in table.blocks[table.num_computed // block_size : last]:
@@ -375,7 +385,7 @@ class KVMemory:
         return len(blocks) * self.config.block_size
 
     def _block_to_copy(self, table: BlockTable) -> int | None:
-        """The block the next token falls in, if it is partly filled and may not be written in place."""
+        """Return the partly filled block for the next token if it is shared or named, so that it must be copied."""
         index, offset = divmod(table.num_computed, self.config.block_size)
         if not offset:
             return None

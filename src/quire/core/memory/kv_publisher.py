@@ -1,39 +1,44 @@
-"""Sends listeners to the KV events the blocks that can be hit, in an order in which parents come first.
+"""Publishes KV events: the blocks that can be hit, parents before children.
 
-A block of a plain model can be hit once it is named. With recurrent layers that takes a state as well: a run of named
-blocks is published when a state behind it is kept, and those behind the last state are not published at all. That a
-state has left is not published while its blocks are there: a router that relies on them pays for computing them again,
-and the answer is right.
+Without recurrent layers, a block can be hit as soon as it is named (in the prefix tree). With recurrent layers, a hit
+also needs a cached state: consecutive named blocks are published when a state after them is cached, and blocks after
+the last state are not published. The eviction of a state alone is not published: a router may then count on blocks
+that must be computed again, which costs time but changes no result.
+
+A router that connects late needs all blocks that can be hit, parents before children. The arrays of the tree are copied
+in one go, which takes milliseconds, and walked later in small pieces while the tree changes. So the router receives a
+consistent snapshot, and no step waits for the whole walk.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
-from quire.core.digests import Namespace
+from quire.core.digests import DIGEST_BYTES, Namespace
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.core.memory.block_table import BlockTable, unpack_tokens
-from quire.core.memory.kv_dump import iter_cached_blocks
 from quire.core.memory.prefix_tree import PrefixTree
+
+MAX_RUN_BLOCKS = 64
+"""Maximum number of blocks per event for a router that connected late."""
 
 
 class KVPublisher:
-    """Sends a listener what becomes of blocks."""
-
-    __slots__ = ("_block_size", "_emit", "_published")
+    """Emits KV events as blocks become available for hits and are removed."""
 
     def __init__(self, emit: Callable[[KVEvent], None], num_blocks: int, block_size: int, *, has_state: bool) -> None:
         self._emit = emit
-        """Called in the middle of operations: it must neither raise nor call back. Appending to a list is right."""
+        """Called in the middle of memory operations: it must neither raise nor call into the memory."""
         self._block_size = block_size
         self._published = bytearray(num_blocks + 1) if has_state else None
-        """Which blocks were published; None where all that are named are."""
+        """Block -> 1 if it was published; None if all named blocks are published (no recurrent layers)."""
 
     def named(self, table: BlockTable, first: int, last: int, namespace: Namespace) -> None:
-        """The full blocks `first` to `last` of this table have been named."""
+        """Publish the newly named blocks [first, last) of this table, unless hits also need a state."""
         if self._published is None:
             self._emit(self._stored(table, first, last, namespace))
 
     def kept(self, table: BlockTable, namespace: Namespace) -> None:
-        """The last block of this table carries a state: it and all before it can be hit."""
+        """Publish the table's blocks that were not published yet: its last block now has a cached state."""
         published, last = self._published or bytearray(), len(table.blocks)
         first = last
         while first and not published[table.blocks[first - 1]]:
@@ -43,7 +48,7 @@ class KVPublisher:
             self._emit(self._stored(table, first, last, namespace))
 
     def removed(self, blocks: Sequence[int], digests: Sequence[bytes]) -> None:
-        """These blocks have lost their names, leaves first."""
+        """Publish the removal of these blocks; children precede parents."""
         published = self._published
         if published is not None:
             digests = [digest for block, digest in zip(blocks, digests, strict=True) if published[block]]
@@ -53,22 +58,68 @@ class KVPublisher:
             self._emit(BlockRemoved(tuple(digests)))
 
     def cleared(self) -> None:
-        """No block has a name any more."""
+        """Publish that all blocks were removed."""
         if self._published is not None:
             self._published = bytearray(len(self._published))
         self._emit(AllBlocksCleared())
 
     def published_blocks(self, tree: PrefixTree) -> Iterator[BlockStored]:
-        """All blocks that were published and not removed, for a listener that connects late."""
-        return iter_cached_blocks(tree, self._published)
+        """Return an iterator over all published blocks that were not removed, for a router that connects late."""
+        records, first_children, older, roots = tree.copied()
+        published = None if self._published is None else bytes(self._published)
+        return _Walk(records, first_children, older, self._block_size, published).all_of(roots)
 
     def _stored(self, table: BlockTable, first: int, last: int, namespace: Namespace) -> BlockStored:
-        packed = table.packed_tokens[first * 4 * self._block_size : last * 4 * self._block_size]
-        return BlockStored(
-            digests=tuple(table.digests[first:last]),
-            parent_digest=table.digests[first - 1] if first else None,
-            token_ids=unpack_tokens(bytes(packed)),
-            block_size=self._block_size,
-            adapter=namespace.adapter,
-            cache_group=namespace.cache_group,
-        )
+        packed = bytes(table.packed_tokens[first * 4 * self._block_size : last * 4 * self._block_size])
+        parent = table.digests[first - 1] if first else None
+        return _run_stored(table.digests[first:last], parent, packed, self._block_size, namespace)
+
+
+def _run_stored(
+    digests: Sequence[bytes], parent: bytes | None, packed: bytes, block_size: int, namespace: Namespace
+) -> BlockStored:
+    tokens = unpack_tokens(packed)
+    return BlockStored(tuple(digests), parent, tokens, block_size, namespace.adapter, namespace.cache_group)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """A depth-first walk over a copy of the tree, in runs of blocks. A run ends at a leaf or where the tree forks."""
+
+    records: bytes
+    first_children: Sequence[int]
+    older: Sequence[int]
+    block_size: int
+    published: bytes | None
+    """Block -> 1 if it is sent; None: send all blocks."""
+
+    def all_of(self, roots: Sequence[tuple[Namespace, int]]) -> Iterator[BlockStored]:
+        for namespace, first in roots:
+            open_ends: list[tuple[int, bytes | None]] = [(first, None)] if first else []
+            while open_ends:
+                block, parent = open_ends.pop()
+                if self.older[block]:
+                    open_ends.append((self.older[block], parent))
+                run = self._run_from(block)
+                if not run:
+                    continue
+                stored = self._stored(run, parent, namespace)
+                yield stored
+                if child := self.first_children[run[-1]]:
+                    open_ends.append((child, stored.digests[-1]))
+
+    def _run_from(self, block: int) -> list[int]:
+        run: list[int] = []
+        while self.published is None or self.published[block]:
+            run.append(block)
+            child = self.first_children[block]
+            if not child or self.older[child] or len(run) == MAX_RUN_BLOCKS:
+                break
+            block = child
+        return run
+
+    def _stored(self, run: list[int], parent: bytes | None, namespace: Namespace) -> BlockStored:
+        width = DIGEST_BYTES + 4 * self.block_size
+        found = [self.records[block * width : (block + 1) * width] for block in run]
+        digests, packed = [one[:DIGEST_BYTES] for one in found], b"".join(one[DIGEST_BYTES:] for one in found)
+        return _run_stored(digests, parent, packed, self.block_size, namespace)

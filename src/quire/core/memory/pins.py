@@ -1,7 +1,7 @@
-"""Which prefixes are kept although no sequence uses them, for how long, and how much of the pool that may take.
+"""Pins: cached prefixes that are protected from eviction for a limited time, within a budget of blocks.
 
-A pin is a block table that no sequence writes to: it holds its blocks like any other table, so pinned blocks need no
-rule of their own anywhere else. This module only counts, against a budget, and remembers when each pin ends.
+A pin is a block table that no sequence writes to. It references its blocks like any other table, so no other code
+needs special cases for pinned blocks. This module enforces the budget and stores when each pin expires.
 """
 
 from array import array
@@ -17,16 +17,16 @@ UNPIN_BLOCKS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A prefix kept in memory until a moment, used or not."""
+    """A prefix that stays cached until a given time, whether it is used or not."""
 
     pin_id: int
     num_tokens: int
-    """How much of the prefix was cached and is now pinned: whole blocks, perhaps none."""
+    """Number of pinned tokens: the cached whole blocks of the prefix, possibly 0."""
     expires_s: float
 
 
 class Pins:
-    """The tables that pins hold. A block pinned several times counts once."""
+    """The block tables of all pins. A block with several pins counts once."""
 
     def __init__(self, num_blocks: int, budget_blocks: int, max_pins: int) -> None:
         self.budget_blocks = budget_blocks
@@ -37,7 +37,7 @@ class Pins:
         self._expiries: list[tuple[float, int]] = []
 
     def hold(self, table: BlockTable, expires_s: float) -> None:
-        """Take the table in, or raise PinBudgetError and leave it to the caller."""
+        """Add a pin's table. Raises PinBudgetError if a limit is exceeded; then the caller must release the table."""
         num_fresh = sum(self.pin_count[block] == 0 for block in table.blocks)
         if len(self.tables) >= self.max_pins:
             raise PinBudgetError(f"all {self.max_pins} pins are in use; unpin something", code="too_many_pins")
@@ -53,22 +53,22 @@ class Pins:
         heappush(self._expiries, (expires_s, table.table_id))
 
     def drop(self, pin_id: int) -> BlockTable | None:
-        """Give the table back to be released; None if that pin has ended already."""
+        """Remove a pin and return its table, which the caller releases; None if the pin has already ended."""
         table = self.tables.pop(pin_id, None)
         if table is None:
             return None
         self._uncount(table.blocks)
         if len(self._expiries) > 2 * len(self.tables) + 64:
-            # Pins ended by hand leave their expiry behind; sweep before those outnumber the living.
+            # Pins that were ended early leave stale entries in the heap; remove these once they are the majority.
             self._expiries = [entry for entry in self._expiries if entry[1] in self.tables]
             heapify(self._expiries)
         return table
 
     def take_expired(self, now_s: float) -> Iterator[tuple[BlockTable, list[int]]]:
-        """What pins whose time is over give back: table and blocks, last block first.
+        """Yield the tables of expired pins, each with the blocks to release, last block first.
 
-        About `UNPIN_BLOCKS_AT_ONCE` blocks a call, from the tail of a long pin if need be, so that no step waits for
-        many. A table that comes empty has ended.
+        A call yields about `UNPIN_BLOCKS_AT_ONCE` blocks, so that no step is delayed for long; a long pin is released
+        from its tail over several calls. A pin has ended when its table is empty.
         """
         num_left = UNPIN_BLOCKS_AT_ONCE
         while self._expiries and self._expiries[0][0] <= now_s and num_left > 0:
@@ -87,7 +87,7 @@ class Pins:
             yield table, blocks[::-1]
 
     def drop_all(self) -> list[BlockTable]:
-        """Every table, at once."""
+        """Remove all pins and return their tables."""
         tables = list(self.tables.values())
         self.tables, self._expiries = {}, []
         for table in tables:
@@ -97,7 +97,7 @@ class Pins:
         return tables
 
     def unpinned(self, blocks: list[int]) -> list[int]:
-        """Those of these blocks that no pin holds."""
+        """Return those of these blocks that no pin holds any more."""
         return [block for block in blocks if not self.pin_count[block]]
 
     def _uncount(self, blocks: list[int]) -> None:

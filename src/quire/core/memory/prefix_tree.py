@@ -1,14 +1,15 @@
-"""The tree that the names of blocks form. A node of the tree *is* a physical block; there is no second store.
+"""The prefix tree of cached blocks. A node of the tree *is* a physical block; there is no separate cache.
 
-The digest of a block finds a candidate; the candidate is a hit only if its stored tokens and its parent are equal too,
-so even a colliding digest never serves the wrong KV. The parent of a first block is its namespace's root, kept by the
-whole namespace. A parent fits in one integer: a block id above zero, `~slot` of a root below zero, or zero: not named.
+A lookup by digest finds a candidate block. It is a hit only if its stored tokens and parent are equal too, so a digest
+collision never returns wrong KV. The parent of a first block is the root of its namespace; roots are looked up by the
+whole namespace. A parent is one integer: a block id (positive), `~slot` of a root (negative), or 0 for unnamed blocks.
 
-Siblings are linked newest first: that is what explains a miss without a search.
+Siblings are linked newest first, so that the reason for a miss is found by comparing only a few of them.
 """
 
 from array import array
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
@@ -24,7 +25,7 @@ NAMESPACES_COMPARED = 16
 
 
 def num_shared_tokens(packed: bytes, other: bytes) -> int:
-    """How many leading tokens two packed runs have in common."""
+    """Return the number of equal leading tokens of two packed token lists."""
     shared = 0
     for start in range(0, min(len(packed), len(other)), 4):
         if packed[start : start + 4] != other[start : start + 4]:
@@ -36,10 +37,8 @@ def num_shared_tokens(packed: bytes, other: bytes) -> int:
 class EvictionLog:
     """Remembers at least the last `size` evicted digests, and at most twice as many.
 
-    Two generations instead of a queue: forgetting costs nothing per entry.
+    It uses two generations instead of a queue, so that old entries are dropped all at once.
     """
-
-    __slots__ = ("_old", "_size", "_young")
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -50,36 +49,34 @@ class EvictionLog:
         return len(self._young) + len(self._old)
 
     def record(self, digests: Sequence[bytes], now_s: float) -> None:
-        """These blocks have just been evicted."""
+        """Record the digests of blocks that have just been evicted."""
         for digest in digests:
             if len(self._young) >= self._size:
                 self._old, self._young = self._young, {}
             self._young[digest] = now_s
 
     def evicted_at_s(self, digest: bytes) -> float | None:
-        """When it was last evicted, if that is still remembered."""
+        """Return the time at which this digest was last evicted; None if that is not remembered."""
         at_s = self._young.get(digest)
         return self._old.get(digest) if at_s is None else at_s
 
     def clear(self) -> None:
-        """Remember nothing."""
+        """Forget all digests."""
         self._young, self._old = {}, {}
 
 
+@dataclass(eq=False, slots=True)
 class Root:
-    """The tree's root for one namespace: alive while a table is open in it or a block is named under it."""
+    """The root of one namespace. It exists while a table of the namespace is open or the root has a child."""
 
-    __slots__ = ("digest", "first_child", "namespace", "num_tables")
-
-    def __init__(self, namespace: Namespace, digest: bytes) -> None:
-        self.namespace = namespace
-        self.digest = digest
-        self.first_child = 0
-        self.num_tables = 0
+    namespace: Namespace
+    digest: bytes
+    first_child: int = 0
+    num_tables: int = 0
 
 
 class PrefixTree:
-    """digest -> block and block -> (digest, tokens, parent, children), in flat arrays."""
+    """Maps digest -> block (dictionaries) and block -> digest, tokens, parent, siblings, children (flat arrays)."""
 
     def __init__(self, num_blocks: int, block_size: int, hasher: BlockHasher, num_evictions_remembered: int) -> None:
         self.hasher = hasher
@@ -98,7 +95,7 @@ class PrefixTree:
         self._free_slots: list[int] = []
         rows = num_blocks + 1
         self.records = bytearray(self._record_width * rows)
-        """Digest and packed tokens of each named block; of others, whatever was there."""
+        """Digest and packed tokens of each named block; stale data for other blocks."""
         self._newer = array("i", bytes(4 * rows))
         self._older = array("i", bytes(4 * rows))
         self.discarded: list[dict[bytes, int]] = []
@@ -106,20 +103,20 @@ class PrefixTree:
 
     def _forget_all(self) -> None:
         rows = self._num_blocks + 1
-        # One dictionary of a million names would stop a step for tens of milliseconds whenever it grows. Many small
-        # ones grow one at a time; with bytes for keys and integers for values the garbage collector skips them.
+        # One dictionary of a million digests would delay a step by tens of milliseconds whenever it is resized. Small
+        # ones are resized one at a time. The garbage collector does not track dicts with bytes keys and int values.
         self.shards: list[dict[bytes, int]] = [{} for _ in range(self._shard_mask + 1)]
         self.parents = array("i", bytes(4 * rows))
         self.first_children = array("i", bytes(4 * rows))
 
     def sweep(self) -> None:
-        """Give back a little of what `clear` put aside: freeing a million names at once would stop a step."""
+        """Free a few of the dictionaries that `clear` discarded; freeing all of them at once would delay a step."""
         del self.discarded[-SHARDS_SWEPT_AT_ONCE:]
 
     # -- roots ---------------------------------------------------------------------------------------------------------
 
     def open_root(self, namespace: Namespace) -> int:
-        """The root of this namespace, as the parent of first blocks, kept alive until `close_root`."""
+        """Return the root of this namespace, the parent of its first blocks; it exists at least until `close_root`."""
         slot = self._slot_of.get(namespace)
         if slot is None:
             if namespace.block_size != self.block_size:
@@ -136,16 +133,16 @@ class PrefixTree:
         return ~slot
 
     def close_root(self, root: int) -> None:
-        """One table fewer; a root that is not needed any more is dropped."""
+        """Note that a table was closed; drop the root if nothing else uses it."""
         self._root(root).num_tables -= 1
         self._drop_root_if_unused(root)
 
     def share_root(self, root: int) -> None:
-        """One more table in the same namespace: a fork."""
+        """Note that a table was forked: one more table uses this root."""
         self._root(root).num_tables += 1
 
     def namespace_of(self, root: int) -> Namespace:
-        """The namespace whose blocks hang under this root."""
+        """Return the namespace of this root."""
         return self._root(root).namespace
 
     def _root(self, root: int) -> Root:
@@ -170,39 +167,39 @@ class PrefixTree:
         return sum(map(len, self.shards))
 
     def digest_of(self, node: int) -> bytes:
-        """The digest of a named block or of a root."""
+        """Return the digest of a named block or of a root."""
         if node < 0:
             return self._root(node).digest
         start = node * self._record_width
         return bytes(self.records[start : start + DIGEST_BYTES])
 
     def tokens_of(self, block: int) -> bytes:
-        """The packed tokens of a named block."""
+        """Return the packed tokens of a named block."""
         end = (block + 1) * self._record_width
         return bytes(self.records[end - self._width : end])
 
     def parent_of(self, block: int) -> int:
-        """A block above zero, a root below zero, zero if the block is not named."""
+        """Return the parent of a block: a block (positive), a root (negative), or 0 if the block is not named."""
         return self.parents[block]
 
     def named(self, digest: bytes) -> int | None:
-        """The block that carries this digest, whatever it holds: a candidate, not yet a hit."""
+        """Return the block with this digest, a candidate for a hit; tokens and parent are not compared."""
         return self.shards[(digest[0] << 8 | digest[1]) & self._shard_mask].get(digest)
 
     def is_same(self, block: int, packed_tokens: bytes, parent: int) -> bool:
-        """Whether the block truly holds these tokens under this parent. Digests are never trusted alone."""
+        """Return whether the block has these tokens and this parent. A digest alone is never trusted."""
         end = (block + 1) * self._record_width
         return self.parents[block] == parent and self.records[end - self._width : end] == packed_tokens
 
     def find(self, digest: bytes, packed_tokens: bytes, parent: int) -> int | None:
-        """The block to reuse for these tokens after this parent, if there is one."""
+        """Return the cached block with these tokens and this parent, or None."""
         block = self.named(digest)
         return block if block is not None and self.is_same(block, packed_tokens, parent) else None
 
     def name(self, blocks: Sequence[int], digests: Sequence[bytes], packed_tokens: bytes, parent: int) -> int:
-        """Make a chain of written blocks hittable, each under the one before, the first as `parent`'s newest child.
+        """Name consecutive computed blocks: each becomes the child of the one before, the first a child of `parent`.
 
-        Stops at a digest that another block carries. Returns how many blocks got their names.
+        Stops at a digest that another block already has. Returns the number of blocks that were named.
         """
         if not parent or (parent > 0 and not self.parents[parent]):
             rule = f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
@@ -224,7 +221,7 @@ class PrefixTree:
             parents[block] = parent
             newer[block] = 0
             if index:
-                # Its parent has just been named: it has no other child.
+                # The parent has just been named, so it has no other children.
                 older[block] = 0
                 first_child[parent] = block
             else:
@@ -236,7 +233,7 @@ class PrefixTree:
         return len(blocks)
 
     def forget(self, blocks: Sequence[int], now_s: float) -> list[bytes]:
-        """Take these blocks out of the tree, each a leaf by its turn; their digests are remembered as evicted."""
+        """Remove these blocks, children before parents; their digests are remembered as evicted and returned."""
         shards, mask, records, parents = self.shards, self._shard_mask, self.records, self.parents
         first_child, newer, older = self.first_children, self._newer, self._older
         record_width = self._record_width
@@ -265,7 +262,7 @@ class PrefixTree:
         return digests
 
     def clear(self) -> None:
-        """Forget every name at once. Roots with open tables stay; nothing is remembered as evicted."""
+        """Remove all blocks. Roots with open tables stay; no digest is remembered as evicted."""
         self.discarded += filter(None, self.shards)
         self._forget_all()
         self.evictions.clear()
@@ -275,23 +272,23 @@ class PrefixTree:
                 self._drop_root_if_unused(~slot)
 
     def children(self, node: int) -> Iterator[int]:
-        """Children of a block or a root, newest first."""
+        """Yield the children of a block or a root, newest first."""
         child = self._first_child_of(node)
         while child:
             yield child
             child = self._older[child]
 
     def roots(self) -> Iterator[int]:
-        """Every live root, for checks; a tenant at rest has one only while its blocks are cached."""
+        """Return all roots, for checks. A tenant without open tables has one only while its blocks are cached."""
         return iter([~slot for slot in self._slot_of.values()])
 
     def copied(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
-        """Records (unless `bare`), first children, older siblings, roots with theirs, read while names come and go."""
+        """Copy the tree, to read it while it changes: records (unless `bare`), first child, older sibling, roots."""
         roots = [(root.namespace, root.first_child) for root in self.root_nodes if root is not None]
         return b"" if bare else bytes(self.records), self.first_children[:], self._older[:], roots
 
     def num_tables(self, root: int) -> int:
-        """How many open tables keep this root."""
+        """Return the number of open tables that use this root."""
         return self._root(root).num_tables
 
     def _first_child_of(self, node: int) -> int:
@@ -303,7 +300,7 @@ class PrefixTree:
         else:
             self._root(node).first_child = child
 
-    # -- why a prefix was not found ------------------------------------------------------------------------------------
+    # -- reasons for misses --------------------------------------------------------------------------------------------
 
     def divergence(
         self,
@@ -314,10 +311,10 @@ class PrefixTree:
         slots: StateSlots | None = None,
         known: Sequence[bytes] = (),
     ) -> Divergence:
-        """How far these tokens are cached, and the first reason of `MissReason` that holds for the next block.
+        """Return how many of these tokens are cached, and the first applicable `MissReason` of the next block.
 
-        `slots` are those of a model with recurrent layers: the deepest block with a state is as far as a hit goes.
-        `known` are digests of their first blocks that were made already: making them is most of the work.
+        `slots` is passed for models with recurrent layers, where a hit ends at the deepest block with a cached state.
+        `known` are digests of the first blocks if they were already computed, which is most of the work.
         """
         packed = pack_tokens(tokens)
         cap = hit_cap(len(tokens), self.block_size)
@@ -353,7 +350,7 @@ class PrefixTree:
     def _divergence_of_new(
         self, namespace: Namespace, next_tokens: bytes, node: int | None, num_cached: int
     ) -> Divergence:
-        """Of a block that never was behind `node`, as far as the tree remembers."""
+        """Return the miss of a block that, as far as the tree remembers, was never cached as a child of `node`."""
         sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
         if shared := num_shared_tokens(sibling, next_tokens):
             return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))
@@ -363,12 +360,12 @@ class PrefixTree:
         return Divergence(num_cached, MissReason.FIRST_SEEN)
 
     def _closest_sibling(self, node: int, packed_tokens: bytes) -> bytes:
-        """Of the newest children of `node`, the tokens of the one that shares most leading tokens with this block."""
+        """Among the newest children of `node`, find the one with most leading tokens in common; return its tokens."""
         newest = (self.tokens_of(child) for child in islice(self.children(node), SIBLINGS_COMPARED))
         return max(newest, key=lambda tokens: num_shared_tokens(tokens, packed_tokens), default=b"")
 
     def _same_tokens_elsewhere(self, namespace: Namespace, packed_tokens: bytes) -> Namespace | None:
-        """A namespace of the same cache group that has this first block: another model, adapter or format."""
+        """Return a namespace of the same cache group (another model, adapter or format) that has this first block."""
         group = self.slots_of_group.get(namespace.cache_group, {})
         for slot, other in islice(reversed(group.items()), NAMESPACES_COMPARED):
             root = ~slot

@@ -1,20 +1,20 @@
-"""The second resource of the memory: slots for recurrent state, for models that have such layers.
+"""Slots for recurrent state, the second resource of the KV memory; only for models with recurrent layers.
 
 A slot holds the state of all recurrent layers of one sequence after some token. Slot 0 is never written: it is the
 state before the first token. Every other slot is in one of four states:
 
-    blank       holds nothing of value
-    running     a block table's own: the state after its last computed token
-    promised    a step in flight will write a state into it, to be kept
-    cached      a named block carries it: the state after that block's last token
+    blank       without useful content
+    running     belongs to a block table: the state after its last computed token
+    promised    reserved: the step in flight will write a state into it, to be cached
+    cached      belongs to a named block: the state after the block's last token
 
-Cached slots stand in a queue and are taken from its cold end; those of pinned blocks stand aside. What a runner is to
-move is written down here in order and taken by the plan of the next step:
+Cached slots are evicted in least-recently-used order, except those of pinned blocks, which are kept separately. The
+copies that a runner must make are recorded here in order and become part of the next plan:
 
     copies ─► the items of the step ─► keeps
 
-Copies are made in the order in which they were requested, before anything else; keeps when all items are done. That
-order is what makes a slot safe to be handed on while a copy from it is still to be made.
+Copies are made first, in the order in which they were requested; keeps are made when all items are done. Because of
+this order, a slot can be reassigned while a copy from it is still pending.
 """
 
 from collections import OrderedDict
@@ -28,93 +28,54 @@ ZERO_SLOT = 0
 
 
 class StateCheckpoint(Enum):
-    """What a state is kept for when a step ends on a block border."""
+    """The reason for caching a state when a step ends on a block border."""
 
     TRANSIENT = "passing"
-    """Its sequence's newest. Given up for the next one, unless it was used or the sequence has ended."""
+    """The newest state of a sequence. The sequence's next state replaces it, unless it was used in the meantime."""
     SPARSE = "sparse"
-    """One of a few of a long prompt, in case others have the same beginning. The first to leave."""
+    """One of a few states within a long prompt, in case other prompts share the beginning. Evicted first."""
     PINNED = "lasting"
-    """The end of a prompt, or a place where prompts are known to part."""
+    """The state at the end of a prompt, or at a position where prompts are known to diverge."""
 
 
 class StateSlots:
-    """Hands out slots 1 to `num_slots`, and decides which cached state leaves next. A pool of none is for models
+    """Allocates slots 1 to `num_slots`, and decides which cached state is evicted next. `num_slots` is 0 for models
     without recurrent layers."""
-
-    __slots__ = (
-        "_copies",
-        "_keeps",
-        "_max_fixed",
-        "_num_promised",
-        "blank_slots",
-        "cached_slots",
-        "num_evictions",
-        "num_slots",
-        "passing",
-        "pinned_slots",
-    )
 
     def __init__(self, num_slots: int, num_running: int) -> None:
         self.num_slots = num_slots
         self.num_evictions = 0
-        """Cached states that had to make room for others."""
+        """Number of cached states that were evicted."""
         self.blank_slots = list(range(num_slots, 0, -1))
         self.cached_slots: OrderedDict[int, int] = OrderedDict()
-        """Block -> slot, coldest first; without those of pinned blocks."""
+        """Block -> slot, least recently used first; without pinned blocks."""
         self.pinned_slots: dict[int, int] = {}
+        """Block -> slot, for pinned blocks; never evicted."""
         self.passing: set[int] = set()
-        """Blocks whose state was kept in passing and has not been used."""
-        self._num_promised = 0
+        """Blocks with a transient state that has not been used."""
+        self.num_promised = 0
+        """Number of slots reserved for states that the step in flight, or the one being planned, writes."""
         self._max_fixed = num_slots - num_running
-        """So many may be promised or pinned: the others are there for running sequences."""
+        """Maximum number of promised and pinned slots; the other slots are reserved for running sequences."""
         self._copies: list[SlotCopy] = []
         self._keeps: list[SlotCopy] = []
 
     @property
     def num_cached(self) -> int:
-        """Slots that blocks carry."""
+        """Number of slots that belong to blocks."""
         return len(self.cached_slots) + len(self.pinned_slots)
 
-    @property
-    def num_pinned(self) -> int:
-        """Of those, of pinned blocks."""
-        return len(self.pinned_slots)
-
-    @property
-    def num_promised(self) -> int:
-        """Slots that the step in flight, or being planned, writes a state to keep into."""
-        return self._num_promised
-
-    @property
-    def blank(self) -> Sequence[int]:
-        """For checks."""
-        return self.blank_slots
-
     def cached(self) -> dict[int, int]:
-        """Block -> slot, the first to leave first, those of pinned blocks last. For checks and pictures."""
+        """Return block -> slot in eviction order, pinned blocks last. For checks and visualization."""
         return {**self.cached_slots, **self.pinned_slots}
 
-    @property
-    def num_passing(self) -> int:
-        """Cached states that were kept in passing and have not been used."""
-        return len(self.passing)
-
-    def is_pinned(self, block: int) -> bool:
-        """Whether the state of this block stands aside for a pin."""
-        return block in self.pinned_slots
-
-    def is_passing(self, block: int) -> bool:
-        """Whether the state of this block was kept in passing and has not been used."""
-        return block in self.passing
-
     def slot_of(self, block: int) -> int | None:
-        """The slot with the state after this block, if it carries one."""
+        """Return the slot with the cached state after this block, or None."""
         slot = self.cached_slots.get(block)
         return self.pinned_slots.get(block) if slot is None else slot
 
     def num_usable(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks, each under the one before, are worth a hit: up to the deepest with a state."""
+        """Return how many of these consecutive blocks can be hit: those up to the last one with a cached state."""
         for count in range(len(blocks), 0, -1):
             if self.slot_of(blocks[count - 1]) is not None:
                 return count
@@ -123,56 +84,56 @@ class StateSlots:
     # -- a sequence's own slot -----------------------------------------------------------------------------------------
 
     def begin(self, running: int | None) -> int:
-        """A running slot for a sequence that has computed nothing: the one it has, or a new one."""
+        """Return a running slot with the initial state: `running` if the table already has one, or a new slot."""
         running = self._take() if running is None else running
         self._copies.append(SlotCopy(ZERO_SLOT, running))
         return running
 
     def begin_after(self, block: int, running: int | None) -> int:
-        """The same for one that goes on behind this block, which carries a state."""
+        """Return a running slot with the cached state after `block`: `running`, or a new slot."""
         source = self.use(block)
         running = self._take() if running is None else running
-        if source != running:  # else nothing but this very state could make room
+        if source != running:  # equal if `_take` had to evict this very state, the only one left
             self._copies.append(SlotCopy(source, running))
         return running
 
     def fork(self, running: int) -> int:
-        """A running slot for a second sequence, with the state that this one will have when copies are made."""
+        """Return a running slot for a second sequence, a copy of `running` made before the next step."""
         child = self._take()
         self._copies.append(SlotCopy(running, child))
         return child
 
     def give_back(self, slot: int) -> None:
-        """A table lets go of its running slot. Copies into it that were not made yet do no harm."""
+        """Free a table's running slot. Pending copies into it are harmless."""
         self.blank_slots.append(slot)
 
-    # -- states that are kept ------------------------------------------------------------------------------------------
+    # -- cached states -------------------------------------------------------------------------------------------------
 
     def promise(self, running: int, last_kept: int | None) -> int | None:
-        """A slot for the state that a step will leave behind in this running slot; None if all are in use.
+        """Reserve a slot into which the running slot is copied after the step; None if none is available.
 
-        `last_kept` is the block whose state this sequence kept last: if that was in passing, its slot is used again.
+        `last_kept` is the block whose state the sequence cached last. If that state is transient, its slot is reused.
         """
-        if self._num_promised + len(self.pinned_slots) >= self._max_fixed:
+        if self.num_promised + len(self.pinned_slots) >= self._max_fixed:
             return None
         if last_kept is not None and last_kept in self.passing:
             slot = self.cached_slots.pop(last_kept)
             self.passing.discard(last_kept)
         else:
             slot = self._take()
-        self._num_promised += 1
+        self.num_promised += 1
         self._keeps.append(SlotCopy(running, slot))
         return slot
 
     def attach(self, block: int, slot: int, keep: StateCheckpoint) -> None:
-        """The step has returned, and the promised state is true: this named block carries it from now on. Where the
-        block carries an equal one already, that one stays.
+        """After a successful step, assign the promised slot to this named block. If the block already has an (equal)
+        state, the block keeps that state and the promised slot is freed.
         """
         if self.slot_of(block) is not None:
             self.use(block)
             self.break_promise(slot)
             return
-        self._num_promised -= 1
+        self.num_promised -= 1
         self.cached_slots[block] = slot
         if keep is StateCheckpoint.TRANSIENT:
             self.passing.add(block)
@@ -180,12 +141,12 @@ class StateSlots:
             self.cached_slots.move_to_end(block, last=False)
 
     def break_promise(self, slot: int) -> None:
-        """The row failed, or its block has no name: what was written into the slot is no sequence's state."""
-        self._num_promised -= 1
+        """Free a promised slot, because the row failed or its block could not be named."""
+        self.num_promised -= 1
         self.blank_slots.append(slot)
 
     def use(self, block: int) -> int:
-        """The slot of a block that carries one: most recently used from now on, and not in passing any more."""
+        """Return the slot of a block with a cached state; mark it as most recently used and no longer transient."""
         self.passing.discard(block)
         if block in self.pinned_slots:
             return self.pinned_slots[block]
@@ -193,7 +154,7 @@ class StateSlots:
         return self.cached_slots[block]
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These blocks lose their names: a state never outlives its block."""
+        """Free the states of blocks that were removed from the prefix tree."""
         for block in blocks:
             slot = self.cached_slots.pop(block, None)
             if slot is not None:
@@ -203,35 +164,35 @@ class StateSlots:
                 raise InvariantError(f"forget: block {block} is pinned, and its state with it")
 
     def clear(self) -> None:
-        """Forget every cached state."""
+        """Free all cached states."""
         self.blank_slots += [*self.cached_slots.values(), *self.pinned_slots.values()]
         self.cached_slots, self.pinned_slots, self.passing = OrderedDict(), {}, set()
 
     # -- pins ----------------------------------------------------------------------------------------------------------
 
     def pin_state(self, block: int) -> None:
-        """The state of this block, if it carries one, stays as long as its pin."""
+        """Protect the state of this block, if it has one, for as long as the block is pinned."""
         if block in self.cached_slots:
             self.pinned_slots[block] = self.cached_slots.pop(block)
             self.passing.discard(block)
 
     def unpin_states(self, blocks: Iterable[int]) -> None:
-        """These blocks are pinned no more; their states are the most recently used."""
+        """Make the states of these blocks evictable again, as most recently used."""
         for block in blocks:
             if block in self.pinned_slots:
                 self.cached_slots[block] = self.pinned_slots.pop(block)
 
     def may_pin(self, block: int, share: float) -> bool:
-        """Whether the state of one more block may stand aside, within this share of what running ones do not need."""
+        """Return whether this block's state may be pinned: at most `share` of the slots beyond `num_running` may be."""
         return block in self.pinned_slots or (
             len(self.pinned_slots) + 1 <= share * self._max_fixed
-            and len(self.pinned_slots) + self._num_promised < self._max_fixed
+            and len(self.pinned_slots) + self.num_promised < self._max_fixed
         )
 
-    # -- what the runner moves -----------------------------------------------------------------------------------------
+    # -- copies for the runner -----------------------------------------------------------------------------------------
 
     def take_moves(self) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
-        """The copies to make before the next step and the states to keep after it, each once."""
+        """Return, once, the copies to make before the next step and the keeps to make after it."""
         copies, keeps = tuple(self._copies), tuple(self._keeps)
         self._copies, self._keeps = [], []
         return copies, keeps

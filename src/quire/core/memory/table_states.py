@@ -1,7 +1,7 @@
-"""What happens to a table's recurrent state while the verbs of the memory change its blocks.
+"""Updates the recurrent states of block tables when `KVMemory` changes their blocks.
 
-Called by `KVMemory` alone, and only for models with recurrent layers: `state_slots` has slots and blocks, this module
-decides which of them a table needs.
+Only `KVMemory` calls this module, and only for models with recurrent layers. `state_slots` manages the slots; this
+module decides which slots a table needs.
 """
 
 from quire.core.memory.block_pool import BlockPool
@@ -11,9 +11,7 @@ from quire.errors import InvariantError, PinBudgetError
 
 
 class TableStates:
-    """The slots of one memory, as its tables use them."""
-
-    __slots__ = ("_pin_share", "_pool", "slots")
+    """Assigns the state slots of one memory to its tables."""
 
     def __init__(self, slots: StateSlots, pool: BlockPool, pin_share: float) -> None:
         self.slots = slots
@@ -21,16 +19,16 @@ class TableStates:
         self._pin_share = pin_share
 
     def usable(self, table: BlockTable, found: list[int]) -> list[int]:
-        """Of the named blocks that follow, those up to the deepest that carries a state."""
+        """Return the usable part of the `found` cached blocks: those up to the last one with a cached state."""
         table.num_matched = len(table.blocks) + len(found)
         return found[: self.slots.num_usable(found)]
 
     def match(self, table: BlockTable) -> None:
-        """The table has just been extended by blocks of which the last carries a state."""
+        """Load the state of the table's last block, after the table was extended by cached blocks."""
         table.state_slot = self.slots.begin_after(table.blocks[-1], table.state_slot)
 
     def reserve(self, table: BlockTable, keep: StateCheckpoint | None) -> None:
-        """A running slot if the table has none, and one for the state to keep."""
+        """Allocate a running slot if the table has none; with `keep`, also reserve a slot for the state to cache."""
         if table.state_slot is None:
             table.state_slot = self.slots.begin(None)
         if keep is not None and table.is_naming:
@@ -38,7 +36,7 @@ class TableStates:
             table.promised_slot = self.slots.promise(table.state_slot, table.last_kept)
 
     def commit(self, table: BlockTable, *, is_whole: bool) -> bool:
-        """Keep the promised state if it is true, and return so; where the row is not, go back to the last one kept."""
+        """Cache the promised state if the row succeeded; otherwise roll back. Returns whether a state was cached."""
         slot, table.promised_slot = table.promised_slot, None
         is_kept = False
         if slot is not None:
@@ -53,35 +51,35 @@ class TableStates:
         return is_kept
 
     def _go_back(self, table: BlockTable) -> None:
-        """To the deepest block that carries a state: the table has computed that far and no further."""
+        """Roll back to the last block with a cached state (or the beginning) and free the blocks after it."""
         slots, running = self.slots, table.state_slot
         num_kept = slots.num_usable(table.blocks)
         behind = table.blocks[num_kept:]
         del table.blocks[num_kept:]
         self._pool.release(reversed(behind))
         if table.last_kept in behind:
-            table.last_kept = None  # another table's block from now on, and what it carries
+            table.last_kept = None  # that block, and its state, may now belong to other tables
         table.num_computed = table.num_reserved = num_kept * table.block_size
         table.is_naming = True
         table.state_slot = slots.begin_after(table.blocks[-1], running) if num_kept else slots.begin(running)
 
     def fork(self, table: BlockTable, child: BlockTable) -> None:
-        """A second table over all that this one has computed."""
+        """Give the child table a copy of the parent's state."""
         if table.state_slot is None:
             raise InvariantError(f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state")
         child.state_slot = self.slots.fork(table.state_slot)
 
     def release(self, table: BlockTable) -> None:
-        """The table is over; one that has computed nothing, or a pin, has no slot."""
+        """Free the table's running slot. Tables of pins, and tables without computed tokens, have none."""
         if table.state_slot is not None:
             self.slots.give_back(table.state_slot)
             table.state_slot = None
 
     def check_pin(self, block: int) -> None:
-        """Refuse a pin for which there is no slot to spare."""
+        """Raise PinBudgetError if pins may not hold one more state."""
         if not self.slots.may_pin(block, self._pin_share):
             raise PinBudgetError(
                 f"expected at most {self._pin_share:.0%} of the state slots that no running sequence needs to be "
-                f"pinned, {self.slots.num_pinned} are pinned; unpin something, or raise pin_share",
+                f"pinned, {len(self.slots.pinned_slots)} are pinned; unpin something, or raise pin_share",
                 code="too_many_pinned_states",
             )

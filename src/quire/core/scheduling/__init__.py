@@ -1,1 +1,1 @@
-"""What a step computes: the queue, shares between tenants, the plan of a step."""
+"""Scheduling: the waiting queue, fair shares between tenants, and the plan of each step."""

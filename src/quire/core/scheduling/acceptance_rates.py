@@ -1,41 +1,41 @@
-"""How likely a guess is right: measured by what came of a sequence's guesses before, the latest counting most.
+"""Acceptance rates of a sequence's draft tokens, as exponentially weighted averages of earlier results.
 
-Counted apart by where a guess came from: what followed four tokens is right far more often than what followed one.
+Rates are kept per source of a draft: tokens that followed a 4-gram are accepted far more often than after one token.
 """
 
 from typing import NamedTuple
 
 FIRST_RIGHT, FIRST_TRIED = 1.0, 2.0
-"""What is assumed of guesses before there were any."""
+"""Prior of the acceptance rate: one of two draft tokens accepted."""
 FADING = 0.8
-"""How much each result counts after the next."""
+"""Decay of a result's weight per later result."""
 FORGOTTEN_TOKENS = 32
-"""After so many tokens without a guess the past is forgotten: what was no use may be by now."""
+"""After this many tokens without a draft, earlier results are dropped, so that a bad rate does not prevent drafts."""
 
 
 class Draft(NamedTuple):
-    """Tokens that may follow those of a sequence."""
+    """Draft tokens: a prediction of a sequence's next tokens."""
 
     token_ids: tuple[int, ...] = ()
     source: int = 0
-    """Guesses of one source are about as often right."""
+    """How the draft was found. Drafts of one source have a common acceptance rate."""
 
 
 class AcceptanceRate(NamedTuple):
-    """What came of a sequence's guesses of one source."""
+    """The decayed counts of accepted and verified draft tokens of one sequence and source."""
 
     num_right: float = 0.0
     num_tried: float = 0.0
     num_tokens: int = 0
-    """That the sequence had when the last was tried."""
+    """Length of the sequence when the last draft was verified."""
 
     def likelihood(self, num_tokens: int) -> float:
-        """That the next token guessed is right, in a sequence of so many tokens."""
+        """Return the probability that the next draft token is accepted; `num_tokens` is the sequence's length."""
         past = self if num_tokens - self.num_tokens <= FORGOTTEN_TOKENS else UNKNOWN
         return (FIRST_RIGHT + past.num_right) / (FIRST_TRIED + past.num_tried)
 
     def after(self, num_drafts: int, num_right: int, num_tokens: int) -> "AcceptanceRate":
-        """One more guess came to this. Tokens behind a wrong one were not tried."""
+        """Return the rate updated with the result of one draft. Tokens after a rejected one count as not verified."""
         past = self if num_tokens - self.num_tokens <= FORGOTTEN_TOKENS else UNKNOWN
         num_tried = FADING * past.num_tried + min(num_right + 1, num_drafts)
         return AcceptanceRate(FADING * past.num_right + num_right, num_tried, num_tokens)

@@ -1,9 +1,9 @@
-"""Drafts: guesses at the tokens that follow, which a step checks beside computing what is known.
+"""Speculative decoding: how many draft tokens (predicted next tokens) a step verifies in addition to known tokens.
 
-A guess changes no answer: it is right exactly if it is the token that would have been chosen in its place. And it costs
-others little: drafts get the tokens of a step and the blocks of the pool that no running sequence has a use for, only
-as many as are likely enough (`acceptance_rates`) to pay for the time they take (`step_cost`), and where tenants share a
-step they make it a little longer at most: one tenant's repetitive text would pay for steps that all others wait for.
+Drafts never change the output: a draft token is accepted only if it is the token that would have been sampled. They
+cost other sequences little, because they use only tokens of the step and blocks that no running sequence needs. Drafts
+must be likely enough (`acceptance_rates`) to be worth their time (`step_cost`). If several tenants share a step, drafts
+may extend it only a little; otherwise one tenant's repetitive text would slow down the steps of all others.
 """
 
 from collections.abc import Callable
@@ -16,25 +16,25 @@ from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence, table_of
 
 Propose = Callable[[Sequence, int], Draft]
-"""A sequence, and a number -> at most so many tokens that may follow those it has."""
+"""A function (sequence, limit) -> a draft of at most `limit` tokens."""
 Ended = Callable[[Sequence], None]
-"""Called with every sequence that is over."""
+"""A callback for every finished sequence."""
 MAX_DRAFTS = 15
-"""Of one sequence in one step: with its last known token they are as many as count as a few."""
+"""Maximum number of draft tokens of one sequence per step: `FEW_TOKENS` less the last known token."""
 MAX_SLOWDOWN = 1.25
-"""How many times as long a step of several tenants may take with its drafts."""
+"""Limit on the duration of a step with drafts, relative to the step without, if several tenants share it."""
 SUREST = 0.9
-"""Where a guess must be surer than this, none is searched: so sure is hardly one, and searching takes time too."""
+"""If only drafts likelier than this pay off, none are searched: they are very rare, and the search takes time."""
 
 
 def ignore_ended(_sequence: Sequence) -> None:
-    """Where the end of a sequence has no use."""
+    """Do nothing: the default `Ended` callback."""
 
 
 def draft_room(
     propose: Propose | None, placement: Placement, memory: KVMemory, config: SchedulerConfig
 ) -> "DraftBudget | None":
-    """What the next step has for drafts; None without guesses, or if hardly one could pay among so many sequences."""
+    """Return the draft budget of the next step; None without `propose`, or if drafts cannot pay off in this step."""
     num_running = len(placement.running)
     if propose is None:
         return None
@@ -44,10 +44,7 @@ def draft_room(
 
 
 class DraftBudget:
-    """What one step has left for drafts beside all known tokens of the running sequences."""
-
-    __slots__ = ("_cost", "_limit_s", "_max_sequence_tokens", "_memory", "_num_blocks", "_num_fed", "_num_left",
-                 "_num_sequences", "_propose")  # fmt: skip
+    """The tokens, time and blocks that one step has left for drafts after all known tokens of running sequences."""
 
     def __init__(self, propose: Propose, placement: Placement, memory: KVMemory, config: SchedulerConfig) -> None:
         self._propose = propose
@@ -60,15 +57,15 @@ class DraftBudget:
         self._limit_s = inf
         if self._cost is not None and len({one.request.tenant for one in placement.running}) > 1:
             self._limit_s = MAX_SLOWDOWN * self._cost.seconds(self._num_fed)
-        self._num_blocks = memory.num_free_blocks - placement.needs().num_blocks
+        self._num_blocks = memory.pool.num_free - placement.needs().num_blocks
 
     def take(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Drafts to feed behind the next `num_tokens` of a sequence; none unless those are the last it has."""
+        """Return drafts to feed after the next `num_tokens` of a sequence; empty unless these are its last tokens."""
         table, num_known, request = table_of(sequence), len(sequence.tokens), sequence.request
         if table.num_computed + num_tokens < num_known or request.has_stop_texts:
-            return ()  # behind a text that ends it, right guesses would be computed for nothing
+            return ()  # accepted drafts after a stop string would be wasted
         num_wanted = request.params.max_tokens - sequence.num_output_tokens
-        # One token is chosen anyway: a guess at the last one would be checked for nothing.
+        # A step always samples one token, so a draft of the very last token is useless.
         limit = min(self._num_left, num_wanted - 1, self._max_sequence_tokens - num_known - 1)
         drafts = self._worthwhile(sequence, limit) if limit > 0 else ()
         needed = self._memory.num_blocks_needed
@@ -81,7 +78,7 @@ class DraftBudget:
         return drafts
 
     def _worthwhile(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
-        """The first tokens of a guess that are likely enough, each if all before it are right."""
+        """Return the leading draft tokens that are likely enough; a token counts only if all before it are accepted."""
         cost, num_fed, num_sequences = self._cost, self._num_fed, self._num_sequences
         if cost is None:
             return self._propose(sequence, limit).token_ids[:limit]

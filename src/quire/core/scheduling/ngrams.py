@@ -1,13 +1,13 @@
-"""Guesses from earlier text: where the last few tokens stood already, what followed there may follow again.
+"""N-gram speculation: if the last few tokens occurred before, propose the tokens that followed them then.
 
-    … t7 t8 t9 t4 t2 … t7 t8 t9 │ t4 t2 …       the last three tokens stood here before: these are the guess
+    … t7 t8 t9 t4 t2 … t7 t8 t9 │ t4 t2 …       the last three tokens occurred before: t4 t2 is the draft
 
-Searched is the longest such run, the latest first, in the sequence's own tokens and then in the latest answers of its
-cache group. Never in those of another: how long an answer takes would show one tenant what another's contain. So the
-key of what is shared is the namespace of the blocks, and nothing is found that the prefix cache could not give away.
+The longest n-gram is searched first, the latest occurrence first, in the sequence's own tokens and then in the latest
+outputs of its cache group. Outputs of other cache groups are never searched, because response times would reveal their
+contents. Outputs are stored per namespace, like blocks, so n-grams reveal nothing that the prefix cache does not.
 
-Tokens are kept as bytes, four for each, because searching bytes takes microseconds and an index would take more memory
-than the tokens.
+Tokens are stored as bytes, four per token, because searching bytes takes microseconds and an index would need more
+memory than the tokens.
 """
 
 from array import array
@@ -22,17 +22,17 @@ from quire.core.scheduling.sequence import Sequence
 
 TOKEN_BYTES = 4
 LONGEST_RUN = 4
-"""Tokens of a run that is searched, and of its shorter ends down to one."""
+"""Length of the longest n-gram that is searched; shorter ones follow, down to 1."""
 OTHERS = 16
-"""Added to the length of a run that was found in another answer: together they are a guess's source."""
+"""A draft's source is the length of the n-gram, plus this if it was found in the output of another request."""
 WINDOW_BYTES = 32_768 * TOKEN_BYTES
-"""How far back a sequence is searched."""
+"""How far back a sequence's own tokens are searched."""
 ANSWER_BYTES = 16_384 * TOKEN_BYTES
-"""Of latest answers that are kept for one cache group."""
+"""Maximum size of the recent outputs stored per namespace."""
 MAX_GROUPS = 256
-"""Cache groups whose answers are kept, the latest."""
+"""Maximum number of namespaces with stored outputs; beyond it, the least recently updated one is dropped."""
 _BETWEEN = b"\xff" * TOKEN_BYTES
-"""Between two answers: no token has this number, so no run goes from one into the next."""
+"""Separator of two outputs. No token has this id, so no n-gram extends over two outputs."""
 
 
 class Ngrams:
@@ -42,10 +42,10 @@ class Ngrams:
         self._answers: OrderedDict[Namespace, bytearray] = OrderedDict()
 
     def propose(self, sequence: Sequence, limit: int) -> Draft:
-        """At most so many tokens that may follow those of a sequence."""
+        """Return a draft of at most `limit` tokens."""
         own = _own_bytes(sequence)
         answers = self._answers.get(sequence.request.namespace, b"")
-        end = len(own) - TOKEN_BYTES  # the last run itself is not an earlier one
+        end = len(own) - TOKEN_BYTES  # excludes the n-gram at the end itself
         for length in range(min(LONGEST_RUN, len(sequence.tokens)), 0, -1):
             run = bytes(own[-length * TOKEN_BYTES :])
             at = _last_place(own, run, max(0, end - WINDOW_BYTES), end)
@@ -57,7 +57,7 @@ class Ngrams:
         return Draft()
 
     def ended(self, sequence: Sequence) -> None:
-        """A sequence is over: others of its cache group may come to the same tokens."""
+        """Store the output of a finished sequence for drafts of other sequences in its namespace."""
         tail = sequence.tokens[max(0, sequence.num_prompt_tokens - LONGEST_RUN) :]
         if sequence.num_output_tokens == 0:
             return
@@ -77,7 +77,7 @@ def _own_bytes(sequence: Sequence) -> bytearray:
 
 
 def _last_place(tokens: bytes | bytearray, run: bytes, first: int, end: int) -> int | None:
-    """Behind the last run of this kind: a place that is no border between tokens does not count."""
+    """Return the offset after the last occurrence of `run` that starts on a token border; None if there is none."""
     at = tokens.rfind(run, first, end)
     while at > 0 and at % TOKEN_BYTES:
         at = tokens.rfind(run, first, at + len(run) - 1)
@@ -85,7 +85,7 @@ def _last_place(tokens: bytes | bytearray, run: bytes, first: int, end: int) -> 
 
 
 def _repeated(following: tuple[int, ...], limit: int) -> tuple[int, ...]:
-    """What followed; where the sequence ends in it, it goes round."""
+    """Return `limit` tokens of `following`, repeated as often as needed."""
     return (following * -(-limit // len(following)))[:limit]
 
 
@@ -94,7 +94,7 @@ def _tokens(data: bytes | bytearray) -> tuple[int, ...]:
 
 
 def make_scheduler(config: SchedulerConfig, memory: KVMemory, *, guesses: bool) -> Scheduler:
-    """A scheduler whose sequences guess what follows, if that is wanted and can be taken back."""
+    """Make a scheduler, with n-gram drafts if `guesses` is set and the model has no recurrent state to roll back."""
     if not guesses or memory.states is not None:
         return Scheduler(config, memory)
     ngrams = Ngrams()

@@ -1,6 +1,6 @@
-"""Which sequences run, and whether one more fits: places, this step's tokens, and blocks.
+"""The set of running sequences, and whether another sequence fits: places, tokens of this step, and blocks.
 
-The scheduler decides which to start, and which to preempt.
+The scheduler decides which sequence to start and which to preempt. A place is one unit of `max_running`.
 """
 
 from bisect import bisect_left, insort
@@ -11,32 +11,33 @@ from quire.core.divergence import Divergence, MissReason
 from quire.core.memory.block_table import num_blocks_for
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.scheduling.policy import may_displace, will_compute
-from quire.core.scheduling.scheduler_config import Blocked, Needs, SchedulerConfig
+from quire.core.scheduling.scheduler_config import Needs, SchedulerConfig
 from quire.core.scheduling.sequence import Sequence, SequenceStatus, table_of
 from quire.errors import InvariantError
 
 
 class Placement:
-    """The sequences that run, and what is left for others."""
+    """The running sequences, and the places and blocks left for others."""
 
     def __init__(self, config: SchedulerConfig, memory: KVMemory) -> None:
         self.running: list[Sequence] = []
-        """In order of urgency."""
+        """Running sequences, most urgent first."""
         self.num_places = 0
-        """Places taken of `max_running`: running sequences and the siblings they will have."""
+        """Places in use: running sequences, and siblings that will branch off them."""
         self._config = config
         self._memory = memory
         self._num_watermark_blocks = int(config.watermark * memory.config.num_blocks)
-        self._blocked: Blocked | None = None
+        self._blocked: tuple[int, int] | None = None
+        """The head of the queue that did not fit (its sequence id), and the number of free blocks at that time."""
 
     def add(self, sequence: Sequence) -> None:
-        """It runs from now on; its siblings have their places as well."""
+        """Add a sequence to the running ones; its siblings take places, too."""
         self.num_places += 1 + len(sequence.siblings)
         insort(self.running, sequence, key=_urgency)
 
     def fork_if_due(self, sequence: Sequence) -> None:
-        """At the prompt's last token its siblings branch off, each to compute that token for itself. They run from now
-        on, in the places they had.
+        """If the sequence has reached the prompt's last token, fork its siblings (the request's other continuations).
+        Each computes that token itself. The siblings run from now on, in the places that they already had.
         """
         point, table = sequence.fork_point, table_of(sequence)
         if point is None or table.num_computed < point:
@@ -49,7 +50,7 @@ class Placement:
             insort(self.running, sibling, key=_urgency)
 
     def remove(self, sequence: Sequence) -> None:
-        """It runs no more; the places of it and its siblings are free."""
+        """Remove a sequence from the running ones; its place and those of its siblings become free."""
         at = bisect_left(self.running, sequence.key, key=_urgency)
         if self.running[at] is not sequence:
             rule = f"sequence {sequence.sequence_id} is not at its key's place"
@@ -59,48 +60,49 @@ class Placement:
         self.num_places -= 1 + len(sequence.siblings)
 
     def remove_sibling(self, *, has_place: bool) -> None:
-        """A sibling ended before it branched off: sequences that wait with it, or behind it, need less."""
+        """Note that a sibling ended before it branched off, so that waiting sequences may fit now."""
         self._blocked = None
         self.num_places -= has_place
 
     def block(self, head: Sequence) -> None:
-        """The head of the queue does not fit: see `is_still_blocked`."""
-        self._blocked = Blocked(head.sequence_id, self._memory.num_free_blocks)
+        """Note that the head of the queue does not fit (see `is_still_blocked`)."""
+        self._blocked = head.sequence_id, self._memory.pool.num_free
 
     def is_still_blocked(self, head: Sequence) -> bool:
-        """Whether the head did not fit lately and nothing has changed that could help: none stopped running and no
-        block came free. Matching a long prompt anew at every step would cost more than the step.
+        """Return whether this head did not fit before, and since then no sequence stopped and no block became free.
+        Repeating the lookup of a long prompt at every step would cost more than the step.
         """
-        return (
-            self._blocked is not None
-            and bool(self.running)
-            and self._blocked.sequence_id == head.sequence_id
-            and self._blocked.num_free_blocks >= self._memory.num_free_blocks
-        )
+        if self._blocked is None or not self.running:
+            return False
+        sequence_id, num_free = self._blocked
+        return sequence_id == head.sequence_id and num_free >= self._memory.pool.num_free
 
     def needs(self) -> Needs:
-        """What running sequences still need."""
-        return Needs.of(self.running, self.num_blocks_wanted)
+        """Return the blocks and tokens that running sequences still need."""
+        needs = Needs()
+        for sequence in self.running:
+            needs.with_one_more(sequence, self.num_blocks_wanted(sequence))
+        return needs
 
     def can_start(self, head: Sequence) -> bool:
-        """Whether it is worth checking if the head fits: it may have a place, and something has changed since it did
-        not."""
+        """Return whether it is worth checking if the head fits: a place may be available, and the head is not known to
+        be blocked."""
         return self.has_place(head) and not self.is_still_blocked(head)
 
     def has_place(self, head: Sequence) -> bool:
-        """Whether there is a place, or a running sequence that might give one up."""
+        """Return whether a place is free, or a running sequence may be preempted for the head."""
         is_free = self.num_places + 1 + len(head.siblings) <= self._config.max_running
         return is_free or any(may_displace(head, sequence) for sequence in self.running)
 
     def reaches(self, head: Sequence, needs: Needs) -> bool:
-        """Whether this step's budget reaches the head after all that are more urgent."""
+        """Return whether the step's token budget has tokens left for the head after all more urgent sequences."""
         budget = self._config.max_step_tokens - needs.num_tokens_before(head.key)
         return budget >= min(self._memory.config.block_size, len(head.tokens))
 
     def fits(self, head: Sequence, needs: Needs, victims: list[Sequence]) -> bool:
-        """Whether there are places and blocks for the head if these give up theirs.
+        """Return whether places and blocks suffice for the head if the victims are preempted.
 
-        Set aside is what those that stay still need, and the watermark; that is waived while nothing else runs.
+        The blocks that the remaining sequences still need, and the watermark, stay free, unless nothing else runs.
         """
         num_places = self.num_places + 1 + len(head.siblings)
         num_places -= sum(1 + len(victim.siblings) for victim in victims)
@@ -110,10 +112,10 @@ class Placement:
         if len(self.running) > len(victims):
             num_blocks += self._num_watermark_blocks + needs.num_blocks
             num_blocks -= sum(self.num_blocks_wanted(victim) for victim in victims)
-        return num_blocks <= self._memory.num_free_blocks + self._num_freed_by(victims)
+        return num_blocks <= self._memory.pool.num_free + self._num_freed_by(victims)
 
     def num_blocks_wanted(self, sequence: Sequence) -> int:
-        """Blocks it still needs for the tokens it has; with siblings, for theirs as well."""
+        """Return how many more blocks a sequence and its siblings need for their known tokens."""
         num_blocks = self._memory.num_blocks_needed(table_of(sequence), sequence.num_uncomputed)
         if sequence.siblings:
             block_size = self._memory.config.block_size
@@ -122,8 +124,8 @@ class Placement:
         return num_blocks
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None) -> Divergence:
-        """Why the next token of this prompt is not in the cache: because a running sequence, `besides` aside, has it
-        and has not computed it yet, or the memory's own reason."""
+        """Return the reason for the first cache miss of a prompt. It is COMPUTING if a running sequence other than
+        `besides` has these tokens and has not computed them yet; otherwise the memory finds it."""
         found = self._memory.divergence(namespace, prompt, None if besides is None else besides.table)
         if found.reason is MissReason.TOO_SHORT:
             return found
@@ -132,7 +134,7 @@ class Placement:
         return Divergence(found.num_cached_tokens, MissReason.COMPUTING) if is_computing else found
 
     def _num_freed_by(self, victims: list[Sequence]) -> int:
-        """Blocks that no table holds once all of these have let go."""
+        """Return how many blocks become free if all victims release theirs."""
         held = Counter(block for victim in victims for block in table_of(victim).blocks)
         return sum(self._memory.pool.ref_count[block] == count for block, count in held.items())
 

@@ -1,28 +1,22 @@
-"""The scheduler's choices as pure functions: how many tokens, which sequence displaces which, what is never served.
-
-No state, no side effects: each can be read, tested and argued about alone.
-"""
+"""The scheduler's decisions as pure functions: chunk sizes, which sequences to preempt, which requests to reject."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from quire.core.digests import Namespace
 from quire.core.memory.block_table import num_blocks_for
-from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.request import RANK, Request
-from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence
 from quire.errors import InvalidParameterError, RequestTooLargeError
 
 PROTECTED_AFTER = 3
-"""A sequence preempted this often is not displaced by newcomers any more."""
+"""A sequence preempted this often is no longer preempted for new sequences."""
 
 
 def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int, fork_point: int | None) -> int:
-    """How many tokens to compute next: all that are known, or what the budget allows up to a border.
+    """Return how many tokens to compute next: all known ones, or as many whole blocks as the budget allows.
 
-    A chunk ends on a block border, at the last known token, or at the fork point; so a block that others may be waiting
-    for is never left half written by one that could have finished it. 0: the budget does not reach the next border.
+    A chunk ends on a block border, at the last known token, or at the fork point. So no chunk leaves a block half
+    written that other sequences may wait for. Returns 0 if the budget does not reach the next border.
     """
     end = num_known if fork_point is None or num_computed >= fork_point else fork_point
     if end - num_computed <= budget:
@@ -31,7 +25,7 @@ def chunk_length(num_computed: int, num_known: int, budget: int, block_size: int
 
 
 def within_budget(counts: list[int], budget: int) -> list[int]:
-    """The same numbers, none of them below one that was not, with a sum within the budget: the last give way first."""
+    """Reduce the counts, the last ones first, until their sum is within the budget. No positive count goes below 1."""
     excess = sum(counts) - budget
     for at in range(len(counts) - 1, -1, -1):
         if excess <= 0:
@@ -43,7 +37,8 @@ def within_budget(counts: list[int], budget: int) -> list[int]:
 
 
 def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
-    """Whether a waiting sequence may take a running one's place: of a lower class, with a later key, not protected."""
+    """Return whether `victim` may be preempted for `newcomer`: it has a lower class and a later key, and is not
+    protected."""
     return (
         RANK[newcomer.request.priority] < RANK[victim.request.priority]
         and newcomer.key < victim.key
@@ -54,9 +49,8 @@ def may_displace(newcomer: Sequence, victim: Sequence) -> bool:
 def victims_for(
     newcomer: Sequence, running: list[Sequence], is_enough: Callable[[list[Sequence]], bool]
 ) -> list[Sequence] | None:
-    """Which sequences yield so that a newcomer fits: latest keys first, none without need; None if it cannot be done.
-
-    `running` comes in order of urgency; `is_enough` returns whether the newcomer would fit without these.
+    """Choose the sequences to preempt so that a newcomer fits: latest keys first, no more than needed; None if it
+    cannot fit. `running` is sorted by urgency; `is_enough(victims)` returns whether the newcomer fits without them.
     """
     chosen: list[Sequence] = []
     for victim in reversed(running):
@@ -74,10 +68,10 @@ def victims_for(
 
 
 def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_size: int) -> int:
-    """The most blocks all continuations together can ever hold, with no other request to share with.
+    """Return the largest number of blocks that a request's continuations can need together, without other requests.
 
-    The last token produced is never computed. Full blocks of the prompt, less its last token, are shared by all
-    continuations; when they part, the source of the copies is held for one step more.
+    The last produced token is never computed. All continuations share the full blocks of the prompt without its last
+    token; when they fork, the block from which they copy stays in use for one more step.
     """
     num_tokens = min(len(request.prompt) + request.params.max_tokens, max_sequence_tokens) - 1
     num_blocks = num_blocks_for(max(num_tokens, len(request.prompt)), block_size)
@@ -87,7 +81,7 @@ def blocks_to_finish_alone(request: Request, max_sequence_tokens: int, block_siz
 
 
 def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) -> bool:
-    """Whether a running sequence has these tokens and has not computed all of them yet."""
+    """Return whether a running sequence starts with these tokens and has not computed all of them yet."""
     return (
         len(sequence.tokens) - sequence.num_uncomputed < len(tokens)
         and sequence.request.namespace == namespace
@@ -95,29 +89,11 @@ def will_compute(sequence: Sequence, namespace: Namespace, tokens: list[int]) ->
     )
 
 
-class RequestLimits(NamedTuple):
-    """What one request may be, fixed at start."""
-
-    max_sequence_tokens: int
-    max_sequences: int
-    block_size: int
-    num_blocks: int
-    """To run in: what is kept for pins is not among them."""
-
-    @staticmethod
-    def of(config: SchedulerConfig, memory: KVMemoryConfig) -> "RequestLimits":
-        """Those of a scheduler on a memory."""
-        num_blocks = memory.num_blocks - memory.pin_budget_blocks
-        return RequestLimits(config.max_sequence_tokens, config.max_running, memory.block_size, num_blocks)
-
-
-def check_request(
-    request: Request, max_sequence_tokens: int, max_sequences: int, block_size: int, num_usable: int
-) -> None:
-    """Refuse what could never finish within `RequestLimits`: no prompt, too long, too many continuations, too large for
-    the pool, or for an adapter that is not there.
+def check_request(request: Request, limit: int, max_sequences: int, block_size: int, num_usable: int) -> None:
+    """Raise RequestError for a request that could not finish even alone: no prompt, more than `limit` tokens in a
+    sequence, too many continuations, more than `num_usable` blocks, or an adapter that does not exist.
     """
-    limit, num_prompt, num_sequences = max_sequence_tokens, len(request.prompt), len(request.continuations)
+    num_prompt, num_sequences = len(request.prompt), len(request.continuations)
     if num_prompt == 0 or num_sequences == 0:
         rule = "expected at least one prompt token and one continuation, got none"
         raise RequestTooLargeError(rule, code="empty_request")

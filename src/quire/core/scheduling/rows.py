@@ -1,4 +1,4 @@
-"""One sequence's row of a step: what it requests of the runner, what it takes of it, its cost, and its events."""
+"""One sequence's row of a step: its work item, the tokens it accepts from the result, its cost, and its events."""
 
 from collections.abc import Collection
 
@@ -14,8 +14,8 @@ from quire.errors import InvariantError
 
 
 def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, reads_cache: bool) -> WorkItem:
-    """The next `num_tokens` of a running sequence, and drafts behind them; a token is sampled if they are the last it
-    has and it may have another.
+    """Make the work item for the next `num_tokens` of a running sequence, followed by drafts. It samples a token if
+    these are the last known tokens and the request wants output.
     """
     table, tokens, request = table_of(sequence), sequence.tokens, sequence.request
     first, params = table.num_computed, request.params
@@ -35,10 +35,10 @@ def work_item(sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], *, r
 def taken_tokens(
     params: ResolvedSampling, token_ids: Collection[int], num_before: int, room: int
 ) -> tuple[int, FinishReason | None]:
-    """How many of these tokens a sequence takes in, chosen one after the other, and why the last of them ends it.
+    """Return how many of these new tokens a sequence accepts, and the reason if the last accepted token ends it.
 
-    The first that ends the sequence is the last it takes. `num_before` tokens were produced before them, counted from
-    the client's prompt, whatever happened since; there is room for so many more.
+    Tokens after one that ends the sequence are dropped. `num_before` tokens were produced earlier, also before a crash;
+    the sequence can grow by `room` more.
     """
     count = 0
     for token_id in token_ids:
@@ -53,10 +53,10 @@ def taken_tokens(
 def take_row(
     sequence: Sequence, item: WorkItem, tokens: tuple[int, ...], forced: tuple[int, ...], max_sequence_tokens: int
 ) -> tuple[int, FinishReason | None]:
-    """How many of a row's tokens the sequence takes in, chosen ones and then forced ones, and why the last ends it.
+    """Return how many of a row's tokens (sampled, then forced) a sequence accepts, and the reason if the last ends it.
 
-    Raises InvariantError unless they match the item: tokens where they were requested, each but the last a draft that
-    was right, and forced ones behind chosen ones alone.
+    Raises InvariantError if the tokens do not match the item: there must be sampled tokens only if requested, all but
+    the last equal to drafts, and forced tokens only after sampled ones.
     """
     if len(tokens) != (item.sampling is not None):
         drafts = item.drafts
@@ -77,8 +77,8 @@ def take_row(
 
 
 def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[int, int]:
-    """The tokens from `first` on were computed: how many of them are of the prompt and were for the first time, and how
-    many of them were not.
+    """Account for `num_computed` tokens from position `first` on: return how many are prompt tokens computed for the
+    first time, and how many were computed before.
     """
     end, charged, num_new_prompt, num_again = first + num_computed, sequence.num_charged, 0, 0
     if first < sequence.num_prompt_tokens:
@@ -91,7 +91,7 @@ def charged_tokens(sequence: Sequence, first: int, num_computed: int) -> tuple[i
 
 
 def num_right_drafts(sequence: Sequence, item: WorkItem, num_computed: int) -> int:
-    """How many of an item's drafts came true, which its sequence learns from."""
+    """Return how many of an item's drafts were accepted, and update the sequence's acceptance rate."""
     num_drafts, acceptance_rates, source = item.num_drafts, sequence.acceptance_rates, sequence.guess_source
     num_right = num_computed + num_drafts - len(item.token_ids)
     acceptance_rates[source] = acceptance_rates.get(source, UNKNOWN).after(num_drafts, num_right, len(sequence.tokens))
@@ -99,7 +99,8 @@ def num_right_drafts(sequence: Sequence, item: WorkItem, num_computed: int) -> i
 
 
 def prompt_report(live: ActiveRequest, first: int, row: RowResult) -> list[PromptLogprobs]:
-    """Scores of the prompt's tokens from position `first` on: each is reported once, however often it is computed."""
+    """Make the events for prompt log-probabilities from position `first` on; each is reported once, even if a
+    preempted sequence computes it again."""
     num_known = max(0, live.num_prompt_reported - first)
     fresh = row.scores[num_known:]
     if not fresh:
@@ -110,7 +111,7 @@ def prompt_report(live: ActiveRequest, first: int, row: RowResult) -> list[Promp
 
 
 def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
-    """The token that a sequence has just taken in."""
+    """Make the event of a sequence's newest token."""
     request, number = sequence.request, len(sequence.tokens) - sequence.num_prompt_tokens
     return Token(request.request_id, sequence.index, sequence.tokens[-1], number, logprobs, epoch=request.epoch)
 
@@ -118,7 +119,7 @@ def token_event(sequence: Sequence, logprobs: TokenLogprobs | None) -> Token:
 def end_of_sequence(
     sequence: Sequence, live: ActiveRequest, reason: FinishReason, error: RowError | None
 ) -> SequenceFinished:
-    """One continuation is over."""
+    """Make the event of a finished continuation."""
     request, num_output = live.request, sequence.num_output_tokens
     code, message = error or (None, None)
     return SequenceFinished(
@@ -127,14 +128,14 @@ def end_of_sequence(
 
 
 def end_of_request(live: ActiveRequest) -> Finished:
-    """All continuations are over."""
+    """Make the event of a finished request."""
     num_output = sum(sequence.num_output_tokens for sequence in live.sequences)
     request, num_cached = live.request, live.leader.num_cached_tokens
     return Finished(request.request_id, len(request.prompt), num_cached, num_output, epoch=request.epoch)
 
 
 def backdate_admissions(events: list[RequestEvent], step_s: float) -> None:
-    """Admissions with a step are reported when the step is over: this sets how long ago they were."""
+    """Set the age of admissions: they happen when a step is planned and are reported when it has returned."""
     for at, event in enumerate(events):
         if isinstance(event, Admitted):
             events[at] = replace(event, age_s=step_s)

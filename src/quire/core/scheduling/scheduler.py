@@ -1,14 +1,15 @@
-"""Plans steps and applies their results. Time is handed in, never read; the device is the runner's business.
+"""Plans steps and applies their results. Callers pass in the time; a runner does the computation.
 
-**No phases.** A sequence has computed tokens and known tokens, and every step lets the first catch up with the second
-under a token budget. A long prompt, a token just sampled, a resume after preemption, a resume after a crash, several
-continuations of one prompt: all are "some tokens not computed yet". There is no prefill phase and no decode phase.
+**No phases.** A sequence has known tokens, the first of which are already computed; every step computes more of them
+within a token budget. A long prompt, a newly sampled token, a resume after preemption or a crash, several continuations
+of one prompt: in all cases, some known tokens are not computed yet. There is no prefill phase and no decode phase.
 
-    submit ─► waiting queue ─► plan: admit, then give tokens, most urgent first ─► runner ─► apply: commit, stop, fork
+    submit ─► waiting queue ─► plan: admit, then assign tokens, most urgent first ─► runner ─► apply: commit, stop, fork
 
-A step is planned in order of urgency. When blocks run out, the latest key is preempted, perhaps the one in need; so
-the most urgent sequence always gets on, and ends. One that needs a block that another writes in this very step waits
-for it and matches it at the next plan: N equal cold prompts are computed once. What a step has left may go to drafts.
+A step is planned in order of urgency. When blocks run out, the running sequence with the latest key is preempted,
+possibly the one that needs blocks; so the most urgent sequence always progresses to its end. If a sequence needs a
+block that another one computes in the same step, it waits and finds the block at the next plan, so N equal prompts are
+computed once. Tokens and blocks left over may be used for drafts (speculative decoding).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,7 +23,7 @@ from quire.core.request import FinishReason, Request
 from quire.core.scheduling import rows
 from quire.core.scheduling.drafts import Ended, Propose, draft_room, ignore_ended
 from quire.core.scheduling.placement import Placement
-from quire.core.scheduling.policy import RequestLimits, check_request, chunk_length, victims_for, within_budget
+from quire.core.scheduling.policy import check_request, chunk_length, victims_for, within_budget
 from quire.core.scheduling.scheduler_config import ActiveRequest, SchedulerConfig, SchedulerStats
 from quire.core.scheduling.sequence import Sequence, SequenceStatus, table_of
 from quire.core.scheduling.state_checkpoints import keep_behind, run_to_border
@@ -33,20 +34,18 @@ from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 
 
 class NonDecreasingClock:
-    """A clock that never goes back, made of one that may: it counts what the other counts forwards.
+    """Makes a monotonic clock from an input clock that may go back: it stands still when the input goes back.
 
-    other      1.0  2.0  3.0   -50.0  -49.0  -48.0
-    this       1.0  2.0  3.0     3.0    4.0    5.0
+    input      1.0  2.0  3.0   -50.0  -49.0  -48.0
+    output     1.0  2.0  3.0     3.0    4.0    5.0
     """
-
-    __slots__ = ("_behind_s", "_last_s")
 
     def __init__(self) -> None:
         self._last_s = float("-inf")
         self._behind_s = 0.0
 
     def at(self, now_s: float) -> float:
-        """The own time at this moment of the other clock."""
+        """Return the output time for this time of the input clock."""
         if now_s < self._last_s:
             self._behind_s += self._last_s - now_s
         self._last_s = now_s
@@ -54,41 +53,41 @@ class NonDecreasingClock:
 
 
 class Deadlines:
-    """When requests must have ended: a heap of times and requests, earliest first.
+    """A heap of request deadlines, earliest first.
 
-    The entry of a request that has ended stays until its time, or until most entries are such.
+    Entries of ended requests stay until their deadline, or until most entries are of ended requests.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
 
     def add(self, deadline_s: float, request_id: str) -> None:
-        """A request must have ended then."""
+        """Add a request's deadline."""
         heappush(self._heap, (deadline_s, request_id))
 
     def take_due(self, now_s: float) -> Iterator[tuple[float, str]]:
-        """Take out what is due, earliest first."""
+        """Remove and yield the entries that are due, earliest first."""
         while self._heap and self._heap[0][0] <= now_s:
             yield heappop(self._heap)
 
     def forget_ended(self, live: Collection[str]) -> None:
-        """Drop the entries of requests that are not among these, once they are most."""
+        """Once most entries are of requests that are not in `live`, drop these entries."""
         if len(self._heap) > 2 * len(live) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapify(self._heap)
 
 
 Holds = Callable[[Sequence], bool]
-"""Whether a running sequence must be left out of the plan that is being made."""
+"""A function that returns whether a running sequence must be left out of the current plan."""
 
 
 def held_by_nothing(_sequence: Sequence) -> bool:
-    """No work beside the step keeps it back."""
+    """Leave out no sequence: the default `Holds`."""
     return False
 
 
 class Scheduler:
-    """One model's sequences on one KV memory."""
+    """Schedules the sequences of one model on one KV memory."""
 
     def __init__(
         self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = ignore_ended
@@ -96,7 +95,7 @@ class Scheduler:
         config.check(memory.config)
         self.config = config
         self.memory = memory
-        self.limits = RequestLimits.of(config, memory.config)
+        self.num_usable_blocks = memory.config.num_blocks - memory.config.pin_budget_blocks
         self.queue = WaitingQueue(config.queue)
         self.placement = Placement(config, memory)
         self.running = self.placement.running
@@ -110,20 +109,20 @@ class Scheduler:
         """The sequences of the plan in flight, in the order of its items."""
         self.deadlines = Deadlines()
         self._cancelled: dict[tuple[str, int], None] = {}
-        """Request and index of what ends when the step in flight has returned, in the order of the calls."""
+        """Request id and index of continuations to end when the step in flight returns, in order of the calls."""
         self._events: list[RequestEvent] = []
         self._now_s = 0.0
         self._has_chunks = False
-        """The plan in flight feeds more than those that decode."""
+        """Whether the plan in flight contains prefill chunks, not only decoding sequences."""
         self._arrivals = NonDecreasingClock()
         self._next_sequence_id = 1
 
     # -- requests come and go ------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request, perhaps in the place of one that waits, or raise RequestError or CapacityError."""
+        """Queue a request, which may displace a waiting one. Raises RequestError or CapacityError."""
         self._check(request)
-        # A clock that goes back must not let newcomers pass those that wait, nor stop the time until others may retry.
+        # If the clock goes back, new requests must not overtake waiting ones, and retry times must still be reached.
         arrival_s = self._arrivals.at(request.arrival_s)
         room = self.queue.request_place(request, arrival_s)
         if room.gives_up is not None:
@@ -132,12 +131,12 @@ class Scheduler:
         self.queue.charge(request.tenant, request.work_tokens, 0)
 
     def restore(self, request: Request) -> None:
-        """Queue a request that was let in before, with the tokens it had: a crash must not send it away."""
+        """Queue a request that was accepted before, with its tokens so far: after a crash it must not be rejected."""
         self._check(request)
         self._enter(request, request.arrival_s, has_reservation=request.has_reservation or request.has_begun)
 
     def _displace(self, live: ActiveRequest, now_s: float) -> None:
-        """It has not begun: another waits in its place, and its client is sent when to retry."""
+        """End a waiting request whose place goes to another one; its client receives the delay before a retry."""
         live.retry_after_s = self.queue.displace(live.request, now_s)
         self._end(live.request.request_id, FinishReason.DISPLACED)
 
@@ -145,7 +144,7 @@ class Scheduler:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
-            Sequence(at, request, self.queue.key(arrival_s, request.priority, at), one.index, one.produced)
+            Sequence(at, request, self.queue.key(request, arrival_s, at), one.index, one.produced)
             for at, one in enumerate(request.continuations, first_id)
         ]
         room = self.config.max_sequence_tokens - len(request.prompt)
@@ -167,10 +166,10 @@ class Scheduler:
                 self._finish(sequence, reason)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its continuations alone, in whatever state; while a step is in flight, when it has
-        returned. What is unknown or has ended is ignored."""
+        """End a request, or only the continuation with this index; if a step is in flight, after it has returned.
+        Unknown and ended requests are ignored."""
         live = self.live.get(request_id)
-        # The last comes first: where all end, no sibling has to take over from a leader.
+        # Last continuation first: if all end, no sibling has to replace the leader.
         for sequence in reversed(live.sequences if live is not None else []):
             if index is None or sequence.index == index:
                 self._cancelled[request_id, sequence.index] = None
@@ -178,11 +177,11 @@ class Scheduler:
             self._end_cancelled()
 
     def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None = None) -> Divergence:
-        """Why the next token of this prompt is not in the cache; `besides` is the one in question. Changes nothing."""
+        """Return the reason for a prompt's first cache miss; `besides` is its own sequence. No side effects."""
         return self.placement.explain(namespace, prompt, besides)
 
     def preempt_latest(self) -> None:
-        """Make the least urgent running sequence yield, if any: for tests and operators, never needed to get on."""
+        """Preempt the least urgent running sequence, if any. For tests and operators; scheduling does not need it."""
         if self.in_flight is None and self.running:
             self._preempt(self.running[-1])
 
@@ -191,15 +190,15 @@ class Scheduler:
         return bool(self._events)
 
     def take_events(self) -> list[RequestEvent]:
-        """What has happened since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def plan(self, now_s: float, holds: Holds = held_by_nothing) -> StepPlan:
-        """What the next step computes. A plan with items is in flight until `apply`; an empty one is not. Running
-        sequences that `holds` names are left out: what they need beside the step is not there yet."""
+        """Plan the next step. A plan with items is in flight until `apply`; an empty plan is not. Running sequences for
+        which `holds` returns True are left out, because they wait for other work, such as a grammar mask."""
         if self.in_flight is not None:
             raise InvariantError(f"plan: step {self.in_flight.step} has not returned", code="step_in_flight")
         self._now_s = now_s
@@ -209,7 +208,7 @@ class Scheduler:
         held = tuple(one.sequence_id for one in self.running if holds(one))
 
         items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
-        # First those that decode, with the few tokens they have; what is left goes in chunks, to the most urgent first.
+        # Decoding sequences come first, with their few tokens; the rest of the budget goes to chunks, by urgency.
         wanted = [0 if one.sequence_id in held else one.num_decoding for one in self.running]
         decoding = within_budget(wanted, self.config.max_step_tokens)
         chunks = self._room_for_chunks(decoding)
@@ -236,7 +235,7 @@ class Scheduler:
         return plan
 
     def apply(self, result: StepResult, now_s: float) -> list[RequestEvent]:
-        """Take in what the step returned: commit, accept tokens, end and fork sequences. Returns all events so far."""
+        """Apply the result of a step: commit blocks, accept tokens, end and fork sequences. Returns all new events."""
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
             raise InvariantError(f"apply: step {result.step} is not the one in flight", code="result_not_planned")
@@ -254,10 +253,10 @@ class Scheduler:
     # -- what runs -----------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start what is next, as long as it would get tokens in this step and has a place and blocks."""
+        """Start sequences from the head of the queue while each gets a place, blocks, and tokens in this step."""
         placement, head = self.placement, self.queue.head()
         if head is None or not placement.can_start(head):
-            return  # in most steps nothing can start: what the others need is not added up
+            return  # the usual case, so `needs` is not computed
         needs = placement.needs()
         while (head := self.queue.head()) is not None and placement.can_start(head) and placement.reaches(head, needs):
             namespace = head.request.namespace
@@ -266,7 +265,7 @@ class Scheduler:
             self._match(head)
             victims = victims_for(head, self.running, lambda victims: placement.fits(head, needs, victims))  # noqa: B023
             if victims is None:
-                # Not skipped: the head waits, and all behind it.
+                # The head is not skipped: it waits, and so do all sequences after it.
                 self.memory.release(head.table)
                 head.table = None
                 head.num_cached_tokens = num_cached
@@ -284,7 +283,7 @@ class Scheduler:
         live = self.live[sequence.request.request_id]
         if not live.is_admitted:
             live.is_admitted = True
-            self.queue.started(self._now_s)
+            self.queue.shares.left(self._now_s)  # the rate of departures predicts waiting times
             self._events.append(self._admitted(sequence))
         self.placement.fork_if_due(sequence)
 
@@ -295,12 +294,12 @@ class Scheduler:
         return Admitted(request.request_id, 0.0, wait_s, sequence.num_cached_tokens, miss, epoch=request.epoch)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give its blocks back, named and most recently used, and let it wait again with the key it has."""
+        """Free the sequence's blocks, which stay cached as most recently used, and requeue it with its old key."""
         self._stop_running(sequence)
         sequence.move(SequenceStatus.WAITING)
         sequence.num_preemptions += 1
         self.stats.num_preemptions += 1
-        self.queue.put_back(sequence)
+        self.queue.wait(sequence)
         self._events.append(Preempted(sequence.request.request_id, sequence.index, epoch=sequence.request.epoch))
 
     def _stop_running(self, sequence: Sequence) -> None:
@@ -308,10 +307,10 @@ class Scheduler:
         self.memory.release(table_of(sequence))
         sequence.table = None
 
-    # -- what it computes ----------------------------------------------------------------------------------------------
+    # -- tokens and blocks of a step -----------------------------------------------------------------------------------
 
     def _room_for_chunks(self, decoding: list[int]) -> StepRoom:
-        """Of a step in which these decode; the others of those that run take a chunk."""
+        """Return the budget for prefill chunks of a step whose decoding sequences take `decoding` tokens."""
         self._has_chunks = False
         num_tokens = sum(decoding)
         fed = Fed(num_tokens, 0.0)
@@ -322,13 +321,13 @@ class Scheduler:
 
     def _num_tokens_for(self, sequence: Sequence, chunks: StepRoom, num_decoding: int) -> int:
         if sequence.table is None:
-            return 0  # it yielded to a more urgent one in this very plan
+            return 0  # it was preempted during this plan
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
         num_tokens = num_decoding
         if not num_decoding:
             self._match(sequence)
             if self.memory.states is not None:
-                self.placement.fork_if_due(sequence)  # siblings take the state that is there now, not a later one
+                self.placement.fork_if_due(sequence)  # siblings copy the state at this point, not a later one
             budget = chunks.num_tokens(table.num_computed)
             num_tokens = chunk_length(table.num_computed, len(tokens), budget, block_size, sequence.fork_point)
             is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
@@ -337,13 +336,13 @@ class Scheduler:
         return num_tokens if self.memory.states is None else run_to_border(sequence, num_tokens)
 
     def _reserve(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], copies: list[BlockCopy]) -> bool:
-        """Get blocks; while there are none the latest key yields. False if that is the sequence itself."""
+        """Reserve blocks, preempting the latest key while too few are free; False if that was the sequence itself."""
         while (table := sequence.table) is not None:
             keep = None if self.memory.states is None else keep_behind(sequence, num_tokens)
             try:
                 copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts, keep)
             except OutOfBlocksError:
-                # In order of urgency the latest key has not been planned yet: nothing in flight is touched.
+                # Planning goes by urgency, so the latest key is not in the plan yet.
                 self._preempt(self.running[-1])
                 continue
             if copy is not None:
@@ -352,24 +351,24 @@ class Scheduler:
         return False
 
     def _match(self, sequence: Sequence) -> None:
-        """Take what the cache has by now; tokens found before the first preemption count as cached for the client."""
+        """Use newly cached blocks. Hits before the sequence's first preemption are reported to the client as cached."""
         table, tokens = table_of(sequence), sequence.tokens
         if not self._reads_cache(sequence):
-            # What it owes its client must be computed; what it has reported may be found.
+            # Prompt rows whose log-probabilities were not reported yet must be computed; reported ones may be cached.
             tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
         if self.memory.states is not None and (point := sequence.fork_point) is not None:
-            tokens = tokens[: point + 1]  # a hit must not go beyond that point
+            tokens = tokens[: point + 1]  # a hit must not pass the fork point
         before = table.num_computed
         if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens
             sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(before, num_prompt)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
-        """Not while it owes its client the log-probabilities of prompt tokens: those need every row computed."""
+        """Return whether the sequence may use the cache: not while requested prompt log-probabilities are missing."""
         is_owed = sequence.request.params.prompt_logprobs is not None
         return not is_owed or self.live[sequence.request.request_id].num_prompt_reported >= sequence.num_prompt_tokens
 
-    # -- what came of it -----------------------------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------------------------------
 
     def _apply_row(self, sequence: Sequence, item: WorkItem, row: RowResult) -> None:
         if row.work_tokens:
@@ -397,7 +396,7 @@ class Scheduler:
         if (request.request_id, sequence.index) in self._cancelled:
             return
         if num_taken and not (live := self.live[request.request_id]).has_begun:
-            # Only now is it known what of the prompt had to be computed: a block may be found on the way.
+            # Only now is the number of cached prompt tokens final: chunks may find more cached blocks on the way.
             live.has_begun = True
             self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
         chosen = row.token_ids + row.forced if row.forced else row.token_ids
@@ -407,11 +406,11 @@ class Scheduler:
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
         if num_taken == 0 and sequence.num_uncomputed == 0:
-            reason = FinishReason.LENGTH  # nothing but its prompt was requested
+            reason = FinishReason.LENGTH  # max_tokens is 0: only the prompt was requested
         if reason is not None:
             self._finish(sequence, reason)
 
-    # -- how it ends ---------------------------------------------------------------------------------------------------
+    # -- the end of sequences ------------------------------------------------------------------------------------------
 
     def _end_late(self) -> None:
         for deadline_s, request_id in self.deadlines.take_due(self._now_s):
@@ -420,7 +419,7 @@ class Scheduler:
                 self._end(request_id, FinishReason.DEADLINE)
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
-        """End all of a request that has not ended by itself."""
+        """End all unfinished continuations of a request."""
         live = self.live.get(request_id)
         for sequence in live.sequences if live is not None else ():
             if sequence.status is not SequenceStatus.FINISHED:
@@ -436,8 +435,8 @@ class Scheduler:
                     break
 
     def _end_alone(self, sequence: Sequence) -> None:
-        """End a sequence and no other. Before the fork point all that is computed belongs to the prompt: a leader
-        then goes on for its first sibling, and it is the sibling's place that falls empty.
+        """End one continuation and no other. Before the fork point, the leader computes the prompt for its siblings: it
+        then swaps roles with its first sibling, and the sibling's place becomes free.
         """
         leader = self.live[sequence.request.request_id].leader
         if sequence is leader and leader.table is not None:
@@ -451,13 +450,12 @@ class Scheduler:
         self._finish(sequence, FinishReason.CANCELLED)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: RowError | None = None) -> None:
-        """End a sequence, and the siblings that would have branched off it."""
+        """End a sequence, and the siblings that have not branched off it yet."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         sequence.move(SequenceStatus.FINISHED)
-        sequence.finish_reason = reason
         self.ended(sequence)
         siblings, sequence.siblings = sequence.siblings, []
         live = self.live[sequence.request.request_id]
@@ -471,11 +469,15 @@ class Scheduler:
 
     def _finish_request(self, live: ActiveRequest) -> None:
         del self.live[live.request.request_id]
-        self.stats.num_finished += 1
         self._events.append(rows.end_of_request(live))
         self.deadlines.forget_ended(self.live)
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError if the request could not finish even alone."""
+        config, block_size = self.config, self.memory.config.block_size
+        check_request(request, config.max_sequence_tokens, config.max_running, block_size, self.num_usable_blocks)
 
     def _check(self, request: Request) -> None:
         if request.request_id in self.live:
             raise DuplicateRequestError(request.request_id)
-        check_request(request, *self.limits)
+        self.check(request)

@@ -1,6 +1,5 @@
-"""The scheduler's settings, its totals, and what it keeps of a request. Data without behaviour."""
+"""The scheduler's settings and counters, its record of a request, and the needs of running sequences."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -15,23 +14,23 @@ from quire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Limits of one scheduler, fixed at start."""
+    """Settings of one scheduler, fixed at start."""
 
     max_step_tokens: int = 256
     max_running: int = 64
-    """Sequences that run at once; a request for n continuations needs n places."""
+    """Maximum number of concurrently running sequences; a request for n continuations counts as n."""
     max_sequence_tokens: int = 1 << 30
-    """The longest sequence, prompt and output together."""
+    """Length of the longest sequence, prompt and output together."""
     watermark: float = 0.01
-    """Share of the pool that admission leaves free for those that run already."""
+    """Fraction of the pool that admission leaves free for running sequences."""
     queue: QueueConfig = field(default_factory=QueueConfig)
     step_cost: StepCost | None = None
-    """By which it is decided what guesses pay. None: all that there is room for."""
+    """Cost model that decides which drafts pay off. None: use as many drafts as fit."""
     step_limit_s: float = 0.0
-    """How long a step may take that feeds prompts, a block of them aside; 0: as long as its tokens take."""
+    """Target duration of steps with prefill chunks; each step feeds at least one block of a prompt. 0: no target."""
 
     def check(self, memory: KVMemoryConfig) -> None:
-        """Refuse a token budget with which a step could fail to make progress, and too few state slots."""
+        """Raise ConfigError for invalid settings, such as a token budget too small for progress, or too few slots."""
         needed = self.max_running + memory.block_size
         if self.max_step_tokens < needed:
             raise ConfigError(
@@ -55,20 +54,20 @@ class SchedulerConfig:
 
 
 class ActiveRequest(msgspec.Struct, eq=False):
-    """A request from submission to its last event."""
+    """The scheduler's record of a request, from submission to its last event."""
 
     request: Request
     sequences: list[Sequence]
     leader: Sequence
-    """The one that computes the prompt for all: what it finds in the cache is reported to the client."""
+    """The sequence that computes the prompt for all; its cache hits are reported to the client."""
     num_unfinished: int
     num_prompt_reported: int = 1
-    """Prompt positions below this have had their log-probabilities reported; the first has none."""
+    """Log-probabilities of prompt positions below this were reported; position 0 has none."""
     is_admitted: bool = False
     has_begun: bool = False
-    """It has had its first token, perhaps from an engine before this one."""
+    """Whether the request has its first token, possibly from an earlier engine."""
     retry_after_s: int | None = None
-    """What its client receives if it is displaced."""
+    """Delay before a retry, sent to the client if the request was displaced."""
 
 
 @dataclass(slots=True)
@@ -78,47 +77,28 @@ class SchedulerStats:
     num_steps: int = 0
     num_computed_tokens: int = 0
     num_recomputed_tokens: int = 0
-    """Of those, computed before by the same sequence: the price of preemption."""
+    """Computed tokens that the same sequence had computed before: the cost of preemption."""
     num_output_tokens: int = 0
     num_draft_tokens: int = 0
-    """Fed as guesses beside the computed tokens."""
+    """Draft tokens fed for verification."""
     num_accepted_tokens: int = 0
-    """Of those, right: they are among the computed and the output tokens."""
+    """Accepted draft tokens; they also count as computed and as output tokens."""
     num_forced_tokens: int = 0
-    """Output tokens that were not sampled: nothing else was allowed."""
+    """Output tokens that were not sampled, because the grammar allowed no other."""
     num_preemptions: int = 0
-    num_finished: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Blocked:
-    """A head that did not fit: not tried again before a sequence stops running or a block comes free."""
-
-    sequence_id: int
-    num_free_blocks: int
 
 
 class Needs:
-    """What running sequences still need, added up once for a round of admissions."""
-
-    __slots__ = ("_chunks", "_num_decoding", "num_blocks")
+    """The blocks and tokens that running sequences still need, summed up once per round of admissions."""
 
     def __init__(self) -> None:
         self.num_blocks = 0
-        """For the tokens they have."""
+        """Blocks needed for all known tokens."""
         self._num_decoding = 0
         self._chunks: list[tuple[tuple[float, int], int]] = []
 
-    @staticmethod
-    def of(running: list[Sequence], num_blocks_wanted: Callable[[Sequence], int]) -> "Needs":
-        """The needs of all that run."""
-        needs = Needs()
-        for sequence in running:
-            needs.with_one_more(sequence, num_blocks_wanted(sequence))
-        return needs
-
     def with_one_more(self, sequence: Sequence, num_blocks: int) -> "Needs":
-        """Add one that has just started."""
+        """Add the needs of one more sequence; returns self."""
         self.num_blocks += num_blocks
         if num_decoding := sequence.num_decoding:
             self._num_decoding += num_decoding
@@ -127,5 +107,5 @@ class Needs:
         return self
 
     def num_tokens_before(self, key: tuple[float, int]) -> int:
-        """Tokens of a step that go to others first: to all that decode, and all chunks more urgent."""
+        """Return how many tokens of a step go to others first: to decoding sequences and to more urgent chunks."""
         return self._num_decoding + sum(num_tokens for other, num_tokens in self._chunks if other < key)

@@ -1,21 +1,22 @@
-"""One continuation of a request on its way to tokens: what it has, what is computed, where its blocks are.
+"""A sequence: one continuation of a request, with its known tokens, its block table and its status.
 
 WAITING ──► RUNNING ──► FINISHED
    ▲           │            ▲
    └─preempted─┘            │
-   └──── cancelled, late ───┘
+   └── cancelled, deadline ─┘
 """
 
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from quire.core.memory.block_table import BlockTable
-from quire.core.request import FinishReason, Request
+from quire.core.request import Request
 from quire.core.scheduling.acceptance_rates import AcceptanceRate
 from quire.errors import InvariantError
 
 
 class SequenceStatus(Enum):
-    """Where a sequence is in its life."""
+    """The status of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -23,7 +24,7 @@ class SequenceStatus(Enum):
 
 
 FEW_TOKENS = 16
-"""Known tokens that a step computes for little more than one of them."""
+"""Number of tokens of one sequence that a step computes in little more time than a single token."""
 LEGAL_MOVES = {
     (SequenceStatus.WAITING, SequenceStatus.RUNNING),
     (SequenceStatus.RUNNING, SequenceStatus.WAITING),
@@ -32,73 +33,51 @@ LEGAL_MOVES = {
 }
 
 
+@dataclass(eq=False, slots=True)
 class Sequence:
-    """One continuation on its way: known tokens, computed tokens, and the blocks that hold them."""
+    """One continuation of a request: its known tokens, of which the first are computed, and its block table."""
 
-    __slots__ = (
-        "acceptance_rates",
-        "finish_reason",
-        "guess_source",
-        "index",
-        "key",
-        "num_cached_tokens",
-        "num_charged",
-        "num_preemptions",
-        "num_prompt_tokens",
-        "request",
-        "sequence_id",
-        "siblings",
-        "status",
-        "table",
-        "token_bytes",
-        "tokens",
-    )
+    sequence_id: int
+    request: Request
+    key: tuple[float, int]
+    """Urgency: smaller is more urgent. Unique and constant."""
+    index: int = 0
+    produced: InitVar[tuple[int, ...]] = ()
+    tokens: list[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    table: BlockTable | None = None
+    status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
+    siblings: list["Sequence"] = field(default_factory=list)
+    """Other continuations of the request, which branch off when all but the last prompt token are computed."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the cache before the first preemption."""
+    num_charged: int = 0
+    """Tokens below this position were computed or charged before; computing them again is not charged."""
+    num_preemptions: int = 0
+    acceptance_rates: dict[int, AcceptanceRate] = field(default_factory=dict)
+    """Draft source -> acceptance rate."""
+    guess_source: int = 0
+    """Source of the last draft."""
+    token_bytes: bytearray = field(default_factory=bytearray)
+    """A copy of the leading tokens as bytes, for the n-gram search (`ngrams`)."""
 
-    def __init__(
-        self,
-        sequence_id: int,
-        request: Request,
-        key: tuple[float, int],
-        index: int = 0,
-        produced: tuple[int, ...] = (),
-    ) -> None:
-        self.sequence_id = sequence_id
-        self.request = request
-        self.index = index
-        self.key = key
-        """Urgency: smaller is more urgent, equal for no two sequences, constant for life."""
-        self.tokens = [*request.prompt, *produced]
-        self.num_prompt_tokens = len(request.prompt)
-        self.table: BlockTable | None = None
-        self.status = SequenceStatus.WAITING
-        self.siblings: list[Sequence] = []
-        """Continuations that begin once this one has computed all of the prompt but its last token."""
-        self.num_cached_tokens = 0
-        """Prompt tokens that were not computed before the first preemption."""
-        self.num_charged = 0
-        """Tokens up to here have been computed or charged before: doing it again is free."""
-        self.num_preemptions = 0
-        self.acceptance_rates: dict[int, AcceptanceRate] = {}
-        """What came of its guesses, by their sources."""
-        self.guess_source = 0
-        """Of the last one."""
-        self.token_bytes = bytearray()
-        """Its first tokens once more, as far as they were searched (`ngrams`)."""
-        self.finish_reason: FinishReason | None = None
+    def __post_init__(self, produced: tuple[int, ...]) -> None:
+        self.tokens = [*self.request.prompt, *produced]
+        self.num_prompt_tokens = len(self.request.prompt)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens produced since the client's prompt, before and after any crash."""
+        """Number of tokens after the client's prompt, including those from before a crash."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
     def num_uncomputed(self) -> int:
-        """Known tokens whose KV is not there yet; at least one while it runs."""
+        """Number of known tokens that are not computed yet; at least one while the sequence runs."""
         return len(self.tokens) - (self.table.num_computed if self.table is not None else 0)
 
     @property
     def num_decoding(self) -> int:
-        """Tokens it computes ahead of all chunks: the only one it has left, or a few behind its prompt; else none."""
+        """Number of uncomputed tokens if the sequence decodes (a single one, or a few after the prompt); else 0."""
         num_computed = 0 if self.table is None else self.table.num_computed
         num_left = len(self.tokens) - num_computed
         is_few = num_left == 1 or (num_left <= FEW_TOKENS and num_computed >= self.num_prompt_tokens)
@@ -106,26 +85,26 @@ class Sequence:
 
     @property
     def fork_point(self) -> int | None:
-        """Where its siblings branch off; None when it has none to wait for it."""
+        """The position at which siblings branch off; None if no siblings wait."""
         return self.num_prompt_tokens - 1 if self.siblings else None
 
     def swap_answers(self, other: "Sequence") -> None:
-        """Become the other continuation of the same request, and let it become this one. Places, keys and blocks stay:
-        right only while nothing beyond the prompt is computed.
+        """Swap roles with another continuation of the same request. Places, keys and blocks stay, so this is valid only
+        while nothing beyond the prompt is computed.
         """
         self.index, other.index = other.index, self.index
         self.tokens, other.tokens = other.tokens, self.tokens
         self.token_bytes, other.token_bytes = other.token_bytes, self.token_bytes
 
     def move(self, status: SequenceStatus) -> None:
-        """Change status, if the move is legal."""
+        """Change the status. Raises InvariantError for an illegal transition."""
         if (self.status, status) not in LEGAL_MOVES:
             raise InvariantError(f"sequence {self.sequence_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
 
 
 def table_of(sequence: Sequence) -> BlockTable:
-    """The table of a sequence that runs."""
+    """Return the table of a running sequence. Raises InvariantError if it has none."""
     if sequence.table is None:
         raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
     return sequence.table

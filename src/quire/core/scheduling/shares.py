@@ -1,19 +1,19 @@
-"""How a bounded number of places is shared, and which request gives one up. Pure: names and counts, time handed in.
+"""Fair sharing of a bounded number of places, such as those of the queue, between tenants. Callers pass in the time.
 
-    share       of a tenant: the places times its weight, over the weights of all that sent a request within the last
-                minute or hold a place now; whole places, at least one
-    refused     a tenant that holds its share already, and at least 8 places; and every one when all are taken, but
-    displaced   when all are taken, a tenant below its share takes the place of the newest of the tenant furthest above
-                its own
-    promised    a tenant that retries at the time it was sent: it is let in beyond share and bound, and its place is
-                never taken
+    share       of a tenant: all places times the tenant's weight, divided by the weights of all tenants that sent a
+                request within the last minute or hold a place; rounded down, at least one place
+    refused     a request of a tenant that already holds its share (and at least 8 places), or when no place is free
+    displaced   if no place is free and the requesting tenant is below its share, it takes the place of the newest
+                request of the tenant furthest above its share
+    promised    a tenant that retries at the time it received with a refusal is accepted regardless of its share and of
+                free places, and cannot be displaced
 
-Shares add up to the places. So when all are taken and one tenant is below its share, another is above its own: a
-tenant below its share is never turned away, and what waits within its tenant's share is never displaced. (With more
-tenants than places a share is one place, and then some are turned away.)
+The shares add up to the number of places. So if no place is free and one tenant is below its share, another is above:
+a tenant below its share is never refused, and a request within its tenant's share is never displaced. (With more
+tenants than places, each share is one place, and some tenants are refused.)
 
-A number of places may be kept for each of several kinds of requests. Then a kind that has not used up what is kept for
-it is left out of all this for the others: neither its places nor what it holds are theirs to count.
+A number of places may be reserved for each of several kinds of requests (such as priority classes). While a kind stays
+within its reserved places, the other kinds are computed without it: without these places and without its requests.
 """
 
 from collections import OrderedDict, deque
@@ -23,49 +23,33 @@ from math import ceil, floor, inf
 
 import msgspec
 
-from quire.core.request import PriorityClass
 from quire.errors import CapacityError, QueueFullError, TenantShareError
 
-CLASS_RESERVE = 0.1
-"""Share of a queue that is kept for each class."""
 MIN_RESERVED = 256
-"""So many may be here beyond the bound by promise, however few places there are."""
+"""Up to this many promised requests (see above) are accepted, or as many as there are places if that is more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is shared, fixed at start."""
+    """The places to share, fixed at start."""
 
     max_places: int
     kinds: tuple[str, ...] = ("",)
     num_kept: int = 0
-    """Places kept for each kind, so that a flood of one cannot shut out the others."""
+    """Places reserved for each kind, so that a flood of one kind cannot exclude the others."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of tenants by name; all others have weight 1."""
+    """Tenant -> weight; all other tenants have weight 1."""
     state: str = "waiting"
-    """What a request with a place is, in a sentence."""
-
-    @staticmethod
-    def of_queue(
-        max_requests: int, class_reserve: float = CLASS_RESERVE, weights: Mapping[str, float] | None = None
-    ) -> "Bounds":
-        """The places of a queue of requests, some of them kept for each class."""
-        kinds = tuple(one.value for one in PriorityClass)
-        return Bounds(max_requests, kinds, int(max_requests * class_reserve), weights or {})
-
-    @property
-    def max_promised(self) -> int:
-        """How many may be here beyond the bound, because they were promised a place at this time."""
-        return max(self.max_places, MIN_RESERVED)
+    """The state of a request with a place, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """There is a place."""
+    """The request is accepted."""
 
     has_reservation: bool = False
     gives_up: str | None = None
-    """The request that held it; None if the place was free."""
+    """The request to displace; None if a place was free."""
 
 
 FREE = Granted()
@@ -74,14 +58,14 @@ RESERVED = Granted(has_reservation=True)
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """There is none, and when to retry."""
+    """The request is refused; `retry_after_s` is the delay before a retry."""
 
     tenant: str
     num_held: int
     limit: int
     retry_after_s: int
     state: str | None
-    """What those of its share are that the tenant has used up; None: all places are taken, and none is given up."""
+    """If the tenant's share is used up, the state of its requests (`Bounds.state`); None: all places are in use."""
 
     @property
     def error(self) -> CapacityError:
@@ -91,47 +75,47 @@ class Denied:
 
 
 class AdmissionHint(msgspec.Struct, array_like=True):
-    """What a tenant that was refused lately would get now, for the processes in front of the queue."""
+    """How a recently refused tenant would be judged now, for other processes that reject requests before the queue."""
 
     tenant: str
     kind: str
     num_room: int
-    """So many of its requests would be let in, one after the other."""
+    """How many of the tenant's requests would be accepted, one after the other."""
     refusal: Denied
-    """What those beyond get."""
+    """The refusal of further requests."""
 
 
 KEPT_S = 60.0
-"""How long after its time a promise is still good."""
+"""How long a retry reservation stays valid after its time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryReservation:
-    """From when the first is good, and from when the last that was made since; both until a minute after the last."""
+    """A tenant's first and latest reservation: the times from which they are valid, until a minute after the later."""
 
     first_due_s: float
     last_due_s: float | None = None
 
     @property
     def until_s(self) -> float:
-        """From when on it is forgotten."""
+        """The time after which both reservations expire."""
         return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
 
 
 class RetryReservations:
-    """When tenants were sent to retry: two times for each at most, the latest last.
+    """The retry times sent to refused tenants: at most two per tenant, the first unused one and the latest.
 
-    A time that is sent is a promise: a tenant that waits for it is let in. Each is good for one request: the first that
-    is not used up, and the last. A refusal does not put off the first, because nothing here records which refusals a
-    client had received when it sent the next request; a client that received the last has the last. A client that never
-    stops sending is let in as often as one that waits: once in the time it is sent.
+    A retry time is a reservation: a tenant that waits until then is accepted. Each reservation is valid for one
+    request. A later refusal does not postpone the first reservation, because it is not known which refusals the client
+    had received when it sent the next request; a client with the latest refusal uses the latest reservation. A client
+    that keeps sending is accepted as often as one that waits: once per retry time.
     """
 
     def __init__(self) -> None:
         self._by_tenant: OrderedDict[str, RetryReservation] = OrderedDict()
 
     def redeem(self, tenant: str, now_s: float) -> bool:
-        """Whether the tenant comes at a time it was sent, which is then used up."""
+        """Return whether the tenant has a valid reservation, and use it up."""
         promise = self._by_tenant.get(tenant)
         if promise is None or now_s < promise.first_due_s:
             return False
@@ -142,7 +126,7 @@ class RetryReservations:
         return now_s <= promise.until_s
 
     def reserve(self, tenant: str, now_s: float, retry_after_s: float) -> None:
-        """The tenant is refused and sent when to retry."""
+        """Record that a refused tenant received this retry delay."""
         due_s, before = now_s + retry_after_s, self._by_tenant.get(tenant)
         if before is None or before.until_s < now_s:
             self._by_tenant[tenant] = RetryReservation(due_s)
@@ -154,40 +138,40 @@ class RetryReservations:
 
 
 LEAST_SHARE = 8
-"""A tenant that holds fewer is not refused while there are places left."""
+"""A tenant with fewer places is not refused while places are free."""
 ACTIVE_WITHIN_S = 60.0
-"""A tenant that sent a request within this time counts among those that share."""
+"""A tenant that sent a request within this time takes part in the sharing."""
 MAX_RETRY_S = 60
 UNKNOWN_RETRY_S = 10
-"""The time to retry while nothing has left yet."""
+"""Retry delay as long as no request has left yet."""
 MAX_VERDICTS = 64
-"""How many that were refused lately are kept."""
+"""Number of recent refusals to remember."""
 NUM_REMEMBERED = 64
-"""How many of the last to leave measure how fast places come free."""
+"""Number of recent departures from which the rate of freed places is measured."""
 
 
 class TenantUsage:
-    """A tenant that holds places."""
+    """The places and promised requests of one tenant."""
 
     __slots__ = ("places", "promised_s")
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.places: dict[str, OrderedDict[str, int | None]] = {kind: OrderedDict() for kind in kinds}
-        """Of each kind: requests that hold one and when they came, as a serial number, the newest last; before them
-        those without a number, which are not displaced any more."""
+        """Kind -> request -> serial number, the newest last. Settled requests, which cannot be displaced, have no
+        number and come first."""
         self.promised_s: dict[str, float] = {}
-        """Requests that came at a promised time, and since when they are here; the oldest first."""
+        """Requests accepted by reservation -> arrival, oldest first."""
 
     @property
     def is_empty(self) -> bool:
         return not self.promised_s and not any(self.places.values())
 
     def num_in(self, kinds: Collection[str]) -> int:
-        """Places of these kinds."""
+        """Return the number of places of these kinds."""
         return sum(len(self.places[kind]) for kind in kinds)
 
     def newest_in(self, kinds: Collection[str]) -> str | None:
-        """The request that came last, of these kinds; None if none could be displaced."""
+        """Return the newest request of these kinds; None if none can be displaced."""
         last = [next(reversed(self.places[kind].items())) for kind in kinds if self.places[kind]]
         numbered = [(serial, name) for name, serial in last if serial is not None]
         return max(numbered)[1] if numbered else None
@@ -195,35 +179,37 @@ class TenantUsage:
 
 @dataclass(frozen=True, slots=True)
 class ShareLimit:
-    """The places a kind may take part in, as they are now."""
+    """The places available to a kind at present, and the kinds that share them."""
 
     kinds: tuple[str, ...]
     limit: int
     num_taken: int
     weight: float
-    """Of all tenants that share them, the requesting one among them."""
+    """Sum of the weights of all tenants that share them, including the requesting one."""
 
 
 class Shares:
-    """Counts what each tenant holds, and judges what may come in."""
+    """Counts each tenant's places, and decides which requests are accepted."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
-        self._max_promised = bounds.max_promised
+        self._max_promised = max(bounds.max_places, MIN_RESERVED)
+        """Limit on requests accepted by reservation."""
         self.holders: dict[str, TenantUsage] = {}
         self._last_request_s: OrderedDict[str, float] = OrderedDict()
-        """When each tenant sent its last request, within the last minute; the latest last."""
+        """Tenant -> time of its last request, for requests within the last minute; the latest last."""
         self._num_sharing = 0
-        """Tenants that sent a request within the last minute or hold something."""
+        """Number of tenants that sent a request within the last minute or hold a place."""
         self.sharing_weight = 0.0
-        """Of all of them."""
+        """Sum of the weights of these tenants."""
         self._num_taken = dict.fromkeys(bounds.kinds, 0)
         self.owners: dict[str, tuple[str, str | None]] = {}
-        """Tenant and kind of each request that is here; no kind: it was promised its place."""
-        self._num_promised = 0
+        """Request -> tenant and kind; the kind is None if the request was accepted by reservation."""
+        self.num_promised = 0
+        """Number of requests accepted by reservation, beyond all limits."""
         self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
         self.refused: OrderedDict[tuple[str, str], Denied] = OrderedDict()
-        """Tenants and kinds that were refused lately, and what they got; the latest last."""
+        """Tenant and kind -> latest refusal; the latest last."""
         self._serial = 0
         self._now_s = -inf
 
@@ -235,13 +221,8 @@ class Shares:
 
     @property
     def num_taken(self) -> int:
-        """Places taken; those that were promised stand beside them."""
+        """Number of places in use, without requests accepted by reservation."""
         return sum(self._num_taken.values())
-
-    @property
-    def num_promised(self) -> int:
-        """Requests that are here beyond all bounds because they were promised a place."""
-        return self._num_promised
 
     @property
     def tenants(self) -> set[str]:
@@ -250,9 +231,8 @@ class Shares:
     # -- admission -----------------------------------------------------------------------------------------------------
 
     def request_place(self, tenant: str, kind: str, now_s: float, *, has_reservation: bool = False) -> Granted | Denied:
-        """Note that a tenant sends a request, and judge. The place is taken by `take` with nothing in between.
-
-        `has_reservation`: it was promised a place at this time.
+        """Record that a tenant sends a request, and decide whether it is accepted. If so, the caller must call `take`
+        before any other operation. `has_reservation`: the tenant retries at the time it received with a refusal.
         """
         self.advance(now_s)
         self._count(tenant)
@@ -267,8 +247,8 @@ class Shares:
         return room
 
     def judge(self, tenant: str, kind: str, *, has_reservation: bool = False) -> Granted | Denied:
-        """What a request that came now would get. Changes nothing."""
-        if has_reservation and self._num_promised < self._max_promised:
+        """Return the decision on a request that arrives now. Changes nothing."""
+        if has_reservation and self.num_promised < self._max_promised:
             return RESERVED
         reach = self._reach(tenant, kind)
         num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
@@ -286,7 +266,7 @@ class Shares:
         return Denied(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
     def update_hints(self) -> tuple[AdmissionHint, ...]:
-        """Judge again the tenants that were refused lately: what they would get now. One that is gone is forgotten."""
+        """Judge the recently refused tenants again. Tenants that no longer take part in the sharing are dropped."""
         for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
             del self.refused[tenant, kind]
         return tuple(self._update_hint(tenant, kind) for tenant, kind in self.refused)
@@ -302,10 +282,10 @@ class Shares:
         return AdmissionHint(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
-        """Whole seconds after which a place should be there, by how fast requests have left lately.
+        """Estimate the whole seconds until a place is free for the tenant, from the rate of recent departures.
 
-        Not before a place that was promised to the tenant has been of use: then at least as long as that one has been
-        here already, so that one that only ever comes back on time gets ever fewer beyond its share.
+        If the tenant has requests that were accepted by reservation, the delay is at least the age of the oldest (up to
+        `MAX_RETRY_S`). So a tenant that always retries on time gets fewer and fewer requests beyond its share.
         """
         reach = self._reach(tenant, kind)
         promised_s = self.holders[tenant].promised_s if tenant in self.holders else {}
@@ -319,11 +299,11 @@ class Shares:
         return ceil(min(MAX_RETRY_S, max(1, own_s, all_s, oldest_s)))
 
     def share_of(self, tenant: str, kind: str) -> int:
-        """How many places the tenant may hold of those this kind may take part in."""
+        """Return the tenant's share of the places available to this kind."""
         return self._share(tenant, self._reach(tenant, kind))
 
     def _reach(self, tenant: str, kind: str) -> ShareLimit:
-        """A kind that has not used up what is kept for it has all of that, and nothing else, to itself."""
+        """Return the places available to a kind: all, except those reserved for other kinds that do not need more."""
         kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
         limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
         weight = self.sharing_weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
@@ -337,9 +317,9 @@ class Shares:
         return 0 if holder is None else holder.num_in(reach.kinds)
 
     def _displaced(self, reach: ShareLimit) -> str | None:
-        """The newest of the tenant furthest above its share, of those that could go; None if none is above.
+        """Return the newest displaceable request of the tenant furthest above its share; None if no tenant is above.
 
-        Visits every tenant that holds something, which is not done for a tenant at its share.
+        This visits all tenants with places, so it runs only for requests of a tenant below its share.
         """
         furthest, most = None, 0
         for tenant, holder in self.holders.items():
@@ -348,24 +328,24 @@ class Shares:
                 furthest, most = newest, num_above
         return furthest
 
-    # -- what is held --------------------------------------------------------------------------------------------------
+    # -- places --------------------------------------------------------------------------------------------------------
 
     def take(self, name: str, tenant: str, kind: str) -> None:
-        """A place of this kind is taken, whether or not there was room: one that was let in before is not judged."""
+        """Take a place of this kind, even if none is free: a request accepted before a crash is not judged again."""
         self._serial += 1
         self._holder(tenant).places[kind][name] = self._serial
         self.owners[name] = (tenant, kind)
         self._num_taken[kind] += 1
 
     def take_promised(self, name: str, tenant: str, now_s: float) -> None:
-        """A request is here beyond all bounds."""
+        """Add a request that was accepted by reservation, beyond all limits."""
         self.advance(now_s)
         self._holder(tenant).promised_s[name] = self._now_s
         self.owners[name] = (tenant, None)
-        self._num_promised += 1
+        self.num_promised += 1
 
     def settle(self, name: str) -> None:
-        """A request keeps its place until it leaves: it is not displaced any more."""
+        """Settle a request: it can no longer be displaced."""
         tenant, kind = self.owners[name]
         if kind is not None:
             places = self.holders[tenant].places[kind]
@@ -373,12 +353,12 @@ class Shares:
             places.move_to_end(name, last=False)
 
     def give_back(self, name: str) -> None:
-        """A request is here no more."""
+        """Free the place of a request that leaves."""
         tenant, kind = self.owners.pop(name)
         holder = self.holders[tenant]
         if kind is None:
             del holder.promised_s[name]
-            self._num_promised -= 1
+            self.num_promised -= 1
         else:
             del holder.places[kind][name]
             self._num_taken[kind] -= 1
@@ -387,12 +367,12 @@ class Shares:
             self._forget(tenant)
 
     def left(self, now_s: float) -> None:
-        """A place came free as places do: this measures how fast."""
+        """Record a regular departure, for the estimate of retry delays."""
         self.advance(now_s)
         self._left_s.append(self._now_s)
 
     def advance(self, now_s: float) -> None:
-        """It is this late, or later; a tenant without a request for a minute that holds nothing is forgotten."""
+        """Advance the time; forget tenants that hold no place and sent no request for a minute."""
         self._now_s = max(self._now_s, now_s)
         while self._last_request_s:
             tenant, last_s = next(iter(self._last_request_s.items()))
@@ -415,14 +395,14 @@ class Shares:
         return tenant in self._last_request_s or tenant in self.holders
 
     def _count(self, tenant: str) -> None:
-        """Before it is noted anywhere."""
+        """Count a tenant as sharing; call this before it is added to any table."""
         if not self._is_sharing(tenant):
             self._num_sharing += 1
             self.sharing_weight += self._weight_of(tenant)
 
     def _forget(self, tenant: str) -> None:
-        """After it was noted somewhere for the last time."""
+        """Stop counting a tenant as sharing; call this after it was removed from a table."""
         if not self._is_sharing(tenant):
             self._num_sharing -= 1
-            # Sums of fractions drift; no tenants weigh nothing.
+            # Floating-point sums drift, so the weight is reset to 0 when no tenant is left.
             self.sharing_weight = self.sharing_weight - self._weight_of(tenant) if self._num_sharing else 0.0

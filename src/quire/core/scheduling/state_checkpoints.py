@@ -1,15 +1,15 @@
-"""At which block borders the recurrent state of a sequence is kept, as pure functions of that sequence.
+"""The block borders at which a sequence's recurrent state is cached, as pure functions of the sequence.
 
-A state is worth a slot where a sequence may go on from it:
+A state is worth a slot if another sequence is likely to continue from it:
 
-    prompt                                                    answer
+    prompt                                                    output
     ├──────────┼─────────────────────┼───────────┼──┤- - - - - - - - ┼ - -
-           sparse border      where prompts   last full         newest border
-                               have parted     block
+           sparse border        divergence    last full         newest border
+                                              block
 
-The prompt sent again, or another answer's continuation of it, comes to its last full block; the next turn of
-the conversation to the newest border of the answer; another prompt with the same beginning to where both part, which is
-known once blocks match and their state is missing. Before that, a few borders at doubling distances are a guess.
+The same prompt sent again continues from its last full block. The next turn of the conversation continues from the
+newest border of the output. Another prompt with the same beginning continues from where the prompts diverge; this
+position is known once blocks match but their state is missing. Until then, a few borders at doubling distances serve.
 """
 
 from quire.core.memory.state_slots import StateCheckpoint
@@ -19,7 +19,7 @@ NUM_BLOCKS_TO_FIRST_SPARSE = 16
 
 
 def run_to_border(sequence: Sequence, num_tokens: int) -> int:
-    """How many of its next `num_tokens` to compute, so that the run ends on the first border in it that is worth it."""
+    """Return how many of the next `num_tokens` to compute, so that the step ends on the first border to be cached."""
     table = table_of(sequence)
     start, block_size = table.num_computed, table.block_size
     end = start + num_tokens
@@ -35,7 +35,7 @@ def run_to_border(sequence: Sequence, num_tokens: int) -> int:
 
 
 def keep_behind(sequence: Sequence, num_tokens: int) -> StateCheckpoint | None:
-    """What the state behind its next `num_tokens` is kept for; None where those do not end on a border."""
+    """Return the reason to cache the state after the next `num_tokens`; None if these do not end on a block border."""
     table = table_of(sequence)
     end, block_size = table.num_computed + num_tokens, table.block_size
     if end % block_size:
@@ -46,11 +46,11 @@ def keep_behind(sequence: Sequence, num_tokens: int) -> StateCheckpoint | None:
 
 
 def _last_full(num_tokens: int, block_size: int) -> int:
-    """The last border below the last token, which is computed whatever is cached."""
+    """Return the last block border before the last token, which is always computed."""
     return (num_tokens - 1) // block_size * block_size
 
 
 def _sparse_above(position: int, block_size: int) -> int:
-    """The first border above this position whose distance from the start has doubled."""
+    """Return the first sparse border after this position: 16, 32, 64, ... blocks from the start."""
     first = NUM_BLOCKS_TO_FIRST_SPARSE * block_size
     return first << (position // first).bit_length()

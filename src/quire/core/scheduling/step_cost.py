@@ -1,10 +1,10 @@
-"""How long a step takes by the tokens it feeds, and how likely one more token must be to pay for itself.
+"""The cost model of a step: its duration by number of tokens, and the acceptance probability at which a draft pays off.
 
-Memory is read once for all tokens of a step, so the first few cost little more than one; from some number on, which
-depends on machine, model and format, each costs its full share. It is measured where the model is loaded.
+A step reads the weights once for all its tokens, so the first few tokens cost little more than one. From some number
+on, which depends on machine, model and weight format, each token adds its full cost. T is measured at model load.
 
-    n sequences, r tokens fed           n / T(r)       tokens a second
-    and a guess with a chance of q      (n + q) / T(r + 1), which is more if q > n (T(r + 1) - T(r)) / T(r)
+    n sequences, r tokens fed                          throughput n / T(r)
+    plus a draft token with acceptance probability q   (n + q) / T(r + 1), higher if q > n (T(r + 1) - T(r)) / T(r)
 """
 
 from bisect import bisect_right
@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from quire.errors import ConfigError
 
 MARGIN = 1.25
-"""How much likelier than its price a guess must be: what was measured is not exact, and choosing takes time too."""
+"""Safety factor on the required probability, for measurement errors and the time of sampling."""
 LEAST_PRICE = 0.01
-"""Of a token, as a share of the step: a measurement below it is taken as this."""
+"""Lower bound of the relative cost of one more token, in case the measured cost is smaller."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of steps that feed so many tokens."""
+    """The duration of a step as a function of the number of tokens it feeds."""
 
     points: tuple[tuple[int, float], ...]
-    """Tokens and seconds, both rising. Between two points on a line; beyond the last along the last line."""
+    """(tokens, seconds), both rising; linear interpolation between points, and extrapolation after the last."""
 
     def __post_init__(self) -> None:
         pairs = list(zip(self.points, self.points[1:], strict=False))
@@ -36,24 +36,24 @@ class StepCost:
 
     @staticmethod
     def measured(points: Iterable[tuple[int, float]]) -> "StepCost":
-        """Of measurements in any order; a larger step that seemed shorter is taken to be as long as the smaller one."""
+        """Make a cost model from measurements in any order; durations are raised where needed to never decrease."""
         rising: list[tuple[int, float]] = []
         for num_tokens, seconds in sorted(points):
             rising.append((num_tokens, max(seconds, rising[-1][1] if rising else 0.0)))
         return StepCost(tuple(rising))
 
     def seconds(self, num_tokens: int) -> float:
-        """Of a step that feeds so many."""
+        """Return the duration of a step that feeds this many tokens."""
         low, low_s, slope = self._line(num_tokens)
         return low_s + slope * max(0, num_tokens - low)
 
     def least_likelihood(self, num_tokens: int, num_sequences: int) -> float:
-        """What the chance of one more guess must be in a step of so many tokens for so many sequences."""
+        """Return the least acceptance probability at which one more draft token pays off in such a step."""
         _, _, slope = self._line(num_tokens)
         return MARGIN * num_sequences * max(slope / self.seconds(num_tokens), LEAST_PRICE)
 
     def _line(self, num_tokens: int) -> tuple[int, float, float]:
-        """Where the line begins on which a step of so many tokens lies, and its slope."""
+        """Return start (tokens, seconds) and slope of the line segment for this many tokens."""
         points = self.points
         at = min(max(bisect_right(points, (num_tokens, float("inf"))), 1), len(points) - 1)
         (low, low_s), (high, high_s) = points[at - 1], points[at]

@@ -1,14 +1,14 @@
-"""How many prompt tokens a step feeds, so that it lasts no longer than it may: from how long steps took.
+"""Decide how many prompt tokens a step takes so that it meets its time limit, predicted from the durations of earlier
+steps.
 
-    seconds of a step  =  its own  +  price x tokens fed  +  price x pairs of a token and one before it
+    duration of a step  =  fixed cost  +  cost per token x tokens  +  cost per pair x attention pairs
 
-Three prices of at least zero, fitted to the latest steps that fed prompts, the last of them counting most. A step that
-took far longer or shorter than expected counts as a few times as long or short: a neighbour's burst on the machine, or
-a pause of it, moves prices a little and a slower machine moves them within some steps. Seconds are handed in, so the
-same seconds give the same sizes: that is what a replay relies on. No state but this, and no clock.
+The three costs are fitted to recent steps with prefill chunks by non-negative least squares, with exponentially
+decaying weights. Outliers are clamped to a few times the prediction: a burst of another process changes the costs a
+little, a slower machine changes them within some steps. Callers pass in durations, so a replay gives the same sizes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import NamedTuple
@@ -16,29 +16,29 @@ from typing import NamedTuple
 from quire.core.step import WorkItem
 
 AIM = 0.9
-"""Of the time a step may take, what is planned for: half of all steps take longer than expected."""
+"""Fraction of the time limit to plan for, because half of all steps take longer than predicted."""
 MEMORY = 0.9
-"""What a step's weight is worth one step later."""
+"""Decay of a measurement's weight per step."""
 MOST_SLOWER, MOST_FASTER = 3.0, 4.0
-"""Beyond so many times what was expected a step counts as that many times."""
+"""Measured durations are clamped to within these factors of the prediction."""
 PAIRS_OF_TOKEN = 8192
-"""Before anything is known: a token behind so many costs twice a token behind none."""
+"""Initial assumption: attending to this many earlier tokens costs as much as the rest of the work on a token."""
 GROWTH = 2
-"""A step feeds at most so many times what the largest before it fed: what was not measured may cost anything."""
+"""A step feeds at most this many times the tokens of the largest earlier step: larger sizes are not measured yet."""
 ROUNDS = 8
-"""Of setting each price to its best value while the others stay; where they left off, the next step goes on."""
+"""Rounds of coordinate descent per step; the fit of the next step starts from the result."""
 
 
 class Fed(NamedTuple):
-    """What of a step costs time."""
+    """The load of a step: the amounts that determine its duration."""
 
     num_tokens: int
     num_pairs: float
-    """Of each token with each before it."""
+    """Attention pairs: each token with every earlier one."""
 
     @staticmethod
     def of(items: Iterable[WorkItem]) -> "Fed":
-        """By a plan."""
+        """Return the load of these work items."""
         num_tokens, num_pairs = 0, 0.0
         for item in items:
             num_own = len(item.token_ids)
@@ -49,40 +49,38 @@ class Fed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Seconds."""
+    """Cost coefficients in seconds: per step, per token and per attention pair."""
 
     step_s: float = 0.0
     token_s: float = 0.0
     pair_s: float = 0.0
 
     def seconds(self, fed: Fed) -> float:
-        """Of a step."""
+        """Return the predicted duration of a step."""
         return self.step_s + self.token_s * fed.num_tokens + self.pair_s * fed.num_pairs
 
     def num_tokens(self, left_s: float, past: int) -> float:
-        """How many tokens behind `past` others take this long: n (token + pair (past + n / 2)) = left."""
+        """Solve n (token_s + pair_s (past + n / 2)) = left_s for n: the chunk size after `past` tokens that fits."""
         first_s = self.token_s + self.pair_s * past
         rate = first_s + sqrt(first_s * first_s + 2.0 * self.pair_s * max(0.0, left_s))
         return 2.0 * max(0.0, left_s) / rate if rate else inf
 
 
 class StepRoom:
-    """What a step may still feed of prompts. The first chunk is a block at least, or a prompt would never be read."""
-
-    __slots__ = ("_least", "_left_s", "_num_left", "_prices")
+    """The budget of a step for prefill chunks. At least one block always fits, so that prompts make progress."""
 
     def __init__(self, num_left: int, left_s: float, least: int, prices: Prices) -> None:
         self._num_left, self._left_s, self._least, self._prices = num_left, left_s, least, prices
 
     def num_tokens(self, past: int) -> int:
-        """For one more chunk behind so many tokens of its sequence."""
+        """Return the size limit of the next chunk, whose sequence has computed `past` tokens."""
         affordable = self._prices.num_tokens(self._left_s, past)
         return (
             self._num_left if affordable >= self._num_left else min(self._num_left, max(self._least, int(affordable)))
         )
 
     def take(self, past: int, num_tokens: int) -> None:
-        """A chunk is fed."""
+        """Subtract a chunk from the budget."""
         self._num_left -= num_tokens
         self._left_s -= (
             self._prices.seconds(Fed(num_tokens, num_tokens * (past + num_tokens / 2))) - self._prices.step_s
@@ -91,12 +89,10 @@ class StepRoom:
 
 
 class StepSizer:
-    """Learns from steps, and computes what the next one has room for."""
-
-    __slots__ = ("_block_size", "_limit_s", "_most_fed", "_products", "_wanted", "prices")
+    """Fits the costs to measured steps, and computes the budget of the next step."""
 
     def __init__(self, limit_s: float, block_size: int) -> None:
-        """`limit_s`: how long a step may take; 0: as long as its tokens take."""
+        """`limit_s`: target duration of a step; 0: no limit."""
         self._limit_s, self._block_size = limit_s, block_size
         self._most_fed = 0
         self._products = [[0.0] * 3 for _ in range(3)]
@@ -104,20 +100,20 @@ class StepSizer:
         self.prices = Prices()
 
     def room(self, num_left: int, decoding: Fed) -> StepRoom:
-        """Of a step that feeds at most so many tokens beside `decoding`."""
+        """Return the budget for at most `num_left` prompt tokens in a step that also feeds `decoding`."""
         if not self._limit_s:
-            return StepRoom(num_left, 0.0, 0, Prices())  # where nothing costs anything, no time is enough
+            return StepRoom(num_left, 0.0, 0, Prices())  # all costs are 0, so time does not limit the chunks
         most = max(self._block_size, GROWTH * self._most_fed)
         left_s = AIM * self._limit_s - self.prices.seconds(decoding)
         return StepRoom(min(num_left, most), left_s, self._block_size, self.prices)
 
     def learn(self, fed: Fed, took_s: float) -> None:
-        """A step that fed this took so long."""
+        """Update the costs with the measured duration of a step."""
         if not self._limit_s:
             return
         self._most_fed = max(self._most_fed, fed.num_tokens)
         if took_s <= 0.0:
-            return  # a clock that stood still or went back measures nothing
+            return  # the clock stood still or went back: not a measurement
         expected_s = self.prices.seconds(fed)
         if not expected_s:
             token_s = took_s / (fed.num_tokens + fed.num_pairs / PAIRS_OF_TOKEN)
@@ -134,9 +130,16 @@ class StepSizer:
 
     def _fit(self) -> None:
         found = [self.prices.step_s, self.prices.token_s, self.prices.pair_s]
-        for _ in range(ROUNDS):
-            for at, row in enumerate(self._products):
-                if row[at] > 0.0:
-                    others = sum(one * price for one, price in zip(row, found, strict=True)) - row[at] * found[at]
-                    found[at] = max(0.0, (self._wanted[at] - others) / row[at])
+        refine_costs(found, self._products, self._wanted, ROUNDS)
         self.prices = Prices(*found)
+
+
+def refine_costs(
+    costs: list[float], products: Sequence[Sequence[float]], wanted: Sequence[float], num_rounds: int
+) -> None:
+    """Improve a non-negative least-squares fit in place by coordinate descent, from its normal equations."""
+    for _ in range(num_rounds):
+        for at, row in enumerate(products):
+            if row[at] > 0.0:
+                others = sum(one * cost for one, cost in zip(row, costs, strict=True)) - row[at] * costs[at]
+                costs[at] = max(0.0, (wanted[at] - others) / row[at])

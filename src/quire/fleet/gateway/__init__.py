@@ -1,1 +1,1 @@
-"""The gateway: its port to the client, its links to members."""
+"""The gateway: the engine port that clients use, and the links to members."""

@@ -1,4 +1,6 @@
-"""A model that many machines run, with the interface of one in this process: tokenizer and ledgers here, steps there.
+"""A model that members on many machines run, with the interface of a model in this process.
+
+Tokenizer and ledgers (records of what each client has received) are in the gateway; members run the steps.
 
 async with FleetModel("name", source, keys) as model:
     async for piece in model.stream("Once upon a time"):
@@ -37,19 +39,19 @@ from quire.fleet.protocol.work import MemberWork
 from quire.fleet.routing.membership import SUSPECT_AFTER_S, MemberState
 from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.grammars.checker import GrammarChecker
-from quire.text.sandboxed.grammar_messages import LoadVocabulary
+from quire.text.sandboxed.messages import LoadVocabulary
 
 log = logging.getLogger("quire.fleet")
 
 POLL_S = 1.0
-"""Between two reads of the list of members."""
+"""Interval between two reads of the member list."""
 TEXT_ASSETS_S = 10.0
-"""How long a member may take to send its text assets before the next member is requested to."""
+"""Time limit for a member to send its text assets; after that the gateway requests them again."""
 DEFAULT_OPENAI_RULES = OpenAIMemberRules()
 
 
 class FleetModel(EngineClient):
-    """A model for any number of tasks on one event loop, run by members that join and leave."""
+    """A model run by members that join and leave, for any number of tasks on one event loop."""
 
     def __init__(
         self,
@@ -71,9 +73,9 @@ class FleetModel(EngineClient):
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
         self.links: dict[str, MemberLink | OpenAIMemberLink] = {}
         self._leaving: set[str] = set()
-        """Of these, those that the source no longer lists."""
+        """Addresses in `links` that the member source no longer lists."""
         self.event_links: dict[str, KVEventSubscriber] = {}
-        """Of connected members that publish KV events."""
+        """KV-event subscriptions by member address, for connected members that publish KV events."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
@@ -95,7 +97,7 @@ class FleetModel(EngineClient):
         return self
 
     async def _first_addresses(self) -> Sequence[str]:
-        """A name may resolve only a moment after its gateway has started."""
+        """Like `source.addresses`, but empty on ConfigError: DNS may not resolve yet when the gateway starts."""
         try:
             return await self.source.addresses()
         except ConfigError as error:
@@ -103,8 +105,8 @@ class FleetModel(EngineClient):
             return ()
 
     async def _fetch_text_assets(self) -> TextAssets:
-        """The operator's, once a member is ready; otherwise of the first member that sends them: the first to get the
-        request may leave before."""
+        """Return the operator's text assets once a member is ready; without them, request those of a quire member,
+        repeatedly, because a member may leave before it responds."""
         text_assets: asyncio.Future[TextAssets] = asyncio.get_running_loop().create_future()
         self.fleet.text_assets = text_assets
         changed = asyncio.Event()
@@ -134,7 +136,7 @@ class FleetModel(EngineClient):
             self._end_all(EngineDeadError("the model was closed while requests were running"))
 
     async def _close(self) -> None:
-        self.fleet.abandon("the gateway is closed")  # before its links are: nothing moves from one to the next
+        self.fleet.abandon("the gateway is closed")  # before the links close: no request may move
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,7 +149,7 @@ class FleetModel(EngineClient):
         return self._port is not None and self.fleet.num_ready > 0
 
     def stats(self) -> EngineStats:
-        """Of all members together, as of their latest reports."""
+        """Sums over all members, as of their latest reports."""
         known = list(self.fleet.members.values())
         num_blocks = sum(one.card.info.num_blocks for one in known)
         return EngineStats(
@@ -166,7 +168,7 @@ class FleetModel(EngineClient):
 
     @property
     def num_gateways(self) -> int:
-        """The largest number that a member reported."""
+        """Gateways of this fleet: the largest number that a member reported, at least 1."""
         return max((1, *(known.num_gateways for known in self.fleet.members.values())))
 
     def fleet_stats(self) -> FleetStats:
@@ -188,7 +190,7 @@ class FleetModel(EngineClient):
         return FleetStats(members, *moves, fleet.num_held, self.num_gateways)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until open requests have ended; false on timeout."""
+        """Reject new requests and wait until open requests have ended; return false on timeout."""
         self.fleet.is_draining = True
         until_s = monotonic() + timeout_s
         while self.fleet.num_open and monotonic() < until_s:
@@ -201,7 +203,7 @@ class FleetModel(EngineClient):
             self.fleet.tick(monotonic())
 
     async def _follow_source(self) -> None:
-        """Connect to members that the source lists; drain and then disconnect those that it no longer lists."""
+        """Poll the source: connect to listed members; drain and then disconnect members that are no longer listed."""
         problem = ""
         while True:
             await asyncio.sleep(POLL_S)
@@ -214,7 +216,7 @@ class FleetModel(EngineClient):
                     log.warning("keeping the current members: %s", problem)
 
     def _check(self, wanted: Sequence[str]) -> None:
-        """Raise ConfigError for members that need keys or a tokenizer that is missing."""
+        """Raise ConfigError if keys or a tokenizer are missing that these members need."""
         for address in wanted:
             if is_openai(address):
                 check_openai_request(parse_openai_address(address), allows_clear=self._openai_rules.allows_clear)
@@ -250,7 +252,7 @@ class FleetModel(EngineClient):
         return MemberLink(self._context, address, self._keys, self._gateway, listener)
 
     def _claim(self) -> ModelClaim | None:
-        """The model that OpenAI members are configured to run; None until the model is known."""
+        """Return the model that OpenAI members must run; None until the model is known."""
         tokenizer_source = self._openai_rules.tokenizer_source
         info = self.fleet.info or (None if tokenizer_source is None else tokenizer_source.info)
         source = tokenizer_source or self._text
@@ -265,15 +267,15 @@ class FleetModel(EngineClient):
             self._follow_events(link, message.card)
 
     def _lost(self, link: LinkToMember, why: str) -> None:
-        """KV events of one connection are not valid for the next."""
+        """Also stop the member's KV-event subscription: events of one connection are not valid for the next."""
         events = self.event_links.pop(link.address, None)
         if events is not None:
             events.stop()
         self.fleet.lost(link, why)
 
     def _follow_events(self, link: LinkToMember, card: MemberCard) -> None:
-        """Without KV events a request goes where earlier ones went: slower, never wrong. OpenAI members have no keys
-        and no snapshots; whether they may publish unencrypted was checked when they were listed."""
+        """Subscribe to a member's KV events. Without them the router only knows where earlier requests ran: slower,
+        never wrong. OpenAI members have no keys and no snapshots; `_check` has allowed their unencrypted events."""
         member, info = link.address, self.fleet.info or card.info
         events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
         try:
@@ -298,7 +300,7 @@ class FleetModel(EngineClient):
 
 
 def text_of(name: str, info: ModelInfo, assets: TextAssets) -> TextModel:
-    """The text model, from assets that a member sent. Reads a tokenizer: not for an event loop."""
+    """Build the text model from assets that a member sent. Blocks while it loads the tokenizer: call it in a thread."""
     tokenizer = tokenizer_of(assets)
     named = {tokenizer.library.token_to_id(text) for text in assets.eos_texts}
     ends = frozenset(assets.eos_token_ids) | {token for token in named if token is not None}

@@ -1,12 +1,11 @@
-"""Which members a gateway connects to: a file that may change, a name that resolves to addresses, or a fixed list.
+"""Sources of member addresses: a file that is reread, a DNS name, or a fixed list.
 
-    # members.txt: one address a line
+    # members.txt: one address per line
     tcp://10.0.0.5:7000
     tcp://10.0.0.6:7000
     openai:http://10.0.0.7:8000     # an OpenAI server; see `openai.address`
 
-If a source cannot be read at this moment, or is empty, the gateway keeps its members: membership freezes, traffic
-goes on.
+If a source cannot be read or is empty, the gateway keeps its current members and continues to serve requests.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ class MemberSource(Protocol):
     """Lists the addresses of the members."""
 
     async def addresses(self) -> Sequence[str]:
-        """All of them, at least one. Raises ConfigError if they cannot be read at this moment."""
+        """Return all addresses, at least one. Raises ConfigError if they cannot be read now."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedMembers:
-    """A list that does not change."""
+    """A fixed list of addresses."""
 
     listed: Sequence[str]
 
@@ -43,7 +42,7 @@ class FixedMembers:
 
 @dataclass(frozen=True, slots=True)
 class ListedMembers:
-    """A list in a file, which is read again and again."""
+    """A list in a file, which is read on every call."""
 
     file: Path
 
@@ -53,7 +52,7 @@ class ListedMembers:
 
 @dataclass(frozen=True, slots=True)
 class NamedMembers:
-    """All addresses of a host name, such as that of a headless service of Kubernetes."""
+    """All addresses of a host name, for example of a headless Kubernetes service."""
 
     host: str
     port: int
@@ -68,7 +67,7 @@ class NamedMembers:
 
 
 def parse_source(text: str) -> MemberSource:
-    """`dns:NAME[:PORT]`, or a file. Raises ConfigError."""
+    """Parse `dns:NAME[:PORT]` or the path of a file. Raises ConfigError."""
     if text.startswith("dns:"):
         host, _, port = text.removeprefix("dns:").partition(":")
         if not host or not (port or "1").isdecimal() or not 1 <= int(port or DEFAULT_PORT) <= MAX_PORT:
@@ -79,7 +78,7 @@ def parse_source(text: str) -> MemberSource:
 
 
 def read_list(file: Path) -> list[str]:
-    """The addresses in a file. Raises ConfigError."""
+    """Return the addresses in a file. Raises ConfigError if it is unreadable, empty or has an invalid address."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
-"""A gateway's connection to one member: a new socket for each session.
+"""A gateway's connection to one quire member, with a new socket for each session.
 
-A socket that has lost its member is closed with all that it had not sent: messages for one incarnation of a member
-never reach another. Then the link reconnects: soon if the member was fine, with growing delays if it does not respond
-or sent an invalid message.
+When the connection is lost, the socket is closed and its unsent messages are dropped, so messages for one incarnation
+of a member never reach another. Then the link reconnects: soon if the session was healthy, with growing delays if the
+member did not respond or sent an invalid message.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import MessageError
-from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now
+from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now, set_options
 from quire.fleet.protocol.link import BEAT_S, BROKE, LinkListener, ReconnectingLink
 from quire.fleet.protocol.messages import (
     MAX_MESSAGE_BYTES,
@@ -35,15 +35,15 @@ from quire.fleet.protocol.messages import (
 log = logging.getLogger("quire.fleet")
 
 GREETING_S = 5.0
-"""How long a member may take to respond to the first message."""
+"""Time limit for a member's Welcome after the gateway's Hello."""
 LAST_READ_MS = 20
 LONG_BYTES = 256 << 10
-"""Reading so many takes up to 15 ms of processor time."""
+"""Longer messages are decoded in a thread: decoding this many bytes takes up to 15 ms of CPU time."""
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class MemberLink(ReconnectingLink):
-    """To a quire member."""
+    """A link to a quire member."""
 
     is_openai = False
 
@@ -59,24 +59,21 @@ class MemberLink(ReconnectingLink):
         self._awaits_text_assets = False
 
     def send(self, message: ToMember) -> None:
-        """Send a message to a connected member; without one it is dropped, and the listener learns of the loss."""
+        """Send a message, or drop it if there is no session. A failed send ends the session."""
         if self._socket is None:
             return
         self._awaits_text_assets |= isinstance(message, RequestTextAssets)
         if not sent_now(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
             self._is_over.set()
 
-    def end(self, why: str) -> None:
-        """End this session: the member is silent or sent invalid messages."""
-        self.problem = why
-        self._is_over.set()
-
     async def _run_session(self) -> bool:
         self._is_over, self._is_trusted, self._awaits_text_assets = asyncio.Event(), True, False
         socket = self._socket = self._context.socket(zmq.DEALER)
         is_fine = False
         try:
-            self._prepare(socket)
+            secure_gateway(socket, self._keys)
+            unbounded = (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)
+            set_options(socket, self.address, *unbounded, (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.RECONNECT_IVL, -1))
             is_fine = await self._serve_session(socket)
         except zmq.ZMQError as error:
             self.problem = str(error)
@@ -88,22 +85,8 @@ class MemberLink(ReconnectingLink):
                 self._listener.lost(self, self.problem)
         return is_fine
 
-    def _prepare(self, socket: zmq.asyncio.Socket) -> None:
-        secure_gateway(socket, self._keys)
-        for option, value in (
-            (zmq.LINGER, 0),
-            (zmq.SNDHWM, 0),
-            (zmq.RCVHWM, 0),
-            (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.RECONNECT_IVL, -1),
-            (zmq.HEARTBEAT_IVL, 1000),
-            (zmq.HEARTBEAT_TIMEOUT, 4000),
-            (zmq.IPV6, int("[" in self.address)),
-        ):
-            socket.setsockopt(option, value)
-
     async def _serve_session(self, socket: zmq.asyncio.Socket) -> bool:
-        """From hello to the end; whether all was well until then."""
+        """Run one session from Hello to its end. Return whether it ended without an error of the member."""
         monitor = socket.get_monitor_socket(LOST)
         watching, listening, *others = tasks = [
             asyncio.create_task(self._watch(monitor)),
@@ -115,7 +98,7 @@ class MemberLink(ReconnectingLink):
             socket.connect(self.address)
             self.send(Hello(PROTOCOL, self._gateway))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            # What a member sent before it died has arrived, and is read to its end.
+            # The connection broke: first read all messages that the member sent before.
             while watching.done() and not listening.done() and not any(one.done() for one in others):
                 if not await socket.poll(LAST_READ_MS):
                     break
@@ -124,7 +107,7 @@ class MemberLink(ReconnectingLink):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # In this order: the library sends a last event to the monitor, and blocks for ever if that is closed.
+            # In this order, because libzmq sends a last event to the monitor, and blocks forever if it is closed.
             socket.disable_monitor()
             monitor.close()
         error = listening.exception() if not listening.cancelled() else None
@@ -151,10 +134,10 @@ class MemberLink(ReconnectingLink):
         while True:
             for part in bounded_parts(await self._received(socket)):
                 self._listener.on_message(self, part)
-                await asyncio.sleep(0)  # other tasks of this loop get a turn
+                await asyncio.sleep(0)  # let other tasks of this loop run
 
     async def _received(self, socket: zmq.asyncio.Socket) -> ToGateway:
-        """The next message. A long one is decoded in a thread."""
+        """Return the next message; decode a long one in a thread. Raises MessageError if it is invalid or too long."""
         data = await socket.recv()
         if len(data) > MAX_STEP_BYTES and not self._awaits_text_assets:
             raise MessageError(f"expected a message of up to {MAX_STEP_BYTES} bytes, got {len(data)}")
@@ -164,7 +147,7 @@ class MemberLink(ReconnectingLink):
         return message
 
     async def _beat(self) -> None:
-        """Heartbeats; a member that does not respond to the first message is dropped."""
+        """Send heartbeats; return, which ends the session, if the member has not responded to Hello in time."""
         began_s = monotonic()
         while self.is_open or monotonic() - began_s < GREETING_S:
             await asyncio.sleep(BEAT_S)

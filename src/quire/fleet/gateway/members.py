@@ -1,6 +1,6 @@
-"""The members of a gateway: their cards, their load, and which of them suits a request.
+"""The members of a gateway: their model cards, their load, and the choice of a member for a request.
 
-Takes messages of members; returns the transitions that follow for their requests. Sends nothing.
+`FleetMembers` handles the messages of members and returns the resulting state transitions. It sends nothing.
 """
 
 import logging
@@ -23,7 +23,7 @@ from quire.worker.messages import WorkerLoad
 log = logging.getLogger("quire.fleet")
 
 LATE_S = 1.0
-"""A tick this late after the one before: this process was suspended."""
+"""If two ticks are further apart than this, the gateway process itself was suspended."""
 
 
 @dataclass(slots=True)
@@ -35,35 +35,35 @@ class KnownMember:
     load: WorkerLoad = field(default_factory=WorkerLoad)
     state: str = "joining"
     num_received: int = 0
-    """Assignments that it had received at its latest report."""
+    """Assignments that the member had received at its latest report."""
     num_gateways: int = 1
-    """Gateways connected to it."""
+    """Gateways connected to the member."""
     calls: PendingCalls = field(default_factory=PendingCalls)
     unacknowledged_s: deque[float] = field(default_factory=deque)
-    """When the assignments after those were sent."""
+    """Send times of the assignments that are not yet in `num_received`."""
 
     @property
     def exactness(self) -> str:
-        """Members with equal values compute the same bits. A member without one equals no other."""
+        """Members with equal values compute bitwise equal results. A member that reports none gets a unique value."""
         return self.card.info.exactness or f"only {self.link.address} {self.card.incarnation}"
 
 
 class FleetMembers:
-    """All connected members, by their addresses."""
+    """All connected members, by address."""
 
     def __init__(self, salt: str, suspect_after_s: float, clock: Clock) -> None:
-        # Streams of a silent member move as soon as it would get no new work.
+        # gone_after_s=0: requests leave a silent member as soon as it is suspected.
         self.router = Router(Membership(suspect_after_s, gone_after_s=0.0), salt=salt)
         self.known: dict[str, KnownMember] = {}
         self.info: ModelInfo | None = None
-        """Of the first member: all others must run the same model, and it names the blocks of all."""
+        """Model info of the first member: all others must run the same model, and block names include it."""
         self._own_info: ModelInfo | None = None
-        """Of the first quire member."""
+        """Model info of the first quire member."""
         self._clock = clock
         self._advanced_s: float | None = None
 
     def welcome(self, link: LinkToMember, card: MemberCard) -> None:
-        """Add a new member. Raises MessageError for one that is rejected."""
+        """Add a new member. Raises MessageError if the member is rejected."""
         check_card(card)
         if link.address in self.known:
             raise MessageError("expected one Welcome from a member, got a second one")
@@ -75,12 +75,12 @@ class FleetMembers:
         log.info("member %s joined: %s", link.address, card.info.line)
 
     def _checked(self, address: str, info: ModelInfo) -> ModelInfo:
-        """Of the first quire member. Raises MessageError for another that runs another model."""
+        """Return the first quire member's info. Raises MessageError if `info` is of another model."""
         first = self._own_info or info
         if info.identity.fingerprint != first.identity.fingerprint:
             models = f"{address} runs {info.identity.fingerprint}, the others {first.identity.fingerprint}"
             raise MessageError(f"expected members of one name to run the same model; {models}", code="another_model")
-        # With OpenAI members first, the size is the tokenizer's: a model may have more rows than that.
+        # If an OpenAI member came first, the size is the tokenizer's; a model may have more embedding rows.
         least = info.vocabulary_size if self.info is None else self.info.vocabulary_size
         if info.vocabulary_size < least or info.vocabulary_size != first.vocabulary_size:
             sizes = f"{address} has {info.vocabulary_size}, the others {max(least, first.vocabulary_size)}"
@@ -89,10 +89,10 @@ class FleetMembers:
         return first
 
     def beat(self, member: str, state: str) -> tuple[Transition, ...]:
-        """A heartbeat with the member's state."""
+        """Handle a heartbeat with the member's state; return the resulting transitions."""
         known = self.known.get(member)
         if known is None:
-            return ()  # it has drained, and is about to exit
+            return ()  # the member has drained and is about to exit
         before, known.state, now_s = self.router.membership.state_of(member), state, self._clock()
         if state == "draining" and before is not MemberState.DRAINING:
             return self.router.drain(member)
@@ -101,11 +101,11 @@ class FleetMembers:
         if state == "ready" or before in (MemberState.DRAINING, MemberState.JOINING):
             back = self.router.beat(member, now_s)
             return () if back is None else (back,)
-        # Its worker is being replaced. It may be ready in a moment; if not, its streams move.
+        # The member restarts its worker. Its requests move if the member is not ready again soon.
         return self.router.doubt(member)
 
     def report(self, member: str, report: MemberReport) -> None:
-        """Its load. Raises MessageError for an invalid report."""
+        """Record a member's load report. Raises MessageError if it is invalid."""
         known = self.known.get(member)
         if known is None:
             return
@@ -117,14 +117,14 @@ class FleetMembers:
         known.load, known.num_received, known.num_gateways = report.load, report.num_received, report.num_gateways
         for _ in range(num_new):
             known.unacknowledged_s.popleft()
-        # The report does not count assignments that the member had not received.
+        # Assignments that the member had not received are not in its report, so they are still counted here.
         as_of_s = known.unacknowledged_s[0] if known.unacknowledged_s else self._clock()
         self.router.loads.report(member, report.num_uncomputed_tokens, as_of_s)
         self.router.num_gateways = max(1, report.num_gateways)
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
-        """Suspect silent members. If this process was suspended, no heartbeat could arrive: all get their full time
-        again."""
+        """Suspect silent members. After a suspension of this process all members get the full timeout again, because
+        no heartbeat could arrive."""
         last_s, self._advanced_s = self._advanced_s, now_s
         if last_s is not None and now_s - last_s > LATE_S:
             for member in self.known:
@@ -133,26 +133,26 @@ class FleetMembers:
         return self.router.advance(now_s)
 
     def drain(self, member: str) -> tuple[Transition, ...]:
-        """Give it no new requests."""
+        """Send this member no new requests."""
         state = self.router.membership.state_of(member)
         return () if state in (MemberState.GONE, MemberState.DRAINING) else self.router.drain(member)
 
     def note_assignment(self, member: str, now_s: float) -> None:
-        """An assignment was sent to it."""
+        """Record that an assignment was sent to a member."""
         self.known[member].unacknowledged_s.append(now_s)
 
     def choose(self, flight: FleetRequest, now_s: float) -> RoutingChoice | None:
-        """The member for a request now, of those that did not refuse it and have room for its tokens."""
+        """Choose among the ready members that have not refused the request and whose maximum length it fits."""
         tokens, ready = flight.tokens, self.router.membership.ready_members
         prompt = self.routed(flight.request.request_id, flight.request.namespace, tokens, flight.names)
         able = self._able(flight)
         unable = ready.keys() - able
         if len(unable) == len(ready) and not flight.has_begun and not self._may_come(flight, able):
-            unable = set()  # the member that gets it returns the error
+            unable = set()  # no member can ever serve it: any member returns the error
         exclude = flight.refusals.keys() | unable
         if flight.exactness is None:
             return self.router.choose(prompt, now_s, exclude)
-        # Members that compute the same bits come first; others are better than none.
+        # Prefer members with bitwise equal results; fall back to members with different numerics.
         others = {one for one in ready if self.known[one].exactness != flight.exactness}
         return self.router.choose(prompt, now_s, exclude | others) or self.router.choose(prompt, now_s, exclude)
 
@@ -162,8 +162,8 @@ class FleetMembers:
         return able - self.openai_members if flight.is_for_quire_alone else able
 
     def _may_come(self, flight: FleetRequest, able: set[str]) -> bool:
-        """Whether to hold the request for a member that could serve it: one is loading or suspect, or all quire members
-        have gone, as all requests are held for the last member."""
+        """Whether to hold the request because a member may come that can serve it: one is loading or suspect, or the
+        request needs a quire member, at least one has connected, and none is ready now."""
         is_there = bool(self.router.membership.ready_members.keys() - self.openai_members)
         are_away = flight.is_for_quire_alone and self._own_info is not None and not is_there
         return are_away or any(map(self._may_be_ready_soon, able))
@@ -178,7 +178,7 @@ class FleetMembers:
     def routed(
         self, request_id: str, namespace: Namespace, tokens: tuple[int, ...], names: dict[int, tuple[int, ...]]
     ) -> RoutedPrompt:
-        """The router's view of a request. Names are made once for each block size that members have."""
+        """Build the router's view of a request. Block names are computed once per block size and kept in `names`."""
         for size in {known.card.info.block_size for known in self.known.values()}:
             if len(names.get(size, ())) < len(tokens) // size:
                 root = root_name(namespace.model, namespace.adapter, namespace.cache_group)

@@ -1,13 +1,13 @@
-"""The third implementation of a client's port: many members, and a router that chooses among them.
+"""The engine port of a fleet: a router chooses one of many members for each request.
 
-    submit ─► a ledger of its own ─► router chooses ─► link ─► member
-      ▲            │                                             │
-      └─ events ◄──┴── what is new to the client ◄── events ◄────┘     member gone: the ledger moves the rest to another
+    submit ─► ledger per request ─► router ─► link ─► member
+      ▲            │                                    │
+      └─ events ◄──┴── new events only ◄──── events ◄───┘     member lost: the request is routed again
 
-A request's ledger keeps what was sent to its client. When its member is killed, hung or cut off, the request is routed
-again as prompt and tokens, and the client sees the next token and nothing of this; late events of the old member have
-an old epoch and are dropped. A request that was running on three members that died, with no token between, is ended.
-A request that no member can take is held until one can.
+A request's ledger records what was sent to its client. If a member dies, hangs or is disconnected, its requests are
+routed again with prompt and output tokens, and the client only sees the next token. Late events of the lost member
+carry an old epoch (assignment number) and are dropped. A request is ended if three members in a row were lost while it
+ran on them and it produced no token. A request that no member can serve now is held until a member can.
 """
 
 import asyncio
@@ -25,8 +25,7 @@ from quire.core.scheduling.shares import AdmissionHint
 from quire.engine.calls import CallOp, CallReply, EngineCall, GetBlock, OnReply
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock, ModelInfo
-from quire.engine.loop import ThreadWatch
-from quire.engine.port import Listener
+from quire.engine.port import CommandWatch, Listener
 from quire.errors import DrainingError, EngineDeadError, QueueFullError, TenantShareError
 from quire.fleet.gateway.members import FleetMembers, KnownMember
 from quire.fleet.gateway.request import FleetRequest
@@ -47,25 +46,25 @@ log = logging.getLogger("quire.fleet")
 
 TICK_S = 0.25
 MAX_OTHERS = 3
-"""Members tried after the first has refused a request, before the client gets the refusal."""
+"""Further members tried after a refusal, before the client gets the refusal."""
 FULL = (QueueFullError, TenantShareError)
 LEAVING = (DrainingError, EngineDeadError)
-"""Refusals that are about the member and not about the request."""
+"""`FULL` and `LEAVING`: refusals caused by the state of the member, not by the request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FleetCounts:
-    """Since the start."""
+    """Counters since the gateway started."""
 
-    num_moved: int
+    num_moved: int = 0
     """Requests that continued on another member."""
-    num_moved_inexact: int
-    """Of these, to a member whose results may differ in bits."""
-    num_quarantined: int
+    num_moved_inexact: int = 0
+    """Requests in `num_moved` that continued on a member with different numerics."""
+    num_quarantined: int = 0
 
 
 class FleetPort:
-    """Routes the requests of one model. Lives on one event loop."""
+    """Routes the requests of one model. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -84,10 +83,10 @@ class FleetPort:
         self.text_assets: asyncio.Future[TextAssets] | None = None
         self.in_flight: dict[str, FleetRequest] = {}
         self.held: dict[str, FleetRequest] = {}
-        """Requests that no member has, because none can take them now."""
+        """Requests without a member, because no member can serve them now."""
         self.verdicts: Sequence[AdmissionHint] = ()
-        self.watching = ThreadWatch(lambda _command: None)  # no pool to show: each member's own server shows one
-        self._num_moved = self._num_moved_inexact = self._num_quarantined = 0
+        self.watching = CommandWatch(lambda _command: None)  # no local KV pool to watch: members have their own servers
+        self.counts = FleetCounts()
         self.is_draining = False
         self._is_closed = False
         self.on_change: Callable[[], None] = lambda: None
@@ -95,26 +94,20 @@ class FleetPort:
 
     @property
     def members(self) -> dict[str, KnownMember]:
-        """Connected members, by their addresses. Read only."""
+        """Connected members by address. Read only."""
         return self._members.known
 
     @property
     def info(self) -> ModelInfo | None:
-        """Of the first member: all others must run the same model."""
+        """Model info of the first member: all others must run the same model."""
         return self._members.info
 
     @property
-    def counts(self) -> FleetCounts:
-        return FleetCounts(self._num_moved, self._num_moved_inexact, self._num_quarantined)
-
-    @property
     def num_open(self) -> int:
-        """Requests that have not had their last event."""
         return len(self.in_flight)
 
     @property
     def num_held(self) -> int:
-        """Of these, those that no member has."""
         return len(self.held)
 
     @property
@@ -149,12 +142,11 @@ class FleetPort:
         self._emit(self._forget_ended(flight, events))
 
     def clear_cache(self) -> None:
-        """Drop every unused cached block, on all members."""
         for member in self.members:
             self._send(member, ClearCache())
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Query the member that would get this prompt."""
+        """Send the query to the quire member that would get this prompt."""
         if isinstance(op, GetBlock):
             on_reply(EngineDeadError("a gateway has no KV blocks; query a member's own server"))
             return
@@ -169,7 +161,7 @@ class FleetPort:
     # -- members -------------------------------------------------------------------------------------------------------
 
     def receive(self, link: LinkToMember, message: ToGateway) -> None:
-        """Handle a message of a link. Raises MessageError for an invalid one: the link must be closed."""
+        """Handle a message from a link. Raises MessageError if it is invalid; the caller then closes the link."""
         match message:
             case Welcome(_, card):
                 self._members.welcome(link, card)
@@ -190,26 +182,26 @@ class FleetPort:
                     self.text_assets.set_result(message)
 
     def lost(self, link: LinkToMember, why: str) -> None:
-        """The link is down."""
+        """Remove the member of a link that is down, and move its requests."""
         known = self.members.get(link.address)
         if known is not None and known.link is link:
             log.log(logging.INFO if self._is_closed else logging.WARNING, "member %s is gone: %s", link.address, why)
             self._followed(self.router.leave(link.address))
 
     def tick(self, now_s: float) -> None:
-        """Suspect silent members, and end requests that are held too long. To be called a few times a second."""
+        """Suspect silent members, and end held requests that are past their deadline. Call a few times per second."""
         self._followed(self._members.advance(now_s), "no heartbeat")
         for flight in list(self.held.values()):
             self._emit(self._forget_ended(flight, flight.ledger.expire(now_s)))
         if self.num_ready:
-            self._place_held()  # those that were refused after output began
+            self._place_held()  # requests that every member refused after output had begun
 
     def drain(self, member: str) -> None:
-        """Give it no new requests."""
+        """Send this member no new requests."""
         self._followed(self._members.drain(member))
 
     def _followed(self, transitions: Iterable[Transition], why: str | None = None) -> None:
-        """Move the requests of members that are gone; with a reason the link is closed as well."""
+        """Move the requests of lost members, and place held requests if one is ready. With `why`, also close links."""
         for one in transitions:
             if one.after is MemberState.GONE:
                 known = self.members.pop(one.member)
@@ -232,7 +224,7 @@ class FleetPort:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def _place(self, flight: FleetRequest) -> None:
-        """Choose a member and send; hold the request if there is none."""
+        """Choose a member and send the request to it; hold the request if there is no suitable member."""
         request_id, now_s = flight.request.request_id, self._clock()
         choice = self._members.choose(flight, now_s)
         if choice is None:
@@ -249,18 +241,18 @@ class FleetPort:
                 self._send(choice.member, Assign(own, num_uncached))
 
     def _as_named_by(self, member: str, namespace: Namespace) -> Namespace:
-        """A gateway that began with OpenAI members has its own name for the model; a member needs the fingerprint."""
+        """Use the member's model fingerprint: the gateway's own is different if an OpenAI member came first."""
         return replace(namespace, model=self.members[member].card.info.identity.fingerprint)
 
     def _count_move(self, flight: FleetRequest, member: str) -> None:
-        self._num_moved += flight.is_moving
+        self.counts.num_moved += flight.is_moving
         if flight.exactness not in (None, self.members[member].exactness):
-            self._num_moved_inexact += 1
+            self.counts.num_moved_inexact += 1
             log.warning("request %s moved to a member with different numerics", flight.request.request_id)
             self._emit([Replayed(flight.request.request_id, is_exact=False)])
 
     def _place_held(self) -> None:
-        """Members that refused them before may take them now."""
+        """Try all held requests again, also on members that refused them before."""
         for flight in list(self.held.values()):
             flight.refusals.clear()
             self._place(flight)
@@ -276,10 +268,10 @@ class FleetPort:
     def _take(self, link: LinkToMember, event: RequestEvent, output: list[RequestEvent]) -> None:
         flight = self.in_flight.get(event.request_id)
         if flight is None or flight.member != link.address:
-            return  # of an assignment that is over
+            return  # the request has ended or moved to another member
         is_current = event.epoch == flight.entry.epoch
         if is_current and isinstance(event, Replayed):
-            flight.is_running = False  # its worker was replaced, and starts it again
+            flight.is_running = False  # the member replaced its worker, which restarts the request
             output.append(event)
             return
         if is_current and isinstance(event, Refused):
@@ -296,7 +288,7 @@ class FleetPort:
         output += self._forget_ended(flight, new)
 
     def _take_refusal(self, flight: FleetRequest, event: Refused, output: list[RequestEvent]) -> None:
-        """The member is full or leaving: try a few others. A request with output is never refused."""
+        """Try other members if this one is full or leaving. A request that has produced output is held, not refused."""
         member, error = flight.member, event.error
         if flight.entry.is_cancelled or member is None or not isinstance(error, FULL + LEAVING):
             self._end_refused(flight, event, output)
@@ -309,7 +301,7 @@ class FleetPort:
             return
         output += self._taken_back(flight, was_running=False)
         if flight.has_ended:
-            return  # its client needs no more of it
+            return  # the client had cancelled the rest of the request
         if has_tried:
             self.held[event.request_id] = flight
         else:
@@ -322,7 +314,7 @@ class FleetPort:
 
     def _taken_back(self, flight: FleetRequest, *, was_running: bool) -> list[RequestEvent]:
         output = flight.taken_back(was_running=was_running)
-        self._num_quarantined += flight.ledger.num_quarantined
+        self.counts.num_quarantined += flight.ledger.num_quarantined
         self._followed(self.router.moved(flight.request.request_id))
         return self._forget_ended(flight, output)
 
@@ -346,7 +338,7 @@ class FleetPort:
             self._listener(events)
 
     def abandon(self, why: str) -> None:
-        """Refuse the requests that are not admitted: there will be no member any more."""
+        """Refuse all requests that no member has admitted, fail all calls, and forget the rest: the gateway closes."""
         self._is_closed = True
         error = EngineDeadError(why)
         for known in self.members.values():

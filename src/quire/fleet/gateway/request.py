@@ -1,4 +1,4 @@
-"""One request of a gateway's: its ledger, its member, and the members that refused it."""
+"""A request in a gateway: its ledger, its member, and the members that refused it."""
 
 from dataclasses import dataclass, field
 
@@ -8,47 +8,46 @@ from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.errors import QueueFullError, TenantShareError
 from quire.fleet.openai.requests import lacking
-from quire.worker.parent.ledger import Ledger
-from quire.worker.parent.ledger_entry import LedgerEntry
+from quire.worker.parent.ledger import Ledger, LedgerEntry
 
 POISON = "three members were lost while this request ran on them, with no token between; it was quarantined"
 
 
 @dataclass(slots=True)
 class FleetRequest:
-    """From its submission to its last event."""
+    """A request from its submission to its last event."""
 
     request: Request
     ledger: Ledger
-    """Of this request alone: the next request may be at another member."""
+    """The record of what the client has received. One ledger per request, because requests are on different members."""
     member: str | None = None
-    """The member that has it; None: it is held."""
+    """Address of the member that has the request; None if the gateway holds it."""
     is_running: bool = False
-    """Its member has admitted it."""
+    """Whether the member has admitted the request."""
     is_moving: bool = False
-    """Its member is gone, and it has no other yet."""
+    """Whether the request has lost its member and has no new one yet."""
     exactness: str | None = None
-    """Of the member that produced its first token."""
+    """`KnownMember.exactness` of the member that produced the first token."""
     refusals: dict[str, Refused] = field(default_factory=dict)
-    """By members, since the request was held last."""
+    """Refusals by member address, cleared when the held request is tried again."""
     names: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Block size -> names of its full blocks."""
+    """Block size -> block names (router hashes) of the full blocks."""
 
     @classmethod
     def of(cls, request: Request, vocabulary_size: int) -> "FleetRequest":
-        """A request without a member."""
+        """Create a request without a member."""
         ledger = Ledger(vocabulary_size, poison=POISON)
         ledger.add(request)
         return cls(request, ledger)
 
     @property
     def entry(self) -> LedgerEntry:
-        """What was sent to its client."""
+        """The ledger's entry: what the client has received."""
         return self.ledger.entries[self.request.request_id]
 
     @property
     def is_for_quire_alone(self) -> bool:
-        """It needs a feature that OpenAI members do not have."""
+        """Whether the request needs a feature that OpenAI members do not have."""
         request = self.request
         return lacking(request.params, request.grammar, request.adapter) is not None
 
@@ -58,19 +57,19 @@ class FleetRequest:
 
     @property
     def has_begun(self) -> bool:
-        """Its client has some output: it can no longer be refused."""
+        """Whether the client has received output. If so, the request can no longer be refused."""
         return bool(self.entry.ends) or any(self.entry.tokens.values())
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """What a member must have computed before it continues: with several answers, what they have in common."""
+        """The tokens to route by: the prompt, and the output so far if exactly one continuation is open."""
         left = self.entry.left
         return self.request.prompt + (left[0].produced if len(left) == 1 else ())
 
     def taken_back(self, *, was_running: bool) -> list[RequestEvent]:
-        """Its member is gone, or did not take it: it is held, unless that ended it. Returns events for the client.
+        """Detach the request from a member that is lost or refused it. Returns events for the client.
 
-        Only a running request can have crashed its member; a waiting one is no more of a suspect than before.
+        Only a running request can have crashed the member; the crash count of a waiting request does not grow.
         """
         entry, num_strikes = self.entry, self.entry.num_strikes
         events = self.ledger.crash([self.request.request_id] if was_running else [])
@@ -80,7 +79,7 @@ class FleetRequest:
         return events
 
     def best_refusal(self) -> Refused:
-        """Of all full members, the one with the shortest retry time. If none is full, the latest refusal."""
+        """Return the refusal with the shortest retry time among full members; if no member is full, the latest one."""
         full = [one for one in self.refusals.values() if isinstance(one.error, QueueFullError | TenantShareError)]
         last = [*self.refusals.values()][-1]
         best = min(full, key=_retry_after_s, default=last)

@@ -1,1 +1,1 @@
-"""KV-cache events between members and gateways: batches, reading, subscribing, relaying."""
+"""KV-cache events from members to gateways: parsing batches, updating the block index, subscribing, relaying."""

@@ -1,10 +1,10 @@
-"""A batch of KV events as quire, vLLM and others publish it: msgpack, [seconds, events, ...].
+"""A batch of KV events as quire, vLLM and others publish it: msgpack, [timestamp in seconds, events, ...].
 
     {"type": "BlockStored", "block_hashes": [...], ...}      an event as a map
-    ["BlockStored", [...], ...]                              the same as an array: fields by position
+    ["BlockStored", [...], ...]                              the same event as an array: fields by position
 
-Hashes are integers or bytes, as the publisher chooses. Events of unknown kinds are skipped. Bytes that are no batch
-raise `MessageError`, and nothing else.
+Hashes are integers or bytes, depending on the publisher. Events of unknown types are skipped. Malformed bytes raise
+`MessageError` and no other exception.
 """
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ import msgspec
 from quire.errors import MessageError
 
 MEDIUM = "GPU"
-"""Other servers' word for the memory that a model computes in."""
+"""The `medium` of events about the primary KV cache, as vLLM publishes it."""
 MAX_BATCH_BYTES = 4 << 20
-"""A step that computes 128,000 tokens fits into one."""
+"""Maximum size of a batch: enough for a step that computes 128,000 tokens."""
 MAX_EVENTS, MAX_EVENT_BYTES = 10_000, 1 << 19
-"""Of a batch: reading one event takes up to 12 ms of processor time, opening a batch as long."""
+"""Limits per batch and per event: opening such a batch or parsing such an event takes up to 12 ms of CPU time."""
 BlockHash = int | Annotated[bytes, msgspec.Meta(max_length=64)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
@@ -28,7 +28,7 @@ _Size = Annotated[int, msgspec.Meta(ge=1, lt=1 << 20)]
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """Consecutive blocks that can be hit."""
+    """Consecutive blocks of one prefix that can now be hit in the cache."""
 
     hashes: Sequence[BlockHash]
     parent: BlockHash | None
@@ -38,16 +38,16 @@ class StoredRun:
     cache_group: str
 
 
-@dataclass(frozen=True, slots=True)
-class RemovedBlocks:
-    """Blocks that can no longer be hit."""
+class RemovedBlocks(msgspec.Struct):
+    """Blocks that can no longer be hit in the cache."""
 
-    hashes: Sequence[BlockHash]
+    block_hashes: list[BlockHash]
+    medium: str | None = None
+    group_idx: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ClearedBlocks:
-    """No block can be hit any more."""
+class ClearedBlocks(msgspec.Struct):
+    """The whole cache was cleared."""
 
 
 ReceivedEvent = StoredRun | RemovedBlocks | ClearedBlocks
@@ -55,12 +55,12 @@ ReceivedEvent = StoredRun | RemovedBlocks | ClearedBlocks
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """What one step of a member did to its cache."""
+    """The cache changes of one step of a member."""
 
     at_s: float
-    """On the member's clock."""
+    """Time of the step, on the member's clock."""
     events: Sequence[msgspec.Raw]
-    """Each to be read by `read_kv_event` when its turn comes: all at once may take long."""
+    """Encoded events. `read_kv_event` parses them one at a time, because parsing all at once may take long."""
 
 
 class _Stored(msgspec.Struct):
@@ -75,12 +75,6 @@ class _Stored(msgspec.Struct):
     group_idx: int | None = None
 
 
-class _Removed(msgspec.Struct):
-    block_hashes: list[BlockHash]
-    medium: str | None = None
-    group_idx: int | None = None
-
-
 class _StoredMap(_Stored, tag="BlockStored"):
     cache_salt: str | None = None
 
@@ -89,19 +83,19 @@ class _StoredArray(_Stored, tag="BlockStored", array_like=True):
     pass
 
 
-class _RemovedMap(_Removed, tag="BlockRemoved"):
+class _RemovedMap(RemovedBlocks, tag="BlockRemoved"):
     pass
 
 
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True):
+class _RemovedArray(RemovedBlocks, tag="BlockRemoved", array_like=True):
     pass
 
 
-class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared"):
+class _ClearedMap(ClearedBlocks, tag="AllBlocksCleared"):
     pass
 
 
-class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
+class _ClearedArray(ClearedBlocks, tag="AllBlocksCleared", array_like=True):
     pass
 
 
@@ -119,7 +113,7 @@ _events = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 def open_batch(data: bytes) -> KVEventBatch:
-    """A published batch, its events not read yet. Raises MessageError."""
+    """Decode a batch, but not yet its events. Raises MessageError."""
     try:
         batch = _batch.decode(data)
         if (num_events := _num_of(batch.events)) > MAX_EVENTS:
@@ -131,7 +125,7 @@ def open_batch(data: bytes) -> KVEventBatch:
 
 
 def _num_of(array: msgspec.Raw) -> int:
-    """The number of elements by its head; 0 for what is no array."""
+    """Return the array length from its msgpack header; 0 if `array` is not an array."""
     head = bytes(memoryview(array)[:5])
     if head[:1] in (b"\xdc", b"\xdd"):
         return int.from_bytes(head[1 : 3 if head[:1] == b"\xdc" else 5], "big")
@@ -139,7 +133,7 @@ def _num_of(array: msgspec.Raw) -> int:
 
 
 def read_kv_event(raw: msgspec.Raw) -> ReceivedEvent | None:
-    """None for an event that is not about the memory that prompts hit. Raises MessageError."""
+    """Parse an event; return None if it does not affect prefix hits in the primary KV cache. Raises MessageError."""
     num_bytes = len(memoryview(raw))
     if num_bytes > MAX_EVENT_BYTES:
         raise MessageError(f"expected a KV event of up to {MAX_EVENT_BYTES} bytes, got {num_bytes}")
@@ -151,16 +145,14 @@ def read_kv_event(raw: msgspec.Raw) -> ReceivedEvent | None:
 
 def _event(raw: msgspec.Raw) -> ReceivedEvent | None:
     try:
-        event: Any = (_map if _is_map(bytes(memoryview(raw)[:1])) else _array).decode(raw)
+        event = (_map if _is_map(bytes(memoryview(raw)[:1])) else _array).decode(raw)
     except msgspec.ValidationError:
         if _is_of_another_kind(raw):
             return None
         raise
     if isinstance(event, _Stored):
         return _stored(event)
-    if isinstance(event, _Removed):
-        return RemovedBlocks(event.block_hashes) if _counts(event) else None
-    return ClearedBlocks()
+    return event if isinstance(event, ClearedBlocks) or _counts(event) else None
 
 
 def _is_map(first: bytes) -> bool:
@@ -173,8 +165,8 @@ def _is_of_another_kind(raw: msgspec.Raw) -> bool:
     return isinstance(kind, str) and kind not in _KINDS
 
 
-def _counts(event: _Stored | _Removed) -> bool:
-    """Other media are slower, and other groups of layers are not all of a prompt."""
+def _counts(event: _Stored | RemovedBlocks) -> bool:
+    """Whether an event is about the primary KV cache (not offload media) and the first group of layers."""
     return (event.medium or MEDIUM).upper() == MEDIUM and not event.group_idx
 
 
@@ -205,7 +197,8 @@ def _stored(event: _Stored) -> StoredRun | None:
 
 
 def _group_of(keys: Sequence[Any] | None, adapter: str) -> str | None:
-    """The cache group that entered the hash of a first block beside the adapter; None: there is more."""
+    """Return the cache group (isolation key, vLLM's cache salt) that was hashed into a first block in addition to the
+    adapter; "" if there is none, None if the block has other extra keys."""
     others = [key for key in keys or () if key != adapter]
     if not others:
         return ""
@@ -213,7 +206,7 @@ def _group_of(keys: Sequence[Any] | None, adapter: str) -> str | None:
 
 
 def _num_plain(keys: Sequence[Sequence[Any] | None], num_blocks: int) -> int:
-    """Blocks before the first that holds more than tokens, an image for example: its tokens do not name it."""
+    """Count the leading blocks that their tokens identify: up to the first with other content, such as an image."""
     for at, of_block in enumerate(keys[:num_blocks]):
         if of_block and not all(isinstance(key, str) for key in of_block):
             return at

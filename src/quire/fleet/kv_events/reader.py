@@ -1,17 +1,18 @@
-"""Converts one member's KV events into updates of the block index. Holds no socket and no clock.
+"""Converts one member's KV events into updates of the block index. Has no socket and no clock.
 
-    published ─► receive_batch ────► in order? ─┬─ yes ─► names of our own ─► index
-    responses ─► receive_response ─►            └─ no: held back; `want` is what to request from the member
+    published ─► receive_batch ────► in order? ─┬─ yes ─► router's block names ─► index
+    responses ─► receive_response ─►            └─ no: held back; `want` is the request to send to the member
 
-Names are the router's own, made of a parent's name and tokens, so members need share no secret: a member's hash of a
-block is only looked up. Each batch has a number. A missing one is requested; if the member no longer keeps it, or at
-the beginning, a snapshot of its cache is. A new incarnation of a member holds no blocks of the one before.
+The router hashes a block's tokens and its parent's name to its own block names, so it needs no shared hash seed with
+members: a member's block hash is only a lookup key. Batches are numbered. The subscriber requests missing batches; at
+the start, and if the member no longer has them, it requests a snapshot of the cache. A restarted member (a new
+incarnation) has an empty cache.
 
-Other servers have no snapshots: their blocks are known since the last gap that could not be closed.
+Other servers have no snapshots: after a gap that cannot be filled, the reader forgets their blocks and starts empty.
 
-The sender decides how long a batch is, so `receive_*` only opens it, and applies its first blocks; `work` applies some
-more, for as long as `has_work`. Storage is bounded by the size that the member reported: names by twice its blocks,
-waiting batches by their bytes. A member that names more blocks than that is not trusted.
+A batch may be long, so `receive_*` only opens it and applies its first blocks; the caller calls `work` to apply more
+while `has_work`. Memory is bounded: names by twice the number of blocks that the member reported, held batches by
+their bytes. A member that reports more stored blocks than that bound is no longer trusted.
 """
 
 from collections import deque
@@ -35,45 +36,45 @@ from quire.fleet.routing.block_names import names_of, root_name
 from quire.worker.child.kv_snapshot import OWN, KVAnswer, Position, SnapshotPiece, decode_kv_answer
 
 MAX_HELD = 1000
-"""Batches that wait for one before them; later ones are requested again."""
+"""Maximum batches held back until an earlier batch arrives. Further ones are dropped and requested again."""
 MAX_HELD_BYTES = 16 << 20
-"""Of these together."""
+"""Maximum total size of the held batches."""
 MAX_NAMES = 1 << 19
-"""Of one member, however many blocks it has: further blocks are skipped."""
+"""Maximum names kept per member, even if it has more blocks; further blocks are skipped."""
 SLICE_BLOCKS = 256
-"""Applied at once."""
+"""Blocks applied per call of `work`."""
 FEW_NAMES = 1024
-"""Removed one by one."""
+"""Up to this many names are removed one by one; more are cleared in bulk."""
 BYTES_A_BLOCK = 64
-"""An event of so many bytes takes about as long to read as a block to apply."""
+"""Event size whose parsing takes about as long as applying one block."""
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
 
 
 class MissingRange(Enum):
-    """What to request from a member."""
+    """The kind of data to request from a member."""
 
     NOTHING = "nothing"
     REPLAY = "replay"
-    """All batches from `next_number` on."""
+    """All batches from `next_number`."""
     SNAPSHOT = "snapshot"
 
 
 class EventReader:
-    """Updates an index with one member's blocks. Its messages raise MessageError alone, and do no harm then."""
+    """Updates an index with one member's blocks. Invalid messages raise MessageError and leave the reader usable."""
 
     num_parts = 0
-    """Parts of responses: while some come, the request is not repeated."""
+    """Response parts received; while this number grows, the subscriber does not repeat its request."""
     num_positions = 0
-    """Responses with the member's position."""
+    """Responses received with the member's position (its next batch number)."""
     num_applied = 0
-    """Blocks that were stored or removed."""
+    """Stored and removed blocks applied to the index."""
     num_orphans = 0
-    """Blocks that were skipped because the one before them is not known."""
+    """Stored blocks skipped because their parent is unknown or their block size is wrong."""
     num_incarnations = 0
-    """Restarts of the member that were seen."""
+    """Restarts of the member detected."""
     num_replays_short = 0
-    """Gaps that the member could not fill."""
+    """Replays that did not fill the gap."""
 
     def __init__(
         self,
@@ -89,55 +90,54 @@ class EventReader:
         self.member = member
         self._model = model
         self._block_size = block_size
-        """Blocks of another size are hit by no prompt that goes there."""
+        """The member's block size; stored blocks of another size are ignored."""
         self._num_blocks = num_blocks
-        """The number of blocks that the member reported; None: it did not."""
+        """Cache size in blocks that the member reported; None if it reported none."""
         self.is_trusted = True
-        """The member has not named more blocks than it can have."""
+        """False once the member has reported more stored blocks than its cache can hold."""
         self._pending: deque[msgspec.Raw] = deque()
-        """Events to apply."""
         self._event: Iterator[int] | None = None
-        """The one under way: each step applies some blocks, and returns how many."""
+        """The event in progress: each `next` applies some blocks and returns their number."""
         self.has_snapshots = has_snapshots
-        """The member supports quire's own requests."""
+        """Whether the member supports quire's snapshot and position requests."""
         self._names_by_hash: dict[BlockHash, int] = {}
-        """The member's hash of a block -> its name here."""
+        """The member's block hash -> the router's block name."""
         self._incarnation: bytes | None = None
         self._has_base = not has_snapshots
-        """All batches before `next_number` have been applied, to the snapshot before them."""
+        """Whether the index reflects a snapshot (if the member has any) and all batches before `next_number`."""
         self._held: dict[int, bytes] = {}
         self._num_held_bytes = 0
         self._published_number = 0
-        """The member has published all batches before this one."""
+        """Number of the next batch that the member will publish, from its latest position response."""
         self._last_s = 0.0
         self._piece: tuple[int, int] | None = None
-        """The snapshot under way: its number, and its next piece."""
+        """The snapshot in progress: its batch number and the index of its next piece."""
         self.next_number = 0
-        """Of the batch to apply next."""
+        """Number of the next batch to apply."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks that the member holds, as far as is known."""
+        """Known cached blocks of the member."""
         return len(self._names_by_hash)
 
     @property
     def has_work(self) -> bool:
-        """A message was received and is not applied yet."""
+        """Whether received events are not applied yet."""
         return self._event is not None or bool(self._pending) or self._has_next
 
     @property
     def _has_next(self) -> bool:
-        """The next batch was held back."""
+        """Whether the next batch is among the held batches."""
         return self._has_base and self.next_number in self._held
 
     @property
     def has_gap(self) -> bool:
-        """A batch is known to be missing: the request should not wait."""
+        """Whether a batch or the snapshot is known to be missing, so that it should be requested at once."""
         return not self._has_base or (bool(self._held) and not self._has_next)
 
     @property
     def want(self) -> MissingRange:
-        """What to request now, or after the response to the previous request."""
+        """The data to request next, after the response to any previous request."""
         if not self._has_base:
             return MissingRange.SNAPSHOT
         is_behind = bool(self._held) or self._published_number > self.next_number
@@ -146,14 +146,14 @@ class EventReader:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     def receive_batch(self, frames: Sequence[bytes]) -> None:
-        """A published batch: topic, number, batch."""
+        """Handle a published message: topic, batch number, batch. Raises MessageError."""
         if len(frames) != 3 or len(frames[1]) != NUMBER_BYTES:
             raise MessageError(f"expected a topic, a number and a batch, got {len(frames)} frames")
         self._take_batch(frames[0], int.from_bytes(frames[1], "big"), frames[2])
         self.work()
 
     def receive_response(self, frames: Sequence[bytes]) -> bool:
-        """A part of a response; whether it is the last one. Some members leave the topic out."""
+        """Handle one part of a response; return whether it is the last part. Some servers send no topic frame."""
         if not 3 <= len(frames) <= 4 or frames[0]:
             raise MessageError(f"expected an empty frame and two or three others, got {len(frames)} frames")
         if frames[1] == OWN and len(frames) == 3:
@@ -170,7 +170,8 @@ class EventReader:
         return False
 
     def replay_ended(self, first: int) -> None:
-        """The response to a replay from this number is complete. If it brought nothing, it never will."""
+        """Note the end of a replay from batch `first`. If that batch did not arrive, the member no longer has it: start
+        again from a snapshot, or from an empty cache."""
         if self.want is not MissingRange.REPLAY or self.next_number != first:
             return
         self.num_replays_short += 1
@@ -215,7 +216,8 @@ class EventReader:
         self._incarnation = incarnation
 
     def _is_of_new_incarnation(self, batch: bytes) -> bool:
-        """Whether numbers have restarted: a lower one, of a later time. With snapshots the topic shows it."""
+        """Whether a batch with a lower number but a later time shows a restart, for members without snapshots (a quire
+        member's topic identifies the incarnation). If so, reset."""
         if self.has_snapshots or open_batch(batch).at_s <= self._last_s:
             return False
         self._begin_anew()
@@ -250,12 +252,12 @@ class EventReader:
 
     def _take_piece(self, piece: SnapshotPiece) -> None:
         if self._has_base:
-            return  # of a snapshot that was requested twice
+            return  # part of a duplicate snapshot
         if piece.index == 0:
             self._forget()
             self._piece = (piece.number, 0)
         if self._piece != (piece.number, piece.index):
-            self._piece = None  # one is missing: the end will not match
+            self._piece = None  # a piece is missing: the SnapshotEnd will not match
             return
         self._piece = None
         self._pending += open_batch(piece.batch).events
@@ -279,11 +281,11 @@ class EventReader:
         self._pending += opened.events
 
     def sweep(self, now_s: float) -> None:
-        """Sweep the index of forgotten blocks: as fast as it is filled, independent of requests."""
+        """Remove stale blocks from the index, at the rate at which it is filled, independent of requests."""
         self._index.sweep(now_s)
 
     def work(self) -> None:
-        """Apply some of what was received. Raises MessageError for what is invalid."""
+        """Apply about `SLICE_BLOCKS` received blocks. Raises MessageError for invalid events."""
         num_blocks = 0
         while num_blocks < SLICE_BLOCKS and self.has_work:
             if self._event is not None:
@@ -308,7 +310,7 @@ class EventReader:
         return 1 + len(memoryview(raw)) // BYTES_A_BLOCK
 
     def _begin_without(self) -> None:
-        """A batch could not be read: restart from a snapshot, or from nothing."""
+        """Restart from a snapshot, or from an empty cache, because a batch could not be read."""
         self._has_base, self._piece = not self.has_snapshots, None
         if self._has_base:
             self._forget()
@@ -316,7 +318,7 @@ class EventReader:
         self._event = None
 
     def _applied(self, event: ReceivedEvent) -> Iterator[int]:
-        """Each step applies a part of an event: the number of its blocks."""
+        """Apply an event in parts; yield the number of blocks of each part."""
         match event:
             case StoredRun():
                 yield from self._stored(event)
@@ -354,7 +356,7 @@ class EventReader:
         return MAX_NAMES if self._num_blocks is None else min(MAX_NAMES, 2 * self._num_blocks)
 
     def _refuse_more(self) -> None:
-        """A member that names more blocks than it has is not trusted; of a very large one the rest is skipped."""
+        """Raise MessageError and stop trusting the member, unless `MAX_NAMES` is the limit: then skip the blocks."""
         if self._num_blocks is None or self._max_names == MAX_NAMES:
             return
         self.is_trusted = False
@@ -363,14 +365,14 @@ class EventReader:
         raise MessageError(rule, code="too_many_names")
 
     def _forget(self) -> None:
-        """The member holds nothing, and pending events are dropped."""
+        """Drop pending events, and all blocks of the member."""
         self._pending.clear()
         self._event = None
         self._clear()
 
     def _clear(self) -> None:
-        """Where nothing was known, expected blocks may still come. A few names are removed one by one: that is cheaper
-        than a bit of the index."""
+        """Remove the member's blocks from the index; one by one if few, which is cheaper than a new bit. If none are
+        known, do nothing, because blocks that the router expects may still be stored."""
         names, self._names_by_hash = self._names_by_hash, {}
         if len(names) > FEW_NAMES:
             self._index.cleared(self.member)

@@ -1,10 +1,10 @@
-"""A member's KV events for gateways: its addresses stay while its workers come and go.
+"""Relays KV events from a member's current worker to gateways, at addresses that stay when the worker is replaced.
 
-    worker ─ PUB ──► SUB ─ member ─ PUB ──► gateways                      changes of the cache
-    worker ─ ROUTER ◄► DEALER ─ member ─ ROUTER ◄► gateways               missed batches, and snapshots
+    worker ─ PUB ──► SUB ─ member ─ PUB ──► gateways                      cache changes
+    worker ─ ROUTER ◄► DEALER ─ member ─ ROUTER ◄► gateways               missed batches and snapshots
 
-A worker sends to its member alone, through a folder that no other user may enter. The member's own sockets have keys
-and authenticate gateways: KV events carry token ids, which are prompts.
+The worker's sockets are in a folder that other users cannot access. The member's sockets authenticate gateways with
+keys, because KV events contain token ids and thus prompts.
 """
 
 import asyncio
@@ -15,27 +15,27 @@ import zmq
 import zmq.asyncio
 
 from quire.errors import ConfigError
-from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now
+from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now, set_options
 from quire.worker.kv_event_settings import KVEventSettings
 from quire.worker.parent.spawned_worker import private_folder
 
 MAX_QUESTION_BYTES = 1024
-"""Longer messages of gateways are dropped."""
+"""Maximum size of a gateway's request; a gateway that sends more is disconnected."""
 MAX_QUEUED = 20_000
-"""Messages that one gateway may leave unread before it loses some, which it detects by their numbers."""
+"""High-water mark per gateway: a slower gateway loses batches, which it detects by the batch numbers."""
 UNSPECIFIED = ("*", "0.0.0.0", "[::]")  # noqa: S104 - names for "every interface", not an address to bind
 
 
 @dataclass(frozen=True, slots=True)
 class MemberEndpoints:
-    """The addresses of a member. Those left empty are derived from where it listens."""
+    """The endpoints of a member. Empty ones are derived from `listen`."""
 
     listen: str
     events: str = ""
     replay: str = ""
 
     def resolved(self) -> "MemberEndpoints":
-        """All three; unspecified ports are free ones."""
+        """Fill empty endpoints; over TCP they get any free port."""
         return MemberEndpoints(
             self.listen, self.events or _beside(self.listen, "events"), self.replay or _beside(self.listen, "replay")
         )
@@ -48,7 +48,7 @@ def _beside(address: str, name: str) -> str:
 
 
 def as_seen_from(endpoint: str, member: str) -> str:
-    """A member that listens everywhere cannot know its address: its gateway does."""
+    """Replace a wildcard host by the host of the gateway's `member` address, which the member itself cannot know."""
     kind, _, rest = endpoint.partition("://")
     host, _, port = rest.rpartition(":")
     if kind != "tcp" or host not in UNSPECIFIED or not member.startswith("tcp://"):
@@ -57,22 +57,22 @@ def as_seen_from(endpoint: str, member: str) -> str:
 
 
 class EventRelay:
-    """Forwards the KV events of the current worker."""
+    """Forwards the KV events of the current worker to gateways."""
 
     def __init__(self, events: str, replay: str) -> None:
         self._bound = (events, replay)
         self.events, self.replay = events, replay
-        """Addresses for gateways; with the bound ports, once it runs."""
+        """Endpoints for gateways; after `start` with the bound ports."""
         self._held = ExitStack()
         folder = private_folder(self._held)
         self.inside = KVEventSettings(
             f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}", has_incarnation_topic=True
         )
-        """The settings for a worker."""
+        """KV-event settings for the worker."""
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, context: zmq.asyncio.Context, keys: MemberKeys | None) -> None:
-        """Listen; with keys, in a context that has an authenticator. Raises ConfigError."""
+        """Bind and start to forward. With keys, the context must have an authenticator. Raises ConfigError."""
         for address in self._bound:
             check_clear(address, has_keys=keys is not None)
         events_out = _bound(context.socket(zmq.PUB), self._bound[0], keys)
@@ -83,7 +83,7 @@ class EventRelay:
         events_in, replay_in = context.socket(zmq.SUB), context.socket(zmq.DEALER)
         for socket, address in ((events_in, self.inside.endpoint), (replay_in, self.inside.replay_endpoint)):
             socket.setsockopt(zmq.LINGER, 0)
-            socket.setsockopt(zmq.IMMEDIATE, 1)  # a new worker does not get requests for the one before
+            socket.setsockopt(zmq.IMMEDIATE, 1)  # queue no requests while the worker is replaced
             socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
             socket.connect(address)
         events_in.subscribe(b"")
@@ -94,7 +94,7 @@ class EventRelay:
         ]
 
     async def close(self) -> None:
-        """Stop forwarding."""
+        """Stop forwarding events."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -103,12 +103,7 @@ class EventRelay:
 
 def _bound(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) -> zmq.asyncio.Socket:
     secure_member(socket, keys)
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.SNDHWM, MAX_QUEUED)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_QUESTION_BYTES)
-    socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 4000)
-    socket.setsockopt(zmq.IPV6, int("[" in address))
+    set_options(socket, address, (zmq.SNDHWM, MAX_QUEUED), (zmq.MAXMSGSIZE, MAX_QUESTION_BYTES))
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -119,9 +114,9 @@ def _bound(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) ->
 
 
 async def _pass_on(source: zmq.asyncio.Socket, target: zmq.asyncio.Socket, num_frames: int | None = None) -> None:
-    """Frame by frame: what cannot be sent now is lost, and its reader will notice the gap."""
+    """Forward messages (of `num_frames` frames, if set). Drop those that cannot be sent: subscribers detect the gap."""
     while True:
         frames = await source.recv_multipart()
         if num_frames is None or len(frames) == num_frames:
             sent_now(target.send_multipart(frames, zmq.DONTWAIT))
-        await asyncio.sleep(0)  # tokens use the same loop
+        await asyncio.sleep(0)  # let the tasks run that forward tokens

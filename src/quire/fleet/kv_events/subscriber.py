@@ -1,10 +1,11 @@
 """A gateway's subscription to one member's KV events, for one session of the link.
 
     SUB     batches of the member ──────────────┐
-    DEALER  its responses ──────────────────────┼─► reader ─► index
-            requests: what the reader lacks ◄───┘
+    DEALER  responses of the member ────────────┼─► reader ─► index
+            requests for missing data ◄─────────┘
 
-Twice a second the member's position is requested: if the last batch was lost, no later one would show it.
+Twice a second the subscriber requests the member's position (next batch number), because a lost last batch shows up in
+no later batch.
 """
 
 import asyncio
@@ -17,11 +18,11 @@ from time import monotonic, thread_time
 import zmq
 import zmq.asyncio
 
-from quire.core.work_budget import WorkAccount, WorkKind
+from quire.core.work_budget import WorkAccount
 from quire.errors import MessageError
 from quire.fleet.kv_events.batches import MAX_BATCH_BYTES
 from quire.fleet.kv_events.reader import NUMBER_BYTES, EventReader, MissingRange
-from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now
+from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now, set_options
 from quire.fleet.protocol.work import MemberWork
 from quire.worker.child.kv_snapshot import POSITION, SNAPSHOT
 
@@ -29,16 +30,16 @@ log = logging.getLogger("quire.fleet")
 
 TICK_S = 0.5
 PATIENCE_S = 2.0
-"""A request without any response for so long is repeated."""
+"""A request is repeated if no part of its response arrives for this long."""
 POSITIONS_UNTIL_LOST = 2
-"""The same after so many position responses: the first may be of an earlier request."""
+"""A request is also repeated after this many position responses; the first may be to a request sent before."""
 MAX_UNREAD = 16
-"""Messages that the library buffers for the loop; the rest waits in the system's buffers, and at the publisher."""
+"""Receive high-water mark of ZeroMQ; further messages wait in the kernel's buffers and at the publisher."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventEndpoints:
-    """A member's endpoints, and the keys for them."""
+    """A member's KV-event endpoints and the gateway's keys for them."""
 
     events: str
     replay: str
@@ -46,7 +47,7 @@ class EventEndpoints:
 
 
 class KVEventSubscriber:
-    """Keeps a reader supplied. Nothing waits for it: without it routing is worse, and responses are the same."""
+    """Feeds an `EventReader`. Requests never wait for it: without it routing is worse, but responses are the same."""
 
     def __init__(
         self,
@@ -62,23 +63,22 @@ class KVEventSubscriber:
         self._work = work
         self._account = WorkAccount(reader.member)
         self._distrust = distrust
-        """Called with the reason why this member is no longer trusted."""
+        """Callback with the reason why this member is no longer trusted."""
         self._questions: zmq.asyncio.Socket | None = None
         self._pending: tuple[MissingRange, int, int] | None = None
-        """The unfinished request: what, in which incarnation of the member, and from which number on."""
+        """The unfinished request: kind, number of member restarts seen, first batch number."""
         self._last_part_s = 0.0
-        """When its latest part came."""
+        """Time of the request or of the latest part of its response."""
         self._num_positions = 0
-        """Position responses since then."""
+        """Position responses since `_last_part_s`."""
         self._num_news = self._num_news_at_request = 0
-        """Batches that came, and how many had when the position was requested."""
+        """Batches received in total, and until the latest position request."""
         self._task: asyncio.Task[None] | None = None
         self.num_malformed = 0
         self.num_snapshots = 0
-        """Snapshots that were requested."""
 
     def start(self) -> None:
-        """Begin to receive."""
+        """Start to receive events."""
         self._task = asyncio.create_task(self._run(), name=f"quire-events {self._events}")
 
     def stop(self) -> None:
@@ -87,7 +87,7 @@ class KVEventSubscriber:
             self._task.cancel()
 
     async def close(self) -> None:
-        """The same, and wait until its sockets are closed."""
+        """Stop, and wait until the sockets are closed."""
         self.stop()
         if self._task is not None:
             await asyncio.gather(self._task, return_exceptions=True)
@@ -98,17 +98,8 @@ class KVEventSubscriber:
         try:
             for socket, address in ((news, self._events), (questions, self._replay)):
                 secure_gateway(socket, self._keys)
-                for option, value in (
-                    (zmq.LINGER, 0),
-                    (zmq.IMMEDIATE, 1),
-                    (zmq.RCVHWM, MAX_UNREAD),
-                    (zmq.MAXMSGSIZE, MAX_BATCH_BYTES),
-                    (zmq.RECONNECT_IVL_MAX, 2000),
-                    (zmq.HEARTBEAT_IVL, 1000),
-                    (zmq.HEARTBEAT_TIMEOUT, 4000),
-                    (zmq.IPV6, int("[" in address)),
-                ):
-                    socket.setsockopt(option, value)
+                bounds = (zmq.RCVHWM, MAX_UNREAD), (zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
+                set_options(socket, address, *bounds, (zmq.IMMEDIATE, 1), (zmq.RECONNECT_IVL_MAX, 2000))
                 if address:
                     socket.connect(address)
             news.subscribe(b"")
@@ -131,7 +122,7 @@ class KVEventSubscriber:
             await self._take(partial(self.reader.receive_batch, frames))
             if self.reader.has_gap:
                 self._request_missing()
-            await asyncio.sleep(0)  # other tasks of this loop get a turn
+            await asyncio.sleep(0)  # let other tasks of this loop run
 
     async def _receive_responses(self, socket: zmq.asyncio.Socket) -> None:
         while True:
@@ -145,7 +136,7 @@ class KVEventSubscriber:
             await asyncio.sleep(0)
 
     async def _take(self, handle: Callable[[], None]) -> None:
-        """Handle one message, a part in each turn of the loop."""
+        """Handle one message in parts, so that other tasks of the event loop run between them."""
         await self._spend(handle)
         while self.reader.has_work:
             await self._spend(self.reader.work)
@@ -161,7 +152,7 @@ class KVEventSubscriber:
             problem = "" if self.reader.is_trusted else str(error)
         try:
             num_units = 1 + self.reader.num_applied - num_before
-            self._work.charge(self._account, WorkKind.MEMBER_EVENTS, began_s, num_units)
+            self._work.charge(self._account, "member_events", began_s, num_units)
         except MessageError as error:
             problem = str(error)
         if problem:
@@ -170,7 +161,7 @@ class KVEventSubscriber:
     def _take_answer(self, frames: Sequence[bytes]) -> None:
         if not self.reader.receive_response(frames):
             if self._num_news == self._num_news_at_request:
-                self._request_missing()  # no batch is on its way that would fill the gap
+                self._request_missing()  # no batch arrived since the position request: none will fill the gap
             return
         pending, self._pending = self._pending, None
         if pending is not None and pending[0] is MissingRange.REPLAY:
@@ -179,7 +170,7 @@ class KVEventSubscriber:
                 self._request_missing()
 
     def _note_position(self) -> None:
-        """A member responds in order: a request that it passed over was lost, perhaps with a worker that died."""
+        """Repeat a request that was lost: members respond in order, so position responses after it show the loss."""
         self._num_positions += 1
         if self._pending is not None and self._num_positions >= POSITIONS_UNTIL_LOST:
             self._pending = None
@@ -192,7 +183,7 @@ class KVEventSubscriber:
             self._request_position()
 
     def _request_missing(self) -> None:
-        """Request what the reader lacks, unless a response is on its way."""
+        """Request the data that the reader needs, unless a recent request is pending."""
         reader = self.reader
         want, incarnation, first = reader.want, reader.num_incarnations, reader.next_number
         is_pending = self._pending is not None and self._pending[:2] == (want, incarnation)
@@ -206,7 +197,7 @@ class KVEventSubscriber:
             self._pending, self._last_part_s, self._num_positions = (want, incarnation, first), monotonic(), 0
 
     def _request_position(self) -> None:
-        """Other servers have no such response: the next batch is requested, which mostly is not there."""
+        """Request the position. Other servers do not report it: request a replay, usually empty, of the next batch."""
         if self.reader.has_snapshots:
             self._num_news_at_request = self._num_news
             self._send(POSITION)
@@ -222,6 +213,6 @@ class KVEventSubscriber:
 
     def _count_malformed(self, error: MessageError) -> None:
         self.num_malformed += 1
-        if self.num_malformed & (self.num_malformed - 1) == 0:  # the first, the second, the fourth …
+        if self.num_malformed & (self.num_malformed - 1) == 0:  # log the 1st, 2nd, 4th, 8th … message
             message = "ignored %d malformed KV-event messages from %s; last: %s"
             log.warning(message, self.num_malformed, self._events, error)

@@ -1,1 +1,1 @@
-"""The member: serves gateways with a worker of its own."""
+"""The member: a worker process with a network address that serves gateways."""

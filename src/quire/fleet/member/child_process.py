@@ -1,10 +1,10 @@
-"""A member in a process of its own, for its supervisor: start it, check its health, end it.
+"""A member as a child process: start it, check its health, stop it.
 
-    this process ── what to load ──► stdin ─ member ─ worker
-                 ◄── each second ─── stdout ─┘
+    this process ── model to load ──────► stdin ─ member ─ worker
+                 ◄── status each second ─ stdout ─┘
 
-Works without an event loop: a thread reads the status lines. When this process ends, the member's standard input
-closes, and it drains and exits by itself.
+Needs no event loop: a thread reads the status lines. When this process exits, the member's standard input closes, and
+the member drains and exits.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from quire.fleet.member.status import MemberStatus, decode_status
 log = logging.getLogger("quire.fleet")
 
 SILENT_S = 10.0
-"""A member that sent no status line for so long is unhealthy: it sends one each second."""
+"""A member is unhealthy if it sends no status line for this long; healthy members send one each second."""
 NOT_FOR_CHILDREN = ("OMP_NUM_THREADS",)
-"""Control planes set it for their own processes; a member's threads are a setting of quire's."""
+"""Environment variables that a member must not inherit from its control plane: quire has its own thread setting."""
 
 
 class WatchedMember:
-    """One process of a member."""
+    """A member's process, watched by its parent."""
 
     def __init__(self, order: ReplicaOrder, command: Sequence[str] = REPLICA) -> None:
         self._order = msgspec.structs.replace(order, reports_status=True)
@@ -38,17 +38,17 @@ class WatchedMember:
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._first_status = threading.Event()
-        """The first status line has come, or none will any more."""
+        """Set when the first status line arrives, or the output ends."""
         self._last_status_s = monotonic()
         self.status: MemberStatus | None = None
-        """The latest."""
+        """The latest status; None before the first."""
 
     @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
     def start(self) -> MemberStatus:
-        """Wait until it is ready: a model may take minutes to load. Raises EngineDeadError if it exits before."""
+        """Start the process and wait until it is ready, which may take minutes. Raises EngineDeadError if it exits."""
         environ = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
             [*self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
@@ -58,7 +58,7 @@ class WatchedMember:
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(packed_order(self._order))
-                process.stdin.flush()  # and it stays open: this is the leash
+                process.stdin.flush()  # stdin stays open: when it closes, the member exits
         self._first_status.wait()
         if self.status is None:
             code = process.wait()
@@ -67,7 +67,7 @@ class WatchedMember:
         return self.status
 
     def problem(self, now_s: float | None = None) -> str:
-        """Why it should be replaced; empty if it is healthy."""
+        """Return why the process should be replaced; empty if it is healthy."""
         if self._process is None:
             return "it was not started"
         code = self._process.poll()
@@ -79,7 +79,7 @@ class WatchedMember:
         return ""
 
     def end(self) -> None:
-        """Let it finish its requests; kill it after its time limit."""
+        """Let the member finish its requests; kill it if it exceeds its time limit."""
         process = self._process
         if process is None:
             return

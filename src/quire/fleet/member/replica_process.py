@@ -1,6 +1,6 @@
-"""A member as a child of another process, a gateway perhaps, which it does not outlive.
+"""The entry point of a member that another process starts (for example a gateway), and that exits with its parent.
 
-python -m quire.fleet.member.replica_process          its order comes through standard input
+python -m quire.fleet.member.replica_process          reads a `ReplicaOrder` from standard input
 """
 
 import asyncio
@@ -25,13 +25,13 @@ FAILED = 2
 
 
 def read_order(source: BinaryIO) -> ReplicaOrder:
-    """The parent's order. Its end of the pipe stays open."""
+    """Read the parent's order. The parent keeps its end of the pipe open while it lives."""
     num_bytes = int.from_bytes(source.read(8), "big")
     return msgspec.msgpack.decode(source.read(num_bytes), type=ReplicaOrder)
 
 
 def plan_of(order: ReplicaOrder) -> MemberPlan:
-    """The member that was ordered."""
+    """Return the plan of the ordered member."""
     worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
     return MemberPlan(order.name, MemberEndpoints(order.address).resolved(), order.keys, worker, order.text_assets)
 
@@ -47,7 +47,7 @@ async def serve_order(plan: MemberPlan, drain_s: float, *, reports_status: bool 
         loop.remove_reader(leash)
         ending.set()
 
-    loop.add_reader(leash, let_go)  # the parent sends no more: it can only have closed
+    loop.add_reader(leash, let_go)  # the parent sends nothing more, so readable means closed
     if not reports_status:
         return await run_member(plan, ending, drain_s, _print_line)
     descriptor = sys.stdout.fileno()
@@ -56,7 +56,7 @@ async def serve_order(plan: MemberPlan, drain_s: float, *, reports_status: bool 
 
 
 def main() -> int:
-    """The process; its exit code."""
+    """Run the member process; return its exit code."""
     set_up("plain")
     try:
         order = read_order(sys.stdin.buffer)

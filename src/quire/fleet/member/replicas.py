@@ -3,8 +3,8 @@
     this process: API, gateway ──ipc──► member 1 ─► worker
                                 ──ipc──► member 2 ─► worker
 
-Each gets its order through its standard input, which stays open as long as its parent lives: when it closes, the
-member drains and exits. One that exits by itself is started again, with growing delays.
+Each member reads its order (model and settings) from its standard input, which stays open while the parent lives: when
+it closes, the member drains and exits. A member that exits unexpectedly is restarted, with growing delays.
 """
 
 import asyncio
@@ -42,11 +42,11 @@ REPLICA = (sys.executable, "-m", "quire.fleet.member.replica_process")
 FIRST_DELAY_S, MAX_DELAY_S = 0.5, 30.0
 POLL_S = 0.02
 END_S = 10.0
-"""Beyond the time that its requests may take, until a member that should exit is killed."""
+"""Time after a member's drain limit until it is killed."""
 
 
 class ReplicaOrder(msgspec.Struct, frozen=True):
-    """A parent's order for a member, as msgpack with its length before it."""
+    """A parent's order for a member, sent as length-prefixed msgpack."""
 
     name: str
     address: str
@@ -55,13 +55,13 @@ class ReplicaOrder(msgspec.Struct, frozen=True):
     stuck_s: float
     drain_s: float
     keys: MemberKeys | None = None
-    """None: only this machine reaches its address."""
+    """None: the member is reachable from this machine only."""
     reports_status: bool = False
-    """Whether it writes a status line to its standard output each second."""
+    """Whether the member writes a status line to its standard output each second."""
 
 
 def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSettings:
-    """A part of the machine for each: memory and threads are those of all together."""
+    """Divide the memory and threads of `settings` by the number of replicas. Raises ConfigError below 1 replica."""
     if num_replicas < 1:
         raise ConfigError(f"expected at least 1 replica, got {num_replicas}", ("replicas",))
     memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
@@ -70,7 +70,7 @@ def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSett
 
 
 def packed_order(order: ReplicaOrder) -> bytes:
-    """The bytes that a member reads from its standard input."""
+    """Encode an order as a member reads it from standard input."""
     data = msgspec.msgpack.encode(order)
     return len(data).to_bytes(8, "big") + data
 
@@ -78,7 +78,8 @@ def packed_order(order: ReplicaOrder) -> bytes:
 def order_replicas(
     model: str, num_replicas: int, settings: ModelSettings, serving: ServingSettings, drain_s: float
 ) -> ReplicaOrder:
-    """The order for each of them. Reads disks and perhaps a network: not for an event loop."""
+    """Return the order for every replica; the address is set later. Blocks on disk and network I/O. Raises ConfigError
+    if `serving` has `kv_events`, because replicas publish at their own addresses."""
     if serving.kv_events is not None:
         rule = f"expected no kv_events with replicas, which publish at addresses of their own, got {serving.kv_events}"
         raise ConfigError(f"{rule}; omit it", ("kv_events",))
@@ -93,7 +94,8 @@ def order_replicas(
 async def replicated_model(
     name: str, order: ReplicaOrder, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
 ) -> AsyncIterator[FleetModel]:
-    """A model that so many members on this machine run; open once all of them are ready."""
+    """Run a model in `num_replicas` members on this machine; yield it when all of them are ready. Raises
+    EngineDeadError if one exits before."""
     async with Replicas(order, num_replicas, command) as replicas, AsyncExitStack() as held:
         model = FleetModel(name, FixedMembers(replicas.addresses), None, max_held)
         opening = asyncio.create_task(_all_ready(held, model, num_replicas))
@@ -116,10 +118,10 @@ async def _all_ready(held: AsyncExitStack, model: FleetModel, num_replicas: int)
 
 
 class Replicas:
-    """Member processes with addresses of their own in a folder that only this user may enter."""
+    """Member processes that listen on IPC sockets in a folder that only this user can access."""
 
     def __init__(self, order: ReplicaOrder, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
-        """`order` is that of each, but for its address."""
+        """`order` is for every member; each gets its own address."""
         self._order = order
         self._command = command
         self._folder = tempfile.TemporaryDirectory(prefix="quire-fleet-")
@@ -127,9 +129,9 @@ class Replicas:
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
         self.pids: dict[str, int] = {}
-        """Of live processes, by their addresses."""
+        """Process ids of live members, by address."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises EngineDeadError if one exits before `is_ready` was set."""
+        """Fails with EngineDeadError if a member exits before `is_ready` is set."""
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())  # may never be awaited
         self.is_ready = False
 
@@ -145,7 +147,7 @@ class Replicas:
         self._folder.cleanup()
 
     async def _keep(self, address: str) -> None:
-        """One process after the other."""
+        """Run a member at this address and restart it whenever it exits, until closed."""
         delay_s = FIRST_DELAY_S
         while not self._closing.is_set():
             began_s = asyncio.get_running_loop().time()
@@ -168,7 +170,7 @@ class Replicas:
             *self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the gateway, which lets requests finish
+            start_new_session=True,  # Ctrl-C must reach only the gateway, which drains
         )
         self.pids[address] = process.pid
         try:

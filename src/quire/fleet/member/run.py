@@ -1,4 +1,4 @@
-"""A member from its start to its end: a worker that loads, an address that gateways connect to, and a drain."""
+"""The life of a member: load the model in a worker, serve gateways, drain."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +29,7 @@ ReportStatus = Callable[[MemberStatus], None]
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """What a member needs to begin."""
+    """The inputs of `run_member`."""
 
     name: str
     endpoints: MemberEndpoints
@@ -41,7 +41,7 @@ class MemberPlan:
 def plan_member(
     model: str, endpoints: MemberEndpoints, keys: MemberKeys | None, settings: ModelSettings, serving: ServingSettings
 ) -> MemberPlan:
-    """Resolve a model. Reads disks and perhaps a network: not for an event loop."""
+    """Resolve a model into a plan. Blocks on disk and network I/O. Raises ConfigError if `serving` has `kv_events`."""
     if serving.kv_events is not None:
         rule = f"expected no kv_events for a member, got {serving.kv_events}; use --events and --replay instead"
         raise ConfigError(rule, ("kv_events",))
@@ -61,7 +61,8 @@ async def run_member(
     print_line: Callable[[str], None],
     report_status: ReportStatus | None = None,
 ) -> bool:
-    """Until `ending` is set; false if requests had to be cut off. `report_status` gets the status each second."""
+    """Run a member until `ending` is set; return false if requests were aborted. Raises the worker's fatal error.
+    `report_status` is called with the status each second."""
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
@@ -97,12 +98,13 @@ async def run_member(
 
 
 def exactness_of(info: ModelInfo) -> str:
-    """With the version of the kernels, which may change the order of their sums."""
+    """Return the numerics identifier of members, with quire's version, because kernels of another version may add in
+    another order. Empty if `info` has none."""
     return f"{info.exactness} quire {__version__}" if info.exactness else ""
 
 
 async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:
-    """None: `ending` was set while it loaded."""
+    """Start the worker; return None if `ending` was set while it loaded."""
     starting = asyncio.ensure_future(supervisor.start())
     end_requested = asyncio.ensure_future(ending.wait())
     await asyncio.wait({starting, end_requested}, return_when=asyncio.FIRST_COMPLETED)

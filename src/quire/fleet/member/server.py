@@ -1,8 +1,8 @@
-"""A member's address: one socket for gateways, and heartbeats to all of them.
+"""A member's network server: one socket for all gateways, and heartbeats to them.
 
     gateways ─► ROUTER, with keys ─► service ─► supervisor
 
-Malformed messages are counted and dropped; none of them can stop anything here.
+Malformed messages are counted and dropped; they cannot stop the server.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from quire.errors import ConfigError, MessageError
 from quire.fleet.kv_events.relay import EventRelay
 from quire.fleet.member.service import MemberService
 from quire.fleet.member.status import MemberStatus
-from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now, start_authenticator
+from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now, set_options, start_authenticator
 from quire.fleet.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MemberCard,
@@ -36,19 +36,19 @@ log = logging.getLogger("quire.fleet")
 
 BEAT_S = 1.0
 GOODBYE_S = 5.0
-"""How long gateways may take to acknowledge the goodbye of a member that exits."""
+"""Time limit for gateways to acknowledge the Goodbye of a member that exits."""
 GOODBYE_POLL_S = 0.01
 POLL_S = 0.25
-"""Between two checks for a new state of the supervisor."""
+"""Interval between two checks of the supervisor's state."""
 
 
 class MemberServer:
-    """Serves gateways for one supervisor. Lives on the supervisor's event loop."""
+    """Serves gateways for one supervisor. All methods run on the supervisor's event loop."""
 
     def __init__(
         self, address: str, keys: MemberKeys | None, text_assets: TextAssets, relay: EventRelay | None = None
     ) -> None:
-        """With a relay, gateways get the addresses of its KV events."""
+        """With a `relay`, gateways can subscribe to KV events."""
         check_clear(address, has_keys=keys is not None)
         self._address = address
         self._keys = keys
@@ -59,15 +59,16 @@ class MemberServer:
         self._tasks: list[asyncio.Task[None]] = []
         self._authenticator: AsyncioAuthenticator | None = None
         self.service: MemberService | None = None
-        """Once it listens."""
+        """None before `start`."""
         self.address = address
-        """Where it listens; with the bound port, once it does."""
+        """The listening address; after `start` with the bound port."""
         self.num_malformed = 0
         self.report_status: Callable[[MemberStatus], None] | None = None
-        """Gets this member's status, as often as gateways get heartbeats."""
+        """Called with this member's status with every heartbeat."""
 
     def start(self, supervisor: Supervisor, card: Callable[[str], MemberCard]) -> None:
-        """Listen for a supervisor that is ready; `card` makes the member's card from an incarnation."""
+        """Bind and serve for a supervisor that is ready; `card` builds the member card for an incarnation id. Raises
+        ConfigError if the address is not free."""
         if self._keys is not None:
             self._authenticator = start_authenticator(self._context, self._keys)
         own_card = card(token_hex(8))
@@ -84,17 +85,17 @@ class MemberServer:
         self._report(supervisor, self.service)
 
     def listener(self, events: Sequence[RequestEvent]) -> None:
-        """Forward the supervisor's events."""
+        """Forward the supervisor's events to their gateways."""
         if self.service is not None:
             self.service.listener(events)
 
     def drain(self) -> None:
-        """Take nothing new, and send gateways the new state."""
+        """Reject new requests, and send gateways the new state."""
         if self.service is not None:
             self.service.drain()
 
     async def send_goodbye(self) -> None:
-        """Wait until gateways have received everything. A socket that is closed gives no such promise."""
+        """Send Goodbye and wait until gateways acknowledge it, because closing a socket does not ensure delivery."""
         until_s = monotonic() + GOODBYE_S
         if self.service is not None:
             self.service.send_goodbye()
@@ -102,7 +103,7 @@ class MemberServer:
                 await asyncio.sleep(GOODBYE_POLL_S)
 
     async def close(self) -> None:
-        """Stop."""
+        """Close all sockets and connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,16 +117,13 @@ class MemberServer:
     def _bound(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.ROUTER)
         secure_member(socket, self._keys)
-        for option, value in (
-            (zmq.ROUTER_MANDATORY, 1),  # a send to a gateway that is gone fails
-            (zmq.SNDHWM, 0),  # bounded by a gateway's requests, and by how long it may be silent
-            (zmq.LINGER, 0),
+        set_options(
+            socket,
+            self._address,
+            (zmq.ROUTER_MANDATORY, 1),  # sending to a disconnected gateway fails
+            (zmq.SNDHWM, 0),  # bounded by the gateway's requests and its silence timeout
             (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES),
-            (zmq.HEARTBEAT_IVL, 1000),
-            (zmq.HEARTBEAT_TIMEOUT, 4000),
-            (zmq.IPV6, int("[" in self._address)),
-        ):
-            socket.setsockopt(option, value)
+        )
         try:
             socket.bind(self._address)
         except zmq.ZMQError as error:
@@ -144,18 +142,18 @@ class MemberServer:
             except MessageError as error:
                 self._count_malformed(error)
             except Exception as error:
-                # A member that no longer listens looks alive to all gateways, and responds to none.
+                # Continue: without this task the member would send heartbeats but respond to no gateway.
                 log.exception("failed to handle a gateway's message")
                 self._count_malformed(error)
-            await asyncio.sleep(0)  # other gateways get a turn
+            await asyncio.sleep(0)  # let other gateways' tasks run
 
     def _count_malformed(self, error: Exception) -> None:
         self.num_malformed += 1
-        if self.num_malformed & (self.num_malformed - 1) == 0:  # the first, the second, the fourth …
+        if self.num_malformed & (self.num_malformed - 1) == 0:  # log the 1st, 2nd, 4th, 8th … message
             log.warning("dropped malformed message (%d so far): %s", self.num_malformed, error)
 
     async def _beat(self, supervisor: Supervisor, service: MemberService) -> None:
-        """Each second, and whenever the supervisor's state changes."""
+        """Send heartbeats each second, and whenever the supervisor's state changes."""
         sent: tuple[State, float] = (supervisor.state, monotonic())
         while True:
             await asyncio.sleep(POLL_S)

@@ -1,13 +1,13 @@
-"""A member's service for gateways: takes their assignments, and sends each the events of its own. No sockets.
+"""A member's service for gateways: runs their assignments and returns events to each gateway. No sockets.
 
     gateway ─┐                ┌─► supervisor ─► worker
     gateway ─┼─► the service ─┤
     gateway ─┘       ▲        └── events of requests
                      └────────────────────┘
 
-Every assignment has a short name of its own here: two gateways may use the same request id, and the same request may
-come again while the one before is still being ended. A gateway that was silent for a while, or cannot be reached,
-needs nothing any more: its requests are ended.
+The member gives every assignment a short id of its own, because two gateways may use the same request id, and a
+gateway may assign a request again while its earlier assignment is still being cancelled. The requests of a gateway that
+is silent for `MAX_SILENT_S` or unreachable are cancelled.
 """
 
 import logging
@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 from quire.core.digests import Namespace
 from quire.core.events import Admitted, Finished, FirstToken, Refused, Replayed, RequestEvent
-from quire.core.request import Request
-from quire.engine.calls import CallOp, CallReply, CallResult, EngineCall, Explain, OnReply
+from quire.engine.calls import CallReply, CallResult, EngineCall, Explain
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import Clock
+from quire.engine.port import EnginePort
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
 from quire.fleet.protocol.messages import (
     PROTOCOL,
@@ -48,51 +48,35 @@ from quire.worker.parent.supervisor import State
 log = logging.getLogger("quire.fleet")
 
 MAX_SILENT_S = 10.0
-"""The requests of a gateway that was silent for so long are ended."""
+"""Requests of a gateway are cancelled if it sends nothing for this long."""
 REPORT_EVERY_S = 0.1
 MAX_NAME_CHARS = 64
 
 SendTo = Callable[[bytes, ToGateway], bool]
-"""Send a message to a gateway; false if it cannot be reached."""
+"""Sends a message to a gateway; returns false if the gateway is unreachable."""
 
 
-class SupervisedPort(Protocol):
-    """What the service needs of a supervisor."""
+class SupervisedPort(EnginePort, Protocol):
+    """The part of a supervisor that the service uses."""
 
     state: State
 
     @property
     def load(self) -> WorkerLoad:
-        """At this moment."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Queue a request."""
-        ...
-
-    def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or one of its answers alone."""
-        ...
-
-    def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Query its engine."""
-        ...
-
-    def clear_cache(self) -> None:
-        """Drop every unused cached block."""
+        """The worker's current load."""
         ...
 
 
 @dataclass(slots=True)
 class _Taken:
-    """One assignment of a gateway's."""
+    """One assignment from a gateway."""
 
     gateway: bytes
     request_id: str
     epoch: int
     num_prompt_tokens: int = 0
     num_uncomputed: int = 0
-    """Prompt tokens still to be computed: by the gateway's estimate, until it is admitted."""
+    """Prompt tokens still to be computed; the gateway's estimate until the request is admitted."""
 
 
 @dataclass(slots=True)
@@ -102,16 +86,15 @@ class _Gateway:
     name: str
     last_received_s: float
     names: dict[str, str] = field(default_factory=dict)
-    """Its requests that are open here -> the name of the latest assignment of each."""
+    """Open request id -> id of its latest assignment."""
     num_received: int = 0
-    """Assignments."""
     reported_s: float = float("-inf")
     num_reported_tokens: int = 0
-    """In the latest report to it."""
+    """Uncomputed tokens in the latest report to this gateway."""
 
 
 class MemberService:
-    """Serves gateways with one supervisor. Lives on the supervisor's event loop."""
+    """Serves gateways with one supervisor. All methods run on the supervisor's event loop."""
 
     def __init__(
         self, supervisor: SupervisedPort, card: MemberCard, text_assets: TextAssets, send: SendTo, clock: Clock
@@ -123,33 +106,32 @@ class MemberService:
         self._clock = clock
         self._gateways: dict[bytes, _Gateway] = {}
         self.assignments: dict[str, _Taken] = {}
-        """Own name -> its assignment."""
+        """Assignment id -> assignment."""
         self._num_names = 0
         self._num_uncomputed = 0
-        """Prompt tokens of all of them that are still to be computed."""
+        """Prompt tokens still to be computed, over all assignments."""
         self.is_draining = False
         self._unacknowledged: set[bytes] = set()
-        """Gateways that have not acknowledged the goodbye."""
+        """Gateways that have not acknowledged Goodbye."""
 
     @property
     def num_gateways(self) -> int:
-        """Connected gateways."""
         return len(self._gateways)
 
     @property
     def num_open(self) -> int:
-        """Assignments that have not had their last event."""
+        """Number of assignments that have not ended."""
         return len(self.assignments)
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        """Prompt tokens that are still to be computed, of all gateways' requests."""
+        """Prompt tokens still to be computed, over the requests of all gateways."""
         return self._num_uncomputed
 
     # -- from gateways -------------------------------------------------------------------------------------------------
 
     def receive(self, identity: bytes, message: ToMember) -> None:
-        """Handle a message of a gateway. Raises MessageError for an invalid one."""
+        """Handle a message from a gateway. Raises MessageError if it is invalid."""
         if isinstance(message, Hello):
             self._welcome(identity, message)
             return
@@ -176,18 +158,18 @@ class MemberService:
                 pass
 
     def send_goodbye(self) -> None:
-        """Send the last message; each gateway acknowledges it."""
+        """Send Goodbye, the last message, which each gateway acknowledges."""
         self._unacknowledged = set(self._gateways)
         for identity in list(self._unacknowledged):
             self._send(identity, Goodbye())
 
     @property
     def is_goodbye_acknowledged(self) -> bool:
-        """Whether all connected gateways have received everything."""
+        """Whether all connected gateways have received all messages."""
         return not self._unacknowledged & self._gateways.keys()
 
     def drain(self) -> None:
-        """Take nothing new, and send gateways the new state."""
+        """Reject new requests, and send gateways the new state."""
         self.is_draining = True
         self.beat()
 
@@ -197,7 +179,7 @@ class MemberService:
             self._beat_to(identity)
 
     def forget_silent(self) -> None:
-        """End the requests of gateways that were silent for long."""
+        """Cancel the requests of gateways that have been silent for `MAX_SILENT_S`."""
         now_s = self._clock()
         for identity, gateway in list(self._gateways.items()):
             if now_s - gateway.last_received_s > MAX_SILENT_S:
@@ -205,7 +187,7 @@ class MemberService:
                 self.forget(identity)
 
     def forget(self, identity: bytes) -> None:
-        """A gateway that is gone, or restarts its session: its requests are ended."""
+        """Remove a gateway that is gone or starts a new session, and cancel its requests."""
         if self._gateways.pop(identity, None) is None:
             return
         for name in [name for name, taken in self.assignments.items() if taken.gateway == identity]:
@@ -222,7 +204,7 @@ class MemberService:
         self._beat_to(identity)
 
     def _assign(self, identity: bytes, gateway: _Gateway, command: Submit | Restore, num_uncached_tokens: int) -> None:
-        """Submit one request, in this member's own namespace."""
+        """Submit a request in this member's namespace, or refuse it. Raises MessageError if the epoch is stale."""
         before = self.assignments.get(gateway.names.get(command.request_id, ""))
         if before is not None and command.epoch <= before.epoch:
             raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}", code="stale_epoch")
@@ -233,7 +215,7 @@ class MemberService:
         except QuireError as error:
             self._send(identity, MemberStepped((Refused.of(command.request_id, error, command.epoch),)))
             return
-        # Short, whatever the gateway's id is: a worker writes the names of all that run onto one page.
+        # A short id, because a worker writes the ids of all running requests into shared memory of fixed size.
         self._num_names += 1
         name = gateway.names[command.request_id] = f"assignment-{self._num_names}"
         taken = self.assignments[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
@@ -241,7 +223,7 @@ class MemberService:
         self._supervisor.submit(replace(command.received(self._clock()), request_id=name, namespace=own))
 
     def _checked(self, command: Submit | Restore) -> Namespace:
-        """This member's name of the request's namespace. Raises the refusal for the gateway."""
+        """Validate a request and return this member's namespace for it. Raises the error to send as refusal."""
         wanted, info = command.namespace, self._card.info
         own = info.namespace(wanted.cache_group, wanted.adapter)
         if len(command.request_id) > MAX_ID_CHARS:
@@ -255,7 +237,7 @@ class MemberService:
         return own
 
     def _call(self, identity: bytes, gateway: _Gateway, call: EngineCall) -> None:
-        """A query in this member's own namespace."""
+        """Run a query in this member's namespace. Raises MessageError if it is not an Explain call."""
 
         def on_reply(result: CallResult | QuireError) -> None:
             if self._gateways.get(identity) is gateway:  # the same session
@@ -275,7 +257,7 @@ class MemberService:
     # -- from the supervisor -------------------------------------------------------------------------------------------
 
     def listener(self, events: Sequence[RequestEvent]) -> None:
-        """Events of the supervisor, sorted by gateway, under the gateways' own request ids."""
+        """Send the supervisor's events to their gateways, with the gateways' request ids and epochs."""
         by_gateway: dict[bytes, list[RequestEvent]] = {}
         for event in events:
             taken = self.assignments.get(event.request_id)
@@ -296,7 +278,7 @@ class MemberService:
             gateway = self._gateways.get(identity)
             if gateway is None:
                 continue
-            # The load here decides where the next request goes: a changed one is reported at once.
+            # Report a changed load at once, because gateways route the next request by it.
             is_due = self._num_uncomputed != gateway.num_reported_tokens or now_s - gateway.reported_s >= REPORT_EVERY_S
             self._send(identity, MemberStepped(tuple(its_events), self._report(gateway, now_s) if is_due else None))
 

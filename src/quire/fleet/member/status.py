@@ -1,9 +1,9 @@
-"""A member's status for its parent, each second: one line of JSON on its standard output.
+"""A member's status for its parent process: each second, one line of JSON on its standard output.
 
     {"address": "tcp://127.0.0.1:40123", "state": "ready", "num_running": 3, ...}
 
-Gateways do not read it: they get heartbeats on their own sockets. This is for control planes that start members, check
-their health and scale them. For probes, the same line is written to a file.
+Control planes use it to start members, check their health and scale them. Gateways get heartbeats over their own
+sockets instead. The same line can be written to a file for health probes.
 """
 
 import os
@@ -11,41 +11,42 @@ from pathlib import Path
 
 import msgspec
 
+from quire.engine.calls import decoded
 from quire.errors import ConfigError, MessageError
 from quire.fleet.protocol.messages import NotNegative
 
 MAX_LINE_BYTES = 4096
-"""What a pipe takes in one piece, or not at all."""
+"""Maximum size of an atomic write to a pipe (PIPE_BUF on Linux)."""
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
     """A member's state and load."""
 
     address: str
-    """Where gateways connect to it."""
+    """Address for gateways."""
     state: str
-    """Its supervisor's: only one that is `ready` takes new requests."""
+    """State of the supervisor; only a `ready` member takes new requests."""
     num_running: NotNegative = 0
     num_waiting: NotNegative = 0
     num_uncomputed_tokens: NotNegative = 0
-    """Prompt tokens that are still to be computed, of all gateways' requests."""
+    """Prompt tokens still to be computed, over the requests of all gateways."""
+
+
+_decode = msgspec.json.Decoder(MemberStatus).decode
 
 
 def encode_status(status: MemberStatus) -> bytes:
-    """One line."""
+    """Encode a status as one line of JSON."""
     return msgspec.json.encode(status) + b"\n"
 
 
 def decode_status(line: bytes) -> MemberStatus:
-    """A status from its line. Raises MessageError."""
-    try:
-        return msgspec.json.decode(line, type=MemberStatus)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise MessageError(f"malformed status line of a member ({len(line)} bytes): {error}") from error
+    """Decode a status line. Raises MessageError."""
+    return decoded(_decode, "status line of a member", line)
 
 
 def write_status_file(file: Path, status: MemberStatus) -> None:
-    """For probes, which read it and check its age: always one whole status. Raises ConfigError."""
+    """Replace the status file atomically, for probes that check its content and age. Raises ConfigError."""
     begun = file.with_name(f"{file.name}.new")
     try:
         begun.write_bytes(encode_status(status))
@@ -55,7 +56,7 @@ def write_status_file(file: Path, status: MemberStatus) -> None:
 
 
 def write_status(descriptor: int, status: MemberStatus) -> None:
-    """Never blocks: a parent that does not read misses a line, and the next one is newer."""
+    """Write a status line without blocking; drop it if the pipe is full. Raises MessageError if it is too long."""
     line = encode_status(status)
     if len(line) > MAX_LINE_BYTES:
         raise MessageError(f"expected a status of up to {MAX_LINE_BYTES} bytes, got {len(line)}")

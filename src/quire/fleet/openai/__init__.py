@@ -1,1 +1,1 @@
-"""OpenAI servers (vLLM and its like) as members."""
+"""OpenAI-compatible servers such as vLLM as members of a fleet."""

@@ -1,9 +1,9 @@
-"""An OpenAI member, as a line of the list of members.
+"""Parses the address of an OpenAI member, one line of the member list.
 
     openai:http://10.0.0.7:8000 events=tcp://10.0.0.7:5557 replay=tcp://10.0.0.7:5558 key-file=/etc/quire/gpu.key
 
-Messages of such a server may be unencrypted, prompts among them. So a line that leads beyond this machine is accepted
-only where the operator allows it. Reads key files; opens no socket.
+Connections to such a server may be unencrypted and carry prompts, so an unencrypted address on another machine is
+accepted only if the operator allows it. Reads key files; opens no socket.
 """
 
 import os
@@ -15,9 +15,9 @@ from quire.errors import ConfigError
 from quire.fleet.protocol.keys import is_loopback
 
 OPENAI_PREFIX = "openai:"
-"""How lines of such members begin."""
+"""Prefix of the addresses of OpenAI members."""
 KEY_VARIABLE = "QUIRE_STRANGER_KEY"
-"""The environment's key for members without a key file."""
+"""Environment variable with the API key for members without a key file."""
 OPTIONS = ("events", "replay", "key-file", "model")
 SCHEMES = {"http": 80, "https": 443}
 EVENT_KINDS = ("tcp://", "ipc://")
@@ -25,41 +25,41 @@ EVENT_KINDS = ("tcp://", "ipc://")
 
 @dataclass(frozen=True, slots=True)
 class OpenAIAddress:
-    """One line, parsed."""
+    """A parsed address line."""
 
     line: str
-    """As it was written: the member's name."""
+    """The unparsed line, which identifies the member."""
     host: str
     port: int
     has_tls: bool = False
     path: str = ""
-    """What comes before the paths of the API."""
+    """URL prefix of the API's paths."""
     events: str = ""
-    """Where it publishes KV events; empty: nowhere."""
+    """Endpoint of the server's KV events; empty if it publishes none."""
     replay: str = ""
     key_file: Path | None = None
     model: str = ""
-    """Its name of the model; empty: the first that it lists."""
+    """The server's id of the model; empty: the first model that the server lists."""
 
     @property
     def is_clear(self) -> bool:
-        """Whether other machines could read the messages."""
+        """Whether connections leave this machine unencrypted."""
         speaks_clear = not self.has_tls and not is_loopback(f"http://{self.authority}")
         return speaks_clear or any(not is_loopback(one) for one in (self.events, self.replay) if one)
 
     @property
     def authority(self) -> str:
-        """Host and port as a URL writes them."""
+        """Host and port as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def is_openai(address: str) -> bool:
-    """Whether an address in the list of members is that of an OpenAI server."""
+    """Whether an address in the member list is that of an OpenAI server."""
     return address.startswith(OPENAI_PREFIX)
 
 
 def parse_openai_address(line: str) -> OpenAIAddress:
-    """Raises ConfigError for an invalid line."""
+    """Parse an address line. Raises ConfigError if it is invalid."""
     url, *fields = line.removeprefix(OPENAI_PREFIX).split()
     options = dict[str, str]()
     for text in fields:
@@ -104,7 +104,7 @@ def _split(url: str) -> tuple[SplitResult, int]:
 
 
 def check_openai_request(address: OpenAIAddress, *, allows_clear: bool) -> None:
-    """Raise ConfigError for one that is reached unencrypted beyond this machine, unless that is allowed."""
+    """Raise ConfigError for an unencrypted address on another machine, unless `allows_clear`."""
     if address.is_clear and not allows_clear:
         rule = f"expected an encrypted connection to an OpenAI member on another host, got {address.line!r}"
         way_out = "use https, or pass --allow-clear-member if the network between is yours alone"
@@ -112,7 +112,7 @@ def check_openai_request(address: OpenAIAddress, *, allows_clear: bool) -> None:
 
 
 def read_key(address: OpenAIAddress) -> str | None:
-    """The server's API key; None: it needs none. Raises ConfigError, which never shows a key."""
+    """Return the API key for the server, or None without one. Raises ConfigError, which never contains a key."""
     if address.key_file is None:
         key = os.environ.get(KEY_VARIABLE, "").strip()
     else:

@@ -1,11 +1,11 @@
-"""A gateway's connection to an OpenAI member: to the fleet it looks like any member's.
+"""A gateway's connection to an OpenAI member, with the same interface as a link to a quire member.
 
     fleet ── Assign, Cancel ──► this ── POST /v1/completions, one connection for each answer ──► server
     fleet ◄── Welcome, MemberStepped, MemberBeat ◄── this ◄── streams · GET /metrics each second ◄──┘
 
-A session begins when the server lists its models and its tokenizer matches ours, and ends when it cannot be reached,
-sends an invalid message, or `end` is called. Then its requests move, and the link reconnects. A stream that breaks
-while the server is healthy ends its own request alone.
+A session begins when the server has listed its models and its tokenizer matches the gateway's. It ends when the server
+is unreachable or sends an invalid message, or when `end` is called. Then its requests move to other members, and the
+link reconnects. If a stream breaks while the server is healthy, only that request ends.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import msgspec
 
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Continuation, FinishReason
-from quire.core.work_budget import WorkAccount, WorkKind
+from quire.core.work_budget import WorkAccount
 from quire.engine.calls import CallReply, EngineCall
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.errors import DrainingError, MessageError, QuireError, RequestError
@@ -49,12 +49,12 @@ from quire.http_client import OK, HttpClient, HttpResponse, HttpServer, fetch
 log = logging.getLogger("quire.fleet")
 
 READY, DRAINING = "ready", "draining"
-"""States of a server: one that shuts down in order gets nothing new, and finishes its requests."""
+"""States of a server: a draining server (graceful shutdown) gets no new requests and finishes its own."""
 T = TypeVar("T")
 POLL_TIMEOUT_S = 10.0
-"""For `/metrics`. A server that is silent for longer than the fleet's limit is dropped before."""
+"""Timeout of one poll. The fleet's heartbeat timeout may drop the server earlier."""
 PIECE_BYTES, PIECE_TOKENS = 4096, 64
-"""Of a stream, before other tasks of the loop may have a turn."""
+"""Amounts of a stream processed between two yields to the event loop."""
 NO_CLAIM = (
     "the model's tokens are not known yet: a member that is not quire sends no tokenizer, so a member of quire's own "
     "must be ready first, or the gateway be started with --tokenizer MODEL"
@@ -80,7 +80,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Session:
-    """A server that has listed its model."""
+    """A connected server and the card of its model."""
 
     server: HttpServer
     card: MemberCard
@@ -88,7 +88,7 @@ class _Session:
 
 
 class OpenAIMemberLink(ReconnectingLink):
-    """To an OpenAI server."""
+    """A link to an OpenAI server."""
 
     is_openai = True
 
@@ -105,26 +105,20 @@ class OpenAIMemberLink(ReconnectingLink):
         self._listener = listener
         self._work = work
         self._account = WorkAccount(self.address)
-        """For all its metrics; each answer has an account of its own."""
+        """CPU-time account for this server's polled responses; each answer has a separate account."""
         self._session: _Session | None = None
         self._figures = OpenAIFigures()
         self._in_flight: dict[str, _Open] = {}
         self._num_received = 0
         self._state = READY
         self._has_received = False
-        """The server has sent something since the last heartbeat."""
+        """Whether the server has responded since the last heartbeat."""
         self._others: set[asyncio.Task[None]] = set()
 
     # -- the link's interface ------------------------------------------------------------------------------------------
 
-    def end(self, why: str) -> None:
-        """End this session: the server is silent or sent invalid messages."""
-        if not self._is_over.is_set():
-            self.problem = why
-        self._is_over.set()
-
     def send(self, message: ToMember) -> None:
-        """Have the server do what a member would; events follow later, never from within this call."""
+        """Translate a fleet message into HTTP requests. Events are delivered later, never from within this call."""
         if not self.is_open or self._is_over.is_set():
             return
         match message:
@@ -141,7 +135,7 @@ class OpenAIMemberLink(ReconnectingLink):
                 self._others.add(task)
                 task.add_done_callback(self._others.discard)
             case _:
-                pass  # greetings and heartbeats: HTTP needs none
+                pass  # HTTP servers need no greetings or heartbeats
 
     # -- sessions ------------------------------------------------------------------------------------------------------
 
@@ -159,7 +153,7 @@ class OpenAIMemberLink(ReconnectingLink):
             is_fine = self._is_trusted
         except (OSError, QuireError) as error:
             self.problem = str(error) or type(error).__name__
-        except Exception as error:  # whatever it is, the link reconnects
+        except Exception as error:  # after any error the link reconnects
             self.problem = f"{type(error).__name__} here"
             log.exception("failed to handle a message from member %s", self.address)
         finally:
@@ -178,7 +172,7 @@ class OpenAIMemberLink(ReconnectingLink):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _open_session(self, claim: ModelClaim) -> _Session:
-        """Check the server. Raises OSError or QuireError if it cannot be a member."""
+        """Check the server and build its card. Raises OSError or QuireError if it cannot be a member."""
         where = self._where
         server = HttpServer(where.host, where.port, where.has_tls, where.path, read_key(where))
         status, body = await fetch(server, "GET", "/v1/models")
@@ -188,7 +182,7 @@ class OpenAIMemberLink(ReconnectingLink):
         status, body = await fetch(server, "GET", "/metrics")
         has_metrics = status == 200
         self._figures = await self._charged(partial(read_figures, body)) if has_metrics else OpenAIFigures()
-        question = {"model": model.name, "prompt": PROBE, "add_special_tokens": False}
+        question = {"model": model.id, "prompt": PROBE, "add_special_tokens": False}
         status, body = await fetch(server, "POST", "/tokenize", msgspec.json.encode(question))
         if status == 200:
             await self._charged(partial(check_probe, body, claim.encode(PROBE)))
@@ -197,7 +191,7 @@ class OpenAIMemberLink(ReconnectingLink):
         return _Session(server, card_of(where, claim, model, self._figures, token_hex(8)), has_metrics)
 
     async def _serve_session(self, session: _Session) -> None:
-        """From its welcome to its end. Raises OSError if it cannot be reached any more."""
+        """Run a session until it ends. Raises OSError if the server becomes unreachable, MessageError if invalid."""
         self._listener.on_message(self, Welcome(PROTOCOL, session.card))
         self.is_open = self._has_received = True
         tasks = [
@@ -216,9 +210,8 @@ class OpenAIMemberLink(ReconnectingLink):
                 raise end
 
     async def _poll(self, session: _Session) -> None:
-        """Poll its load each second. Raises OSError if the server cannot be reached twice; one that is slow, or sends
-        nothing useful, is left to the count of heartbeats. One that accepts no connection while its streams continue is
-        shutting down in order: it is left after their ends."""
+        """Poll the server's load each second. Raises OSError if it is unreachable twice in a row; slow or failing
+        responses only stop heartbeats. If the server shuts down gracefully, return after its last stream."""
         path = "/metrics" if session.has_metrics else "/v1/models"
         has_failed = False
         while True:
@@ -240,11 +233,11 @@ class OpenAIMemberLink(ReconnectingLink):
                 self._figures = await self._charged(partial(read_figures, body))
 
     async def _charged(self, read: Callable[[], T]) -> T:
-        """Read a response. Raises MessageError if that took longer than it may."""
+        """Parse a response and charge the CPU time. Raises MessageError if the time exceeds the budget."""
         await self._work.turn()
         began_s = thread_time()
         found = read()
-        self._work.charge(self._account, WorkKind.MEMBER_STREAM, began_s)
+        self._work.charge(self._account, "member_stream", began_s)
         return found
 
     async def _beat(self) -> None:
@@ -314,7 +307,7 @@ class OpenAIMemberLink(ReconnectingLink):
                 del self._in_flight[command.request_id]
 
     async def _answer(self, opened: _Open, answer: Continuation) -> None:
-        """One answer. None of several has events before the server has accepted all."""
+        """Request and stream one answer. If there are several, no answer has events until all are accepted."""
         flight, session = opened.flight, self._session
         if session is None:
             return
@@ -338,16 +331,16 @@ class OpenAIMemberLink(ReconnectingLink):
         self._emit(flight.over(index))
 
     async def _follow(self, response: HttpResponse, flight: OpenAIAssignment, index: int, stream: OpenAIStream) -> None:
-        """Read a stream to its end, in small pieces: other tasks of this loop need their turns, too."""
+        """Process a stream to its end, in small pieces so that other tasks of the event loop can run."""
         account = WorkAccount(self.address)
         while data := await response.read():
             for at in range(0, len(data), PIECE_BYTES):
                 await self._work.turn()
                 if self._is_over.is_set():
-                    return  # another stream of this member was invalid
+                    return  # the session has ended, for example because another stream was invalid
                 self._has_received, began_s = True, thread_time()
                 chunk = stream.feed(data[at : at + PIECE_BYTES])
-                self._work.charge(account, WorkKind.MEMBER_STREAM, began_s, len(chunk.token_ids))
+                self._work.charge(account, "member_stream", began_s, len(chunk.token_ids))
                 for part in chunk.parts(PIECE_TOKENS):
                     await self._work.turn()
                     began_s = thread_time()
@@ -359,7 +352,7 @@ class OpenAIMemberLink(ReconnectingLink):
                     return
 
     async def _take_failure(self, flight: OpenAIAssignment, error: Exception) -> None:
-        """A server that is not healthy loses all its requests, a healthy one this request only."""
+        """End or refuse this request if the server is healthy; otherwise end the session, which moves all requests."""
         if isinstance(error, MessageError):
             self.distrust(str(error))
         elif isinstance(error, _RefusedError):
@@ -379,7 +372,7 @@ class OpenAIMemberLink(ReconnectingLink):
         elif flight.is_taken and await self._is_well():
             self._emit(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {message}"))
         elif flight.is_taken:
-            # It ended the stream itself, the connection did not break: nothing was lost, other members continue it.
+            # The unhealthy server sent an error and did not break the connection: another member continues the request.
             self._drain()
             self._refuse(flight, DrainingError(f"its member is shutting down: {message}"))
         elif (refusal := error_of(error.failure, error.retry_after, self._figures.num_waiting)) is not None:
@@ -390,7 +383,7 @@ class OpenAIMemberLink(ReconnectingLink):
             self.distrust(f"/v1/completions answers {status}: {message}")
 
     def _leaves(self, error: OSError) -> bool:
-        """Whether it shuts down in order: it accepts no connection any more, and its streams continue."""
+        """Whether the server is shutting down gracefully: it refuses connections, but its streams continue."""
         has_streams = any(one.flight.is_taken for one in self._in_flight.values())
         if isinstance(error, ConnectionRefusedError) and has_streams:
             self._drain()
@@ -403,7 +396,7 @@ class OpenAIMemberLink(ReconnectingLink):
             self._deliver(MemberBeat(self._state, self._report()))
 
     async def _break_off(self, flight: OpenAIAssignment, why: str) -> None:
-        """If the server does not respond, all its requests move, this one among them."""
+        """End this request if the server is healthy; otherwise end the session, so that all its requests move."""
         if await self._is_well():
             self._emit(flight.ended(FinishReason.ERROR, f"the member that had it broke it off: {why}"))
         else:

@@ -1,8 +1,8 @@
-"""Parses a server's `/metrics` for the router: its load, and its size. Pure.
+"""Parses a server's `/metrics` for the router: its load and cache size. Pure logic, no I/O.
 
-The names are vLLM's. Counts of several engines behind one address are added up. Unknown lines are skipped: without
-metrics a member is chosen by this gateway's own assignments alone. Only the lines with these names are parsed,
-and of each name a bounded number: the page is read every second, on the gateway's event loop.
+Metric names are vLLM's. Counts of several engines behind one address are summed. Without metrics the router only uses
+this gateway's own assignments. A bounded number of lines per metric is parsed and all other lines are skipped, because
+the page is parsed every second on the gateway's event loop.
 """
 
 import re
@@ -10,37 +10,37 @@ from dataclasses import dataclass
 from math import isfinite
 
 DEFAULT_BLOCK_SIZE = 16
-"""vLLM's default."""
+"""vLLM's default block size in tokens."""
 MAX_COUNT = 1 << 40
 MAX_SAMPLES = 256
-"""Of one name: a server has that many engines at most."""
+"""Maximum samples parsed per metric name: one per engine."""
 MAX_SAMPLE_BYTES = 4096
 _SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,13})"')
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIFigures:
-    """A server's metrics."""
+    """A server's metrics, summed over its engines."""
 
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-    """Share of its blocks that are in use."""
+    """Fraction of KV blocks in use, 0 to 1."""
     block_size: int | None = None
     num_blocks: int | None = None
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     mean_prompt_tokens: float = 0.0
-    """Of all requests so far."""
+    """Mean prompt length of all requests since the server started."""
 
     @property
     def num_used_blocks(self) -> int:
-        """Of all its engines."""
+        """Used blocks of all engines."""
         return round(self.kv_usage * (self.num_blocks or 0))
 
 
 def read_figures(page: bytes) -> OpenAIFigures:
-    """The metrics of a page. Never raises: malformed lines are skipped."""
+    """Parse a `/metrics` page. Never raises: malformed lines are skipped."""
     usage = _values(page, b"kv_cache_usage_perc") or _values(page, b"gpu_cache_usage_perc") or [0.0]
     sizes = [found for labels, _ in _samples(page, b"cache_config_info") for found in _SIZES.findall(labels)]
     counts = [(name, min(int(number), MAX_COUNT)) for name, number in sizes]
@@ -64,7 +64,7 @@ def _values(page: bytes, name: bytes) -> list[float]:
 
 
 def _samples(page: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
-    """Labels and value of the lines with this name: `vllm:NAME{LABELS} VALUE`, labels if there are any."""
+    """Return labels and value of each line `vllm:NAME{LABELS} VALUE` or `vllm:NAME VALUE`."""
     found, start, at = list[tuple[bytes, bytes]](), b"vllm:" + name, 0
     while len(found) < MAX_SAMPLES and (at := page.find(start, at)) >= 0:
         is_first, at = at == 0 or page[at - 1 : at] == b"\n", at + len(start)
@@ -75,7 +75,7 @@ def _samples(page: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def _number(text: bytes) -> float:
-    """Counts are finite and not negative."""
+    """Parse a number and clamp it to [0, MAX_COUNT]; 0 if it is malformed or not finite."""
     try:
         value = float(text)
     except ValueError:

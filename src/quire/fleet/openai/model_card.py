@@ -1,7 +1,7 @@
-"""The card of an OpenAI member, and what of it can be checked. Pure.
+"""Builds the member card of an OpenAI member and checks its tokenizer. Pure logic, no I/O.
 
-The server has no fingerprint: its operator vouches that it runs the gateway's model. What can be checked is whether
-its tokenizer returns the same tokens; a server whose tokenizer does not is never accepted.
+The server reports no model fingerprint: the operator is responsible that it runs the gateway's model. The gateway
+compares tokenizers on a probe text, and never accepts a server whose tokens differ.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from quire.engine.calls import decoded
 from quire.engine.engine import ModelInfo
 from quire.errors import MessageError
 from quire.fleet.openai.address import OpenAIAddress
@@ -17,33 +18,27 @@ from quire.fleet.protocol.messages import MemberCard, MemberReport
 from quire.worker.messages import WorkerLoad
 
 PROBE = "The quick brown fox: 12,345 naïve cafés 你好, мир 🙂\n\tdef f(x):  return x**2  # ΔΣ"
-"""Words, numbers, white space and alphabets that tokenizers split differently."""
+"""The probe text: words, numbers, white space and scripts that tokenizers split differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelClaim:
-    """The gateway's model, which an OpenAI member is assumed to run."""
+    """The gateway's model, which OpenAI members are assumed to run."""
 
     info: ModelInfo
     encode: Callable[[str], list[int]]
-    """A text's tokens, without special ones."""
+    """Encodes a text without adding special tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenAIModelCard:
-    """A model as a server lists it."""
+class ListedModel(msgspec.Struct):
+    """An entry of `/v1/models`."""
 
-    name: str
-    max_sequence_tokens: int | None
-
-
-class _Listed(msgspec.Struct):
     id: str
     max_model_len: int | None = None
 
 
 class _Models(msgspec.Struct):
-    data: list[_Listed]
+    data: list[ListedModel]
 
 
 class _Tokens(msgspec.Struct):
@@ -54,26 +49,20 @@ _models = msgspec.json.Decoder(_Models)
 _tokens = msgspec.json.Decoder(_Tokens)
 
 
-def read_model(body: bytes, wanted: str) -> OpenAIModelCard:
-    """The model of this name, or the first if none is required. Raises MessageError."""
-    try:
-        listed = _models.decode(body).data
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"malformed response of /v1/models: {error}") from error
+def read_model(body: bytes, wanted: str) -> ListedModel:
+    """Return the listed model with the id `wanted`, or the first if `wanted` is empty. Raises MessageError."""
+    listed = decoded(_models.decode, "response of /v1/models", body).data
     found = next((one for one in listed if one.id == wanted or not wanted), None)
     if found is None:
         names = ", ".join(one.id[:64] for one in listed[:8]) or "nothing"
         sentence = f"expected the server to have model {wanted!r}, got {names}; change model=NAME in its line"
         raise MessageError(sentence, code="model_not_served")
-    return OpenAIModelCard(found.id, found.max_model_len)
+    return found
 
 
 def check_probe(body: bytes, expected: Sequence[int]) -> None:
-    """Raise MessageError unless the server's tokenizer splits the probe as this gateway's does."""
-    try:
-        tokens = _tokens.decode(body).tokens
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise MessageError(f"malformed response of /tokenize: {error}") from error
+    """Raise MessageError unless the server's tokens of the probe text equal the gateway's."""
+    tokens = decoded(_tokens.decode, "response of /tokenize", body).tokens
     if tokens != list(expected):
         rule = f"expected the gateway's tokenizer, with tokens {list(expected)[:8]} … for the probe, got {tokens[:8]} …"
         sentence = f"{rule}; all members of one name must serve the same model"
@@ -81,28 +70,28 @@ def check_probe(body: bytes, expected: Sequence[int]) -> None:
 
 
 def card_of(
-    address: OpenAIAddress, claim: ModelClaim, model: OpenAIModelCard, figures: OpenAIFigures, incarnation: str
+    address: OpenAIAddress, claim: ModelClaim, model: ListedModel, figures: OpenAIFigures, incarnation: str
 ) -> MemberCard:
-    """A card such as a quire member sends."""
-    longest = model.max_sequence_tokens or claim.info.max_sequence_tokens
+    """Build the card of an OpenAI member; block size and count are estimates if the metrics lack them."""
+    longest = model.max_model_len or claim.info.max_sequence_tokens
     block_size = figures.block_size or DEFAULT_BLOCK_SIZE
     num_blocks = figures.num_blocks or max(1, longest // block_size)
-    size = f"{num_blocks} blocks of {block_size} tokens" if figures.num_blocks else "of a size that it does not tell"
+    size = f"{num_blocks} blocks of {block_size} tokens" if figures.num_blocks else "of unknown size"
     info = ModelInfo(
         claim.info.identity,
         block_size,
         num_blocks,
         claim.info.vocabulary_size,
         longest,
-        f"{model.name[:64]}, not quire, {size}, up to {longest} tokens a sequence",
+        f"{model.id[:64]}, not quire, {size}, up to {longest} tokens a sequence",
     )
     has_size = figures.num_blocks is not None
-    return MemberCard(model.name, info, incarnation, address.events, address.replay, has_size)
+    return MemberCard(model.id, info, incarnation, address.events, address.replay, has_size)
 
 
 def report_of(figures: OpenAIFigures, own_tokens: Sequence[int], num_received: int) -> MemberReport:
-    """Its load, by its own metrics and by this gateway's assignments: tokens that each request still has to have
-    computed. Requests of others that wait there are estimated by its mean prompt."""
+    """Build a load report from the server's metrics and `own_tokens`, the uncomputed tokens of each own request. Other
+    clients' waiting requests are estimated by the mean prompt length."""
     num_others = max(0, figures.num_waiting - sum(1 for num in own_tokens if num))
     load = WorkerLoad(
         num_running=figures.num_running,

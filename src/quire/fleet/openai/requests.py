@@ -1,11 +1,11 @@
-"""An assignment as a request of the OpenAI API: `/v1/completions` with token ids. Pure.
+"""Converts an assignment to requests of the OpenAI API: `/v1/completions` with token ids. Pure logic, no I/O.
 
-Every answer is a request of its own, so that one of several can be ended by closing its connection, and continues from
-its own tokens after a move: its prompt is then prompt and tokens, its limits are less by them, its seed is the same.
-That is the best such a server can do. It is not exact: its random state restarts, and penalties take tokens for prompt.
+Every answer (choice) is a separate HTTP request, so that the gateway can cancel one by closing its connection. After a
+move, an answer continues with prompt plus produced tokens as its prompt, the remaining token limits and the same seed.
+The continuation is not exact: the server's random state restarts, and its penalties count produced tokens as prompt.
 
-Names beyond the standard are vLLM's. All parameters that decide which token is chosen are sent, because for a missing
-one the server would use the model's own default.
+Parameters beyond the OpenAI API are vLLM's. All sampling parameters are sent, because the server would replace missing
+ones by the model's defaults.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ from quire.core.request import Continuation, ResolvedSampling
 from quire.engine.commands import Restore, Submit
 
 SEED_MASK = (1 << 63) - 1
-"""Seeds there are signed, and -1 means none."""
+"""Keeps seeds in 63 bits, because vLLM's are signed and -1 means no seed."""
 NO_TOP_K = -1
 
 
 def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str | None:
-    """What a request needs that only quire members have; None: nothing."""
+    """Return the required feature that OpenAI members lack, in words for an error; None if there is none."""
     if grammar is not None:
         return "a grammar, as tools and schemas that must be kept to have one"
     if params.prompt_logprobs is not None or params.max_tokens < 1:
@@ -32,7 +32,7 @@ def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str 
 def completion_body(
     command: Submit | Restore, answer: Continuation, model: str, max_sequence_tokens: int
 ) -> dict[str, Any]:
-    """The request body of one answer."""
+    """Return the request body for one answer."""
     params = command.params
     prompt = [*command.prompt, *answer.produced]
     num_left = max(1, min(params.max_tokens - len(answer.produced), max_sequence_tokens - len(prompt)))
@@ -53,7 +53,7 @@ def completion_body(
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "seed": (command.seed + answer.index) & SEED_MASK,
-        # Which tokens end an answer was decided here; the server's own would be others.
+        # The gateway has resolved the stop tokens; the server's own EOS tokens may differ.
         "ignore_eos": True,
         "stop_token_ids": sorted(params.stop_token_ids),
     }

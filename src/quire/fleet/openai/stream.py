@@ -1,14 +1,14 @@
-"""Parses the stream of an OpenAI server into tokens: bytes in, chunks out. Pure.
+"""Parses the SSE stream of an OpenAI server into chunks of tokens. Pure logic, no I/O.
 
     data: {"choices": [{"index": 0, "text": " cat", "token_ids": [2836], "finish_reason": null}]}
     data: {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 128}}}
     data: [DONE]
 
-Texts are ignored: token ids are requested, and a server that does not send them cannot be a member. Bytes may
-be split anywhere. Invalid data raises `MessageError`, and nothing else.
+Texts are ignored, because the gateway requests token ids; a server that does not send them cannot be a member. The
+bytes may be split anywhere. Invalid data raises `MessageError` and no other exception.
 
-All of this runs on the gateway's event loop, so the work is linear in the bytes, and an event has no more of them than
-its request allows: only the first repeats the prompt, which is cut out and compared as bytes before JSON is parsed.
+Parsing runs on the gateway's event loop, so it takes linear time, and the size of an event is bounded. Only the first
+event repeats the prompt, which is compared as bytes and removed before the JSON is parsed.
 """
 
 import re
@@ -25,46 +25,46 @@ from quire.errors import RETRY_AFTER_S, MessageError, QueueFullError, QuireError
 from quire.http_client import SseReader
 
 MAX_LINE_BYTES = 1 << 19
-"""As JSON the worst of such events takes 35 ms of processor time."""
+"""Maximum size of an event without its prompt; parsing takes at most 35 ms of CPU time."""
 MAX_TOKEN_BYTES = 12
-"""What a token of the prompt adds to the first event, which repeats it."""
+"""Maximum bytes per prompt token in the first event, which repeats the prompt."""
 _PROMPT = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
 SHOWN_CHARS = 300
-"""Of a server's error message."""
+"""Maximum characters kept of a server's error message."""
 DONE = b"[DONE]"
-TOKEN_ID = "token_id:"  # noqa: S105 - how servers write a token's id where a text is meant
+TOKEN_ID = "token_id:"  # noqa: S105 - vLLM's prefix of token ids in place of texts
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-"""All others mean that the server ended it early."""
+"""Finish reasons of complete answers; any other reason means that the server aborted the answer."""
 FULL, NOT_LET_IN = (429, 503), (401, 403, 404)
-"""Statuses that do not depend on the request: the server is full, or rejects the key, or has no such model."""
+"""HTTP statuses not caused by the request: the server is full, rejects the API key, or does not have the model."""
 MAX_RETRY_S = 600
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIFailure:
-    """Why an answer ended early, by the server's error."""
+    """The server's error for an answer that it refused or aborted."""
 
     status: int
-    """An HTTP status: below 500 it is the request's own fault."""
+    """HTTP status; below 500 the request caused the error."""
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenAIChunk:
-    """The content of some bytes of one answer."""
+    """The parsed content of some bytes of one answer."""
 
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each token, where they were requested."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One entry per token if log-probabilities were requested, otherwise empty."""
     reason: FinishReason | None = None
-    """Why it ended, if it has."""
+    """Finish reason, if the answer has ended."""
     num_cached_tokens: int | None = None
     failure: OpenAIFailure | None = None
     is_done: bool = False
-    """The server has ended the stream."""
+    """Whether the server has ended the stream."""
 
     def parts(self, num_tokens: int) -> "Sequence[OpenAIChunk]":
-        """The same in chunks of at most so many tokens; what follows the tokens is in the last."""
+        """Split into chunks of at most `num_tokens` tokens; the last one has all other fields."""
         if len(self.token_ids) <= num_tokens:
             return (self,)
         *borders, last = range(0, len(self.token_ids), num_tokens)
@@ -117,20 +117,8 @@ _chunk = msgspec.json.Decoder(_Chunk)
 _error_body = msgspec.json.Decoder(_ErrorBody)
 
 
-@dataclass(slots=True)
-class _PartialChunk:
-    """The content of the events of one piece so far."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    reason: FinishReason | None = None
-    num_cached_tokens: int | None = None
-    failure: OpenAIFailure | None = None
-    is_done: bool = False
-
-
 class OpenAIStream:
-    """One answer's stream."""
+    """The parser of one answer's stream."""
 
     def __init__(
         self, prompt: tuple[int, ...], vocabulary_size: int, num_alternatives: int | None, max_tokens: int
@@ -145,22 +133,15 @@ class OpenAIStream:
         self._is_done = False
 
     def feed(self, data: bytes) -> OpenAIChunk:
-        """The content of the events that end in these bytes."""
-        partial = _PartialChunk()
+        """Parse the events that are complete with these bytes. Raises MessageError."""
+        found = OpenAIChunk()
         for event in self._events.feed(data):
-            self._read(event.data.strip(), partial)
-        return OpenAIChunk(
-            tuple(partial.token_ids),
-            tuple(partial.logprobs),
-            partial.reason,
-            partial.num_cached_tokens,
-            partial.failure,
-            partial.is_done,
-        )
+            self._read(event.data.strip(), found)
+        return found
 
-    def _read(self, data: bytes, partial: _PartialChunk) -> None:
+    def _read(self, data: bytes, found: OpenAIChunk) -> None:
         if data == DONE:
-            partial.is_done = self._is_done = True
+            found.is_done = self._is_done = True
         if not data or self._is_done:
             return
         data = self._without_prompt(data)
@@ -169,21 +150,21 @@ class OpenAIStream:
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise MessageError(f"expected a completion chunk, got {_shown(data)!r}: {error}") from error
         if chunk.error is not None:
-            partial.failure = partial.failure or _failure(chunk.error, 500)
+            found.failure = found.failure or _failure(chunk.error, 500)
             return
         details = None if chunk.usage is None else chunk.usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
-            partial.num_cached_tokens = self._capped(details.cached_tokens)
+            found.num_cached_tokens = self._capped(details.cached_tokens)
         if len(chunk.choices) > 1:
             raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}", code="several_choices")
         for choice in chunk.choices:
-            self._take(choice, partial)
+            self._take(choice, found)
 
     def _without_prompt(self, data: bytes) -> bytes:
-        """An event without the prompt that it repeats, which must be ours."""
-        found = _PROMPT.search(data)
-        if found is not None:
-            begin, end = found.end() - 1, data.find(b"]", found.end()) + 1
+        """Remove the repeated prompt from an event. Raises MessageError if it differs from the request's prompt."""
+        match = _PROMPT.search(data)
+        if match is not None:
+            begin, end = match.end() - 1, data.find(b"]", match.end()) + 1
             if data[begin:end].translate(None, b" \t\r") != msgspec.json.encode(self._prompt):
                 sentence = "the server returned a different prompt than it was sent: its tokenizer differs"
                 raise MessageError(sentence, code="another_prompt")
@@ -200,7 +181,7 @@ class OpenAIStream:
             raise MessageError(rule, code="invalid_cached_tokens")
         return num_cached
 
-    def _take(self, choice: _Choice, partial: _PartialChunk) -> None:
+    def _take(self, choice: _Choice, found: OpenAIChunk) -> None:
         if choice.index != 0:
             raise MessageError(f"expected one choice, got index {choice.index}", code="unexpected_choice")
         if choice.token_ids is None and choice.text:
@@ -208,14 +189,14 @@ class OpenAIStream:
             raise MessageError(missing, code="token_ids_missing")
         token_ids = choice.token_ids or []
         self._check_tokens(token_ids, choice.finish_reason)
-        partial.token_ids += token_ids
-        partial.logprobs += self._logprobs(token_ids, choice.logprobs)
+        found.token_ids += token_ids
+        found.logprobs += self._logprobs(token_ids, choice.logprobs)
         if choice.finish_reason is None:
             return
-        partial.reason = self._reason = REASONS.get(choice.finish_reason)
+        found.reason = self._reason = REASONS.get(choice.finish_reason)
         if self._reason is None:
             message = f"the server ended the response with {choice.finish_reason[:SHOWN_CHARS]!r}"
-            partial.failure = partial.failure or OpenAIFailure(500, message)
+            found.failure = found.failure or OpenAIFailure(500, message)
 
     def _check_tokens(self, token_ids: list[int], finish_reason: str | None) -> None:
         if self._reason is not None and (token_ids or finish_reason):
@@ -241,7 +222,7 @@ class OpenAIStream:
         ]
 
     def _entry(self, token_id: int, value: float | None, top: dict[str, float | None] | None) -> TokenLogprobs:
-        """Ranks are not sent: a token that is not among the likeliest is ranked after all of them."""
+        """Build an entry. The server sends no ranks, so a token outside the top list ranks after all of the list."""
         if value is None or not isfinite(value):
             _refuse_logprobs(f"expected a finite log-probability of a chosen token, got {value}")
         likeliest = sorted(
@@ -253,7 +234,7 @@ class OpenAIStream:
 
 
 def refusal_of(status: int, body: bytes) -> OpenAIFailure:
-    """The server's reason for refusing a request, in whatever form."""
+    """Extract the server's error from a response body of any form."""
     try:
         received = _error_body.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -264,7 +245,7 @@ def refusal_of(status: int, body: bytes) -> OpenAIFailure:
 
 
 def error_of(failure: OpenAIFailure, retry_after: str, num_waiting: int) -> QuireError | None:
-    """The refusal for the client; None: the server is at fault."""
+    """Return the error for the client; None if the server, not the request, caused the failure."""
     if failure.status in FULL:
         retry_s = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
         return QueueFullError(num_waiting, num_waiting, max(1, min(retry_s, MAX_RETRY_S)))

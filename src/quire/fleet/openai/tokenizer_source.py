@@ -1,6 +1,6 @@
-"""A model's text assets from the operator, because OpenAI members send none.
+"""Loads a model's text assets (tokenizer, chat template) from the operator's source: OpenAI members send none.
 
-Reads disks and perhaps a network: not for an event loop.
+All functions block on disk and perhaps network I/O.
 """
 
 import tempfile
@@ -18,14 +18,14 @@ from quire.fleet.protocol.text_assets import text_assets_of
 from quire.text.tokenizer import Tokenizer
 
 DEFAULT_SEQUENCE_TOKENS = 4096
-"""Where neither the model nor the server has a limit of a sequence's length."""
+"""Maximum sequence length if the model's config has none."""
 MAX_PROBE_BYTES = 4096
-"""Of texts by which tokenizers are compared."""
+"""Maximum length of texts that this tokenizer encodes: only the probe text of `model_card`."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """What is known of a model that no member here describes."""
+    """A model's text assets, tokenizer and estimated info, for fleets without quire members."""
 
     text_assets: TextAssets
     tokenizer: Tokenizer
@@ -38,11 +38,11 @@ class OpenAIMemberRules:
 
     tokenizer_source: TokenizerSource | None = None
     allows_clear: bool = False
-    """Whether connections to them may be unencrypted beyond this machine."""
+    """Whether unencrypted connections to OpenAI members on other machines are allowed."""
 
 
 def read_tokenizer_source(model: str) -> TokenizerSource:
-    """The text assets of a model: a directory, a .gguf file, or a hub id. Raises CheckpointError."""
+    """Load the text assets of a model: a directory, a .gguf file, or a Hub id. Raises CheckpointError."""
     checkpoint = resolve(model)
     text_assets = text_assets_of(checkpoint, ModelSettings())
     texts = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
@@ -52,7 +52,7 @@ def read_tokenizer_source(model: str) -> TokenizerSource:
 def tokenizer_source_of(
     text_assets: TextAssets, num_rows: object = None, max_sequence_tokens: object = None
 ) -> TokenizerSource:
-    """The same of assets that are loaded already. A model may have more rows than its tokenizer has tokens."""
+    """Build a source from loaded assets. The model's vocabulary `num_rows` may be larger than the tokenizer's."""
     tokenizer = tokenizer_of(text_assets).limited(MAX_PROBE_BYTES, MAX_PROBE_BYTES)
     name = blake2b(text_assets.tokenizer_json, digest_size=16).hexdigest()
     info = ModelInfo(
@@ -66,7 +66,7 @@ def tokenizer_source_of(
 
 
 def tokenizer_of(text_assets: TextAssets) -> Tokenizer:
-    """The library reads files only."""
+    """Load a tokenizer through a temporary file, because the library reads only files."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tokenizer.json"
         file.write_bytes(text_assets.tokenizer_json)

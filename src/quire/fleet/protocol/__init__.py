@@ -1,1 +1,1 @@
-"""Messages between gateways and members, keys, and validation of what was received."""
+"""Messages between gateways and members, their keys, and validation of received messages."""

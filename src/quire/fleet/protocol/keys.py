@@ -1,9 +1,9 @@
-"""Access control of a fleet: CURVE key pairs, one for members and one for gateways, made once.
+"""Access control of a fleet: one CURVE key pair for all members and one for all gateways, created once.
 
-    member.json     the members' secret, and the public keys of gateways they accept
-    gateway.json    the gateways' secret, and the public key by which they verify members
+    member.json     the members' secret key, and the public keys of accepted gateways
+    gateway.json    the gateways' secret key, and the members' public key
 
-Beyond loopback nothing is sent or received unencrypted: without keys an address of another machine is refused.
+Between machines all traffic is encrypted: without keys, only loopback and IPC addresses are accepted.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from quire.errors import ConfigError
 MEMBER_FILE, GATEWAY_FILE = "member.json", "gateway.json"
 ZAP_DOMAIN = b"quire"
 CurveKey = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]
-"""In Z85."""
+"""A key in Z85 encoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class MemberKeys:
     public: CurveKey
     secret: CurveKey = field(repr=False)
     gateways: tuple[CurveKey, ...] = ()
-    """Public keys of the gateways that it accepts."""
+    """Public keys of accepted gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ _Keys = TypeVar("_Keys", MemberKeys, GatewayKeys)
 
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
-    """Two files with new matching keys, readable by their owner alone. Never overwrites a file."""
+    """Write two files with new matching keys, readable by their owner only. Raises ConfigError if one exists."""
     member, gateway = _pair(), _pair()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = folder / MEMBER_FILE, folder / GATEWAY_FILE
@@ -65,17 +65,17 @@ def make_keys(folder: Path) -> tuple[Path, Path]:
 
 
 def read_member_keys(file: Path) -> MemberKeys:
-    """Raises ConfigError."""
+    """Read a member's key file. Raises ConfigError."""
     return _read(file, MemberKeys)
 
 
 def read_gateway_keys(file: Path) -> GatewayKeys:
-    """Raises ConfigError."""
+    """Read a gateway's key file. Raises ConfigError."""
     return _read(file, GatewayKeys)
 
 
 def check_clear(address: str, *, has_keys: bool) -> None:
-    """Raise ConfigError for an address that other machines can reach, without keys."""
+    """Raise ConfigError if there are no keys for an address that other machines can reach."""
     if not has_keys and not is_loopback(address):
         rule = f"expected fleet keys for {address}, which other machines can reach, got none"
         way_out = "make some with `quire fleet keys FOLDER` and pass them with --fleet-keys"
@@ -83,7 +83,7 @@ def check_clear(address: str, *, has_keys: bool) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Whether an endpoint is reachable from this machine only."""
     kind, _, rest = address.partition("://")
     if kind in ("ipc", "inproc"):
         return True
@@ -95,7 +95,7 @@ def is_loopback(address: str) -> bool:
 
 
 class _KnownGateways:
-    """Credentials for the authenticator: exactly these keys."""
+    """ZMQ credentials provider that accepts the keys in `MemberKeys.gateways`."""
 
     def __init__(self, keys: MemberKeys) -> None:
         self._known = {key.encode() for key in keys.gateways}
@@ -105,7 +105,7 @@ class _KnownGateways:
 
 
 def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> AsyncioAuthenticator:
-    """Accepts gateways with known keys, on all sockets of this context that have `secure_member`."""
+    """Start an authenticator that accepts gateways with known keys on all `secure_member` sockets of the context."""
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
     authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_KnownGateways(keys))
@@ -113,7 +113,7 @@ def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> Async
 
 
 def secure_member(socket: zmq.asyncio.Socket, keys: MemberKeys | None) -> None:
-    """Call before it is bound."""
+    """Enable CURVE on a member's socket, if there are keys. Call before `bind`."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
         socket.curve_server = True
@@ -121,14 +121,21 @@ def secure_member(socket: zmq.asyncio.Socket, keys: MemberKeys | None) -> None:
 
 
 def secure_gateway(socket: zmq.asyncio.Socket, keys: GatewayKeys | None) -> None:
-    """Call before it is connected."""
+    """Enable CURVE on a gateway's socket, if there are keys. Call before `connect`."""
     if keys is not None:
         socket.curve_secretkey, socket.curve_publickey = keys.secret.encode(), keys.public.encode()
         socket.curve_serverkey = keys.member.encode()
 
 
+def set_options(socket: zmq.asyncio.Socket, address: str, *options: tuple[int, int]) -> None:
+    """Set the options common to all sockets between gateways and members, then `options`."""
+    usual = (zmq.LINGER, 0), (zmq.HEARTBEAT_IVL, 1000), (zmq.HEARTBEAT_TIMEOUT, 4000), (zmq.IPV6, int("[" in address))
+    for option, value in (*usual, *options):
+        socket.setsockopt(option, value)
+
+
 def sent_now(sending: object) -> bool:
-    """Whether an asyncio socket has taken a message sent with DONTWAIT: its future is done at once."""
+    """Whether an asyncio socket accepted a message sent with DONTWAIT; if so, its future is done at once."""
     return isinstance(sending, asyncio.Future) and sending.done() and sending.exception() is None
 
 

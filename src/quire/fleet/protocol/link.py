@@ -1,6 +1,6 @@
-"""What every connection to a member is: session after session, until it is closed.
+"""The base of a gateway's connections to members: runs one session after another until it is closed.
 
-Subclasses connect to the other end: a quire member, or an OpenAI server.
+Subclasses connect to quire members or to OpenAI servers.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ log = logging.getLogger("quire.fleet")
 BEAT_S = 1.0
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 LOADING_S = 30.0
-"""For so long a member that was never reached may be unreachable without a warning: it may be loading."""
+"""Time from the start without warnings about a member that was never reached, because it may be loading."""
 BROKE = "the connection broke"
 
 
@@ -27,13 +27,13 @@ class LinkToMember(Protocol):
 
     address: str
     is_openai: bool
-    """The other end is an OpenAI server: it has no fingerprint, and lacks features of quire."""
+    """Whether the member is an OpenAI server, which has no model fingerprint and lacks some features."""
 
     def send(self, message: ToMember) -> None:
         """Send a message, if the member is connected."""
 
     def end(self, why: str) -> None:
-        """Close the session."""
+        """Close the session, for the reason `why`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,31 +41,31 @@ class LinkListener:
     """Callbacks of a link."""
 
     on_message: Callable[[LinkToMember, ToGateway], None]
-    """The first message of each session is Welcome. Raises MessageError for an invalid one: the link is closed."""
+    """Called with each message; the first of a session is Welcome. If it raises MessageError, the session ends."""
     lost: Callable[[LinkToMember, str], None]
-    """After a Welcome that was accepted: the session is over."""
+    """Called when a session ends whose Welcome was accepted, with the reason."""
 
 
 class ReconnectingLink(ABC):
-    """Connects to an address again and again, until it is closed: soon if all was well, else later."""
+    """Reconnects until it is closed: soon after a healthy session, otherwise with growing delays."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._task: asyncio.Task[None] | None = None
         self._is_over = asyncio.Event()
         self.is_open = False
-        """The member has responded, and was not lost since."""
+        """Whether a session is open: the member has responded and is not lost."""
         self.problem = "not tried yet"
-        """Why it is not open."""
+        """Reason why no session is open."""
         self._is_trusted = True
-        """No invalid message in this session so far."""
+        """False once this session has received an invalid message."""
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         self._task = asyncio.create_task(self._run(), name=f"quire-link {self.address}")
 
     async def close(self) -> None:
-        """Close for good."""
+        """End the session and do not reconnect."""
         self.problem = "this gateway leaves it"
         if self._task is not None:
             self._task.cancel()
@@ -83,15 +83,17 @@ class ReconnectingLink(ABC):
             delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
 
-    @abstractmethod
     def end(self, why: str) -> None:
-        """End this session."""
+        """End this session, because the member is silent or sent invalid messages. The first reason is logged."""
+        if not self._is_over.is_set():
+            self.problem = why
+        self._is_over.set()
 
     def distrust(self, why: str) -> None:
-        """The same, because of an invalid message: the link does not reconnect at once."""
+        """End this session because of an invalid message; the delay before the next session grows."""
         self._is_trusted = False
         self.end(why)
 
     @abstractmethod
     async def _run_session(self) -> bool:
-        """One session; whether the member responded, and sent nothing invalid."""
+        """Run one session; return whether the member responded and sent only valid messages."""

@@ -1,34 +1,33 @@
-"""What crosses between a gateway and a member: msgspec structs as msgpack. Nothing that can carry code.
+"""Messages between gateways and members: msgspec structs as msgpack, which cannot carry executable code.
 
     gateway ──► Hello, then assignments, other commands and a heartbeat each second ──► member
     gateway ◄── Welcome · TextAssets · MemberStepped · MemberBeat · CallReply · Goodbye ◄── member
 
-Token ids travel, never text and never tensors; durations, never instants. Bytes that are no message raise
-`MessageError`, and nothing else.
+Messages carry token ids, never text or tensors, and durations, never timestamps. Malformed bytes raise `MessageError`
+and no other exception.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator
+from typing import Annotated
 
 import msgspec
 
 from quire.core.events import RequestEvent
-from quire.engine.calls import CallReply, EngineCall, WireMessage
+from quire.engine.calls import CallReply, EngineCall, WireMessage, wire_decoder
 from quire.engine.commands import Cancel, ClearCache, Restore, Submit
 from quire.engine.engine import ModelInfo
-from quire.errors import MessageError, QuireError
 from quire.worker.messages import WorkerLoad
 
 PROTOCOL = 3
 MAX_MESSAGE_BYTES = 64 << 20
-"""A prompt of a million tokens has 5 MB, the largest tokenizers have 40."""
+"""Maximum message size: a prompt of a million tokens takes 5 MB, the largest tokenizer 40 MB."""
 MAX_STEP_BYTES = 16 << 20
-"""Of what a member sends beside its text assets: log-probabilities of 16,000 prompt tokens have 5 MB."""
+"""Maximum size of a member's message except TextAssets: log-probabilities of 16,000 prompt tokens take 5 MB."""
 PART_EVENTS = 256
-"""Of a step, before other tasks of the gateway's loop have a turn."""
+"""Events of a step handled between two yields to the gateway's event loop."""
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""A count."""
+"""A count up to 2**53."""
 
 
 # -- to the member -----------------------------------------------------------------------------------------------------
@@ -39,26 +38,26 @@ class Hello(WireMessage, frozen=True):
 
     protocol: int
     gateway: str
-    """Its name in logs."""
+    """The gateway's name in logs."""
 
 
 class GatewayBeat(WireMessage, frozen=True):
-    """The gateway is alive, and still needs its requests."""
+    """A heartbeat: the gateway is alive and still needs its requests."""
 
 
 class RequestTextAssets(WireMessage, frozen=True):
-    """Send the text assets: a gateway has none of its own."""
+    """A request for the model's text assets."""
 
 
 class Assign(WireMessage, frozen=True):
-    """A request, and how many tokens of its prompt the gateway expects to be computed."""
+    """A request, and the number of its tokens that the gateway expects the member to compute."""
 
     command: Submit | Restore
     num_uncached_tokens: int
 
 
 class GoodbyeAck(WireMessage, frozen=True):
-    """The response to Goodbye: everything before it was received."""
+    """The response to Goodbye: the gateway has received all earlier messages."""
 
 
 ToMember = Hello | GatewayBeat | RequestTextAssets | GoodbyeAck | Assign | Cancel | EngineCall | ClearCache
@@ -70,16 +69,16 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     """A member's description of itself."""
 
     model: str
-    """The operator's name of the model."""
+    """The operator's name for the model."""
     info: ModelInfo
     incarnation: str
-    """A new one after each start: a gateway that has another one drops that one's blocks."""
+    """An id of this start of the member, whose cache was then empty."""
     events: str = ""
-    """Where it publishes KV events; empty: nowhere."""
+    """Endpoint of the member's KV events; empty if it publishes none."""
     replay: str = ""
-    """Where lost KV events can be requested."""
+    """Endpoint for requests for missed KV events."""
     has_size: bool = True
-    """Whether the number of blocks is the server's own and not an estimate."""
+    """Whether the member reported its number of blocks; otherwise `info.num_blocks` is an estimate."""
 
 
 class Welcome(WireMessage, frozen=True):
@@ -90,7 +89,7 @@ class Welcome(WireMessage, frozen=True):
 
 
 class TextAssets(WireMessage, frozen=True):
-    """What converts text to the model's tokens and back."""
+    """The tokenizer, chat template and related settings of a model."""
 
     tokenizer_json: bytes
     chat_template: str | None
@@ -99,60 +98,53 @@ class TextAssets(WireMessage, frozen=True):
     special_tokens: dict[str, str]
     generation_defaults: dict[str, float | int]
     writes_tools: bool = False
-    """Where the chat template has no tools, quire writes them into the prompt itself."""
+    """Whether quire writes tool definitions into the prompt if the chat template does not support tools."""
 
 
 class MemberReport(msgspec.Struct, array_like=True, frozen=True):
-    """How busy a member is."""
+    """A member's load."""
 
     load: WorkerLoad
     num_uncomputed_tokens: NotNegative
-    """Prompt tokens that are still to be computed there, of all gateways' requests."""
+    """Prompt tokens still to be computed, over the requests of all gateways."""
     num_received: NotNegative
-    """Assignments received from this gateway: later ones are not counted here."""
+    """Assignments received from this gateway; later assignments are not part of the reported load."""
     num_gateways: NotNegative = 1
-    """Gateways connected to it, this one among them."""
+    """Gateways connected to the member, including the receiver of this report."""
 
 
 class MemberStepped(WireMessage, frozen=True):
-    """All events of one step for one gateway's requests: either all of them arrive or none."""
+    """All events of one step for one gateway's requests. Either all of them arrive or none."""
 
     events: tuple[RequestEvent, ...]
     report: MemberReport | None = None
-    """None: about the same as the one before."""
+    """None if the load has hardly changed since the previous report."""
 
 
 class MemberBeat(WireMessage, frozen=True):
     """A heartbeat, sent each second and whenever the member's state changes."""
 
     state: str
-    """Its supervisor's: only one that is `ready` takes new requests."""
+    """State of the supervisor; only a `ready` member takes new requests."""
     report: MemberReport
 
 
 class Goodbye(WireMessage, frozen=True):
-    """The last message of a member that has drained: it exits when this is acknowledged."""
+    """The last message of a drained member, which exits when gateways have acknowledged it."""
 
 
 ToGateway = Welcome | TextAssets | MemberStepped | MemberBeat | CallReply | Goodbye
 
 encode_fleet_message = msgspec.msgpack.Encoder().encode
-_to_member = msgspec.msgpack.Decoder(ToMember)
-_to_gateway = msgspec.msgpack.Decoder(ToGateway)
-
-
-def decode_to_member(data: bytes) -> ToMember:
-    """A message of a gateway. Raises MessageError."""
-    return _decode(_to_member, data)  # type: ignore[no-any-return]
-
-
-def decode_to_gateway(data: bytes) -> ToGateway:
-    """A message of a member. Raises MessageError."""
-    return _decode(_to_gateway, data)  # type: ignore[no-any-return]
+_BETWEEN = "message between gateway and member"
+decode_to_member: Callable[[bytes], ToMember] = wire_decoder(ToMember, _BETWEEN)
+"""Decodes a message from a gateway. Raises MessageError."""
+decode_to_gateway: Callable[[bytes], ToGateway] = wire_decoder(ToGateway, _BETWEEN)
+"""Decodes a message from a member. Raises MessageError."""
 
 
 def bounded_parts(message: ToGateway) -> Iterator[ToGateway]:
-    """The same as messages that each take less than a turn of the loop; the last has the report."""
+    """Split a MemberStepped into messages of at most `PART_EVENTS` events; the last one has the report."""
     if not isinstance(message, MemberStepped):
         yield message
         return
@@ -161,10 +153,3 @@ def bounded_parts(message: ToGateway) -> Iterator[ToGateway]:
     for at in borders:
         yield MemberStepped(events[at : at + PART_EVENTS])
     yield MemberStepped(events[last:], message.report)
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[Any]", data: bytes) -> Any:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
-        raise MessageError(f"malformed message between gateway and member ({len(data)} bytes): {error}") from error

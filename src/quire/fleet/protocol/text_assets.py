@@ -1,4 +1,4 @@
-"""What gateways need to read and write a model's text, taken from its checkpoint."""
+"""Text assets (tokenizer, chat template and related settings) of a checkpoint, for gateways."""
 
 from quire.checkpoints import Checkpoint
 from quire.config import ModelSettings
@@ -7,7 +7,7 @@ from quire.fleet.protocol.messages import TextAssets
 
 
 def text_assets_of(checkpoint: Checkpoint, settings: ModelSettings) -> TextAssets:
-    """What gateways need to read and write the model's text."""
+    """Read the text assets of a checkpoint. Raises CheckpointError if it has no tokenizer.json."""
     if checkpoint.tokenizer_file is None:
         raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
     return TextAssets(

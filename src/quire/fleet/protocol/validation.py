@@ -1,11 +1,13 @@
-"""Checks of messages from other machines, which must not crash a worker or a router.
+"""Validation of messages from other machines, which must not crash a worker or a router.
 
-In one process a request was checked when it was made. One from another machine is checked again where it arrives: a
-token outside the vocabulary, or a number that is none, ends in a refusal and not in a worker.
+A request made in this process was validated when it was created. A member validates requests from other machines
+again, so that tokens outside the vocabulary or NaN values lead to a refusal and never reach a worker.
 """
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
+
+from msgspec.structs import asdict
 
 from quire.client.request.params import MAX_ANSWERS, SamplingParams
 from quire.core.request import ResolvedSampling
@@ -15,13 +17,13 @@ from quire.errors import MessageError, RequestError
 from quire.fleet.protocol.messages import MemberCard
 
 MAX_ID_CHARS = 256
-"""Of a gateway's request id."""
+"""Maximum length of a gateway's request id."""
 MAX_SECONDS = 1e9
-"""Of an age or a time left: thirty years."""
+"""Maximum absolute value of an age or remaining time: thirty years."""
 
 
 def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
-    """Raise RequestError for a request that no correct gateway sends for this model."""
+    """Raise RequestError if the request is invalid for this model."""
     for name, value in (("age_s", command.age_s), ("time_left_s", command.time_left_s)):
         if value is not None and not (isfinite(value) and abs(value) <= MAX_SECONDS):
             raise RequestError(f"expected {name} to be a number of seconds up to {MAX_SECONDS:g}, got {value}")
@@ -47,7 +49,7 @@ def check_tokens(what: str, tokens: Sequence[int], vocabulary_size: int) -> None
 
 
 def check_card(card: MemberCard) -> None:
-    """Raise MessageError for a member whose figures are out of range."""
+    """Raise MessageError if the card has counts out of range, or no incarnation or model."""
     info = card.info
     counts = (info.block_size, info.num_blocks, info.vocabulary_size, info.max_sequence_tokens)
     if not _are_counts(counts):
@@ -61,24 +63,10 @@ def _are_counts(numbers: Iterable[int]) -> bool:
 
 
 def _check_sampling(params: ResolvedSampling, vocabulary_size: int) -> None:
-    """By the rules for clients' parameters."""
-    SamplingParams(
-        # Where a client set no limit the room is one, and it may have requested more tokens than fit.
-        max_tokens=max(params.max_tokens, params.min_tokens),
-        min_tokens=params.min_tokens,
-        temperature=params.temperature,
-        top_k=params.top_k,
-        top_p=params.top_p,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=dict(params.logit_bias),
-        allowed_token_ids=params.allowed_token_ids,
-        banned_token_ids=params.banned_token_ids,
-        stop_token_ids=tuple(params.stop_token_ids),
-        logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
-    ).settle({}, frozenset(), vocabulary_size)
+    """Apply the rules for clients' sampling parameters."""
+    # If the client set no limit, max_tokens is the remaining context, which may be less than its min_tokens.
+    max_tokens = max(params.max_tokens, params.min_tokens)
+    others = {"logit_bias": dict(params.logit_bias), "stop_token_ids": tuple(params.stop_token_ids)}
+    SamplingParams(**{**asdict(params), **others, "max_tokens": max_tokens}).settle({}, frozenset(), vocabulary_size)
     if params.max_tokens < 0:
         raise RequestError(f"expected max_tokens of at least 0, got {params.max_tokens}")

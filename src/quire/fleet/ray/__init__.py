@@ -1,1 +1,1 @@
-"""A fleet on Ray Serve: its configuration and its deployments. One file here imports ray."""
+"""A fleet on Ray Serve: configuration, deployments, member registry. Only `deployments` imports ray."""

@@ -1,9 +1,9 @@
-"""The configuration of a fleet on Ray: its application's arguments, and the config file that Ray Serve deploys.
+"""The configuration of a fleet on Ray: the application's arguments, and the config file that Ray Serve deploys.
 
-Imports no ray: a config can be written where it is not installed. `deploy/ray/fleet.yaml` is one.
+Does not import ray, so that a config can be written on machines without it. `deploy/ray/fleet.yaml` is an example.
 
-    args        what members load and gateways serve; a change replaces all replicas, one after the other
-    deployments how many there are of each; a change replaces none
+    args        the model and its settings; a change replaces all replicas, one after another
+    deployments the numbers of members and gateways; a change replaces no replica
 """
 
 from collections.abc import Mapping
@@ -15,38 +15,39 @@ import msgspec
 
 from quire.config import Settings, load_settings
 from quire.errors import ConfigError
-from quire.fleet.ray.scaling import TOKENS_PER_MEMBER, ScalingRule
 
 APP, IMPORT_PATH = "quire", "quire.fleet.ray.deployments:app"
 MEMBER, GATEWAY = "Member", "Gateway"
 POLICY = "quire.fleet.ray.deployments:scale_members"
 UPSCALE_DELAY_S, DOWNSCALE_DELAY_S = 5.0, 120.0
-"""A member that is not needed any more has a cache that may be: it stays a while."""
+"""Scaling down is slower, because the cache of an idle member may still be useful."""
 METRICS_EVERY_S, LOOK_BACK_S = 2.0, 6.0
 END_GRACE_S = 30.0
-"""Beyond the time that requests may take to finish, until Ray kills a replica that should exit."""
+"""Time after a replica's drain limit until Ray kills it."""
 MAX_MEMBERS = 10_000
+TOKENS_PER_MEMBER = 4096
+"""Default of `tokens_per_member`: a few seconds of prefill on a CPU, less than one on a GPU."""
 
 SettingValue = str | int | float | bool
 
 
 class RayFleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The arguments of the application. Files must be where the replicas run: nothing secret goes through Ray."""
+    """Arguments of the application. Key files must exist on the replicas' machines; no secret goes through Ray."""
 
     model: Annotated[str, msgspec.Meta(min_length=1)]
-    """A directory, a .gguf file, or a hub id."""
+    """A directory, a .gguf file, or a Hub id."""
     name: str = ""
-    """The model's name for clients; empty: the last part of `model`."""
+    """The model's name for clients; empty: the last path component of `model`."""
     member_keys: str = ""
-    """A file of `quire fleet keys`, on every machine that has members."""
+    """Path of member.json from `quire fleet keys`, on every machine with members."""
     gateway_keys: str = ""
-    """The other one, on every machine that has gateways."""
+    """Path of gateway.json from `quire fleet keys`, on every machine with gateways."""
     insecure_no_keys: bool = False
-    """Accept clients of other machines without API keys."""
+    """Accept clients on other machines without API keys."""
     tokens_per_member: Annotated[int, msgspec.Meta(ge=1)] = TOKENS_PER_MEMBER
-    """Prompt tokens that may wait for each member before one is added."""
+    """Waiting prompt tokens per member above which members are added."""
     settings: dict[str, SettingValue] = {}
-    """Of members and gateways, by their names in a configuration file: memory, threads, host, keys_file, ..."""
+    """Settings of members and gateways, with the keys of a configuration file: memory, threads, host, keys_file, ..."""
 
     @property
     def served_name(self) -> str:
@@ -54,7 +55,7 @@ class RayFleetArgs(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 def read_args(raw_args: Mapping[str, Any]) -> RayFleetArgs:
-    """The arguments of a config file. Raises ConfigError."""
+    """Parse the arguments of a config file. Raises ConfigError."""
     try:
         args = msgspec.convert(dict(raw_args), RayFleetArgs)
     except msgspec.ValidationError as error:
@@ -67,25 +68,20 @@ def read_args(raw_args: Mapping[str, Any]) -> RayFleetArgs:
 
 
 def settings_of_args(args: RayFleetArgs) -> Settings:
-    """The settings in force on this machine: the arguments' own, then the environment and the configuration file."""
+    """Return the effective settings on this machine: arguments first, then environment and configuration file."""
     return load_settings(args.settings)
-
-
-def rule_of(args: RayFleetArgs, settings: Settings) -> ScalingRule:
-    """How much work one member should have."""
-    return ScalingRule(args.tokens_per_member, settings.model.max_running)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberCount:
-    """How many members: a number, or a range for scaling."""
+    """The number of members, or its range for autoscaling."""
 
     at_least: int
     at_most: int
 
     @classmethod
     def parse(cls, text: str) -> "MemberCount":
-        """`3`, or `1-8`. Raises ConfigError."""
+        """Parse `3` or `1-8`. Raises ConfigError."""
         low, dash, high = text.partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             rule = f"expected a number of members such as 3, or a range such as 1-8, got {text!r}"
@@ -98,7 +94,8 @@ class MemberCount:
 
     @property
     def deployment(self) -> dict[str, Any]:
-        """As in a Serve config. A range for one number too: Ray replaces members whose policy changes."""
+        """The member deployment in a Serve config. A fixed number is a range too, because Ray replaces all members when
+        the kind of scaling changes."""
         return {
             "name": MEMBER,
             "num_replicas": "auto",
@@ -115,7 +112,8 @@ class MemberCount:
 
 
 def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1) -> dict[str, Any]:
-    """A Serve config for one fleet. `host` and `port` of the settings are where Ray's proxies listen."""
+    """Return a Serve config for one fleet. Ray's proxies listen on `host` and `port` of the settings. Raises
+    ConfigError below 1 gateway."""
     if num_gateways < 1:
         raise ConfigError(f"expected at least 1 gateway, got {num_gateways}", ("gateways",))
     server = settings_of_args(args).server

@@ -1,10 +1,10 @@
-"""A fleet on Ray Serve: where members run, their restarts, health, scaling and rolling updates. No token passes here.
+"""A fleet on Ray Serve: placement, restarts, health checks, autoscaling and rolling updates. Tokens bypass Ray.
 
-    Gateway (ingress)  ── our ASGI app ── ZeroMQ, encrypted ──►  members' processes
-    Member             ── supervises one member's process; reports its status to the registry each second
-    registry           ── a small actor: the table of members; gateways read it, members report to it
+    Gateway (ingress)  ── quire's ASGI app ── ZeroMQ, encrypted ──►  member processes
+    Member             ── supervises one member process; reports its status to the registry each second
+    registry           ── an actor with the table of members; members write it, gateways read it
 
-The one file that imports ray. While Ray does not list members, gateways keep the members they know.
+The only file that imports ray. If the registry lists no members, gateways keep their current members.
 """
 
 import asyncio
@@ -30,29 +30,27 @@ from quire.fleet.ray.config import (
     MEMBER,
     RayFleetArgs,
     read_args,
-    rule_of,
     settings_of_args,
 )
-from quire.fleet.ray.registry import SETTLES_S, MemberRegistry
-from quire.fleet.ray.scaling import load_of, wanted_members
+from quire.fleet.ray.registry import SETTLES_S, MemberRegistry, load_of, wanted_members
 
 NAMESPACE = "quire"
 REPORT_EVERY_S = 1.0
 REGISTRY_S = 5.0
-"""How long the registry may take to respond to a gateway."""
+"""Timeout of a gateway's request to the registry."""
 LOAD = "quire_load"
-"""The name of members' load where Ray collects it."""
+"""Name of the members' load metric in Ray's autoscaling stats."""
 ONE_AT_A_TIME = 0.001
-"""Of all replicas, and at least one."""
+"""Fraction of replicas updated at a time; Ray rounds it up to one replica."""
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 GATEWAY_APP = "quire.api.gateway_app:GatewayApp"
-"""By its name: the API is a layer above this package, and is imported where a gateway runs."""
+"""Imported by name in gateway processes, because the API layer is above this package."""
 
 MakeOrder = Callable[[RayFleetArgs, Settings], ReplicaOrder]
 
 
 def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
-    """The order for a member's process. Reads disks and perhaps a network."""
+    """Return the order (model and settings) for a member process. Blocks on disk and perhaps network I/O."""
     return order_replicas(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
 
 
@@ -60,7 +58,7 @@ def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
 
 
 class RegistryActor(MemberRegistry):
-    """The table of members, in a process of Ray's."""
+    """The table of members as a Ray actor."""
 
     def __init__(self) -> None:
         is_again = ray.get_runtime_context().was_current_actor_reconstructed
@@ -68,14 +66,14 @@ class RegistryActor(MemberRegistry):
 
 
 def registry_of(app: str) -> Any:
-    """The handle of an application's registry, which the first caller creates; it outlives them all."""
+    """Return the handle of an application's registry actor. The first caller creates it; it outlives all callers."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached"}
     made = ray.remote(RegistryActor).options(name=f"registry-{app}", namespace=NAMESPACE, get_if_exists=True, **options)
     return made.remote()
 
 
 class RayMembers:
-    """Those that the registry lists: a `MemberSource`."""
+    """A `MemberSource` that reads the registry."""
 
     def __init__(self, registry: Any) -> None:
         self._registry = registry
@@ -95,7 +93,7 @@ async def _answer(reference: Any) -> Any:
 
 
 def own_node_address() -> str:
-    """Of this node as Ray was started there: on loopback, loopback."""
+    """Return this node's address as Ray knows it; a loopback address if Ray was started on loopback."""
     own = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
 
@@ -104,17 +102,18 @@ def own_node_address() -> str:
 
 
 class RayMember:
-    """Supervises one member's process, until Ray ends it."""
+    """The deployment that supervises one member process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, raw_args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA
     ) -> None:
-        """Waits until the model is loaded. Raises EngineDeadError."""
+        """Start the member process and wait until the model is loaded. Raises EngineDeadError."""
         args = read_args(raw_args)
         settings = settings_of_args(args)
         keys = read_member_keys(Path(args.member_keys)) if args.member_keys else None
         context = serve.get_replica_context()
-        self._rule = rule_of(args, settings)
+        self._enough = args.tokens_per_member, settings.model.max_running
+        """Waiting prompt tokens and running sequences that mean full load of a member."""
         self._replica = str(context.replica_id.unique_id)
         node = own_node_address()
         self._registry = registry_of(context.app_name)
@@ -126,17 +125,17 @@ class RayMember:
         self._reporting = asyncio.create_task(self._report_until_over(), name="quire-member-reports")
 
     def check_health(self) -> None:
-        """Ray replaces a replica that raises here."""
+        """Raise if the member is unhealthy: Ray then replaces the replica."""
         if problem := self._member.problem():
             raise EngineDeadError(f"member {self._replica}: {problem}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `scale_members`."""
+        """Return this member's load for `scale_members`."""
         status = self._member.status
-        return {LOAD: 0.0 if status is None else load_of(status, self._rule)}
+        return {LOAD: 0.0 if status is None else load_of(status, *self._enough)}
 
     async def __del__(self) -> None:
-        """Ray ends it: gateways send it nothing more, and it finishes its requests."""
+        """Shut down on Ray's request: leave the registry, so that gateways send no new requests, and drain."""
         if not hasattr(self, "_is_over") or self._is_over.is_set():
             return
         self._is_over.set()
@@ -151,17 +150,17 @@ class RayMember:
                 await asyncio.wait_for(self._is_over.wait(), REPORT_EVERY_S)
 
     def _report(self) -> None:
-        """A member that is not healthy is not reported, and soon not listed."""
+        """Report to the registry. An unhealthy member is not reported, so it soon drops out of the registry."""
         status = self._member.status
         if status is not None and not self._member.problem():
             self._registry.report.remote(self._replica, status)
 
 
 class RayGateway:
-    """Serves clients. Requests come through Ray's proxy; tokens come from members, not through Ray."""
+    """The deployment that serves clients. Requests arrive through Ray's proxy, tokens directly from members."""
 
-    async def __init__(self, raw_args: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # so here
-        """Waits for the first member. `_members` is not used: binding a deployment starts it."""
+    async def __init__(self, raw_args: Mapping[str, Any], _members: Any) -> None:  # type: ignore[misc]  # as above
+        """Start the gateway and wait for a member. `_members` is unused: binding the member deployment starts it."""
         args = read_args(raw_args)
         keys = read_gateway_keys(Path(args.gateway_keys)) if args.gateway_keys else None
         source = RayMembers(registry_of(serve.get_replica_context().app_name))
@@ -171,15 +170,15 @@ class RayGateway:
         await self._app.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve calls this once the gateway is there."""
+        """Return the ASGI app. Serve calls this after `__init__`."""
         return self._app.asgi
 
     def check_health(self) -> None:
-        """Ray replaces a replica that raises here."""
+        """Raise if the gateway is unhealthy: Ray then replaces the replica."""
         self._app.check()
 
     async def __del__(self) -> None:
-        """Ray ends it, once its last response is sent."""
+        """Close the gateway. Ray calls this after the last response."""
         if hasattr(self, "_app"):
             await self._app.close()
 
@@ -188,18 +187,18 @@ class RayGateway:
 
 
 def scale_members(context: Any) -> tuple[int, dict[str, Any]]:
-    """How many members there should be; Serve applies the bounds and the delays of its config."""
+    """Return the desired number of members; Serve applies the bounds and delays of its config."""
     loads = dict((context.aggregated_metrics or {}).get(LOAD, {}))
     return wanted_members(loads.values()), {}
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The `import_path` of a Serve config."""
+    """Build the application; Serve calls this function as the `import_path` of its config."""
     return application(args)
 
 
 def application(args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA) -> Any:
-    """Both deployments; `order` and `command` are those of members' processes."""
+    """Bind both deployments; `order` and `command` define the member processes."""
     known = read_args(args)
     settings = settings_of_args(known)
     end_s = settings.server.drain_s + END_GRACE_S
@@ -216,8 +215,8 @@ def application(args: Mapping[str, Any], order: MakeOrder = order_member, comman
     member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(RayMember)
     gateway = serve.deployment(
         name=GATEWAY,
-        max_ongoing_requests=settings.server.max_open_requests + 64,  # it refuses by itself, with a retry time
-        max_surge_percent=100,  # the new one is there before the old one drains; members would need twice the memory
+        max_ongoing_requests=settings.server.max_open_requests + 64,  # the gateway itself refuses more (Retry-After)
+        max_surge_percent=100,  # start the new gateway before the old one drains; members would need twice the memory
         ray_actor_options={"num_cpus": 0},
         **usual,
     )(serve.ingress()(RayGateway))

@@ -1,1 +1,1 @@
-"""Which member gets a request. Pure: no clock, no randomness, no sockets."""
+"""Cache-aware routing: choose the member for a request. Pure logic without clock, randomness or sockets."""

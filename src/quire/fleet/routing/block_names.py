@@ -1,12 +1,12 @@
-"""A router's names of blocks. It makes them itself, from token ids, so members need share neither a key nor a
-hash function nor a block size, and OpenAI members fit in.
+"""Block names: the router's own chained hashes of block contents. The router computes them from token ids, so members
+need not share a key, hash function or block size, and may be OpenAI servers.
 
-root   = first 63 bits of BLAKE2b(model, adapter, cache group, each with its length before it)
+root   = first 63 bits of BLAKE2b(model, adapter, cache group, each length-prefixed)
 name   = first 63 bits of BLAKE2b(parent's name ‖ tokens of the block as little-endian u32)
 
-The parent of a first block is the root. Blocks of 16 and of 32 tokens form two chains that never meet. A name follows
-from its parent's name and the block's own tokens, so a block with a known parent is named in one step.
-Names are short enough for two blocks to share one, about once in a million full indexes; that costs a prefill too.
+The parent of a first block is the root. A block's name only needs its parent's name and its own tokens. Different block
+sizes (such as 16 and 32 tokens) form separate chains. Two blocks collide about once in a million full indexes, which
+only costs a prefill.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from quire.core.memory.block_table import pack_tokens
 
 NAME_BYTES = 8
 _BLOCK_STATE = blake2b(digest_size=NAME_BYTES, person=b"quire.fleet")
-"""Copied for every block, which is cheaper than a new one; never changed."""
+"""Initial hash state, copied for every block because that is cheaper than a new one."""
 
 
 def root_name(model: str, adapter: str, cache_group: str, key: bytes = b"") -> int:
-    """The parent of first blocks: everything beside tokens that decides which requests may share a block.
+    """Return the parent name of first blocks, which hashes everything except tokens that a shared block depends on.
 
-    With a key of its own, no client can aim at a name: names stay inside the gateway.
+    With a secret `key`, clients cannot construct collisions. Names never leave the gateway.
     """
     fields = [field.encode() for field in (model, adapter, cache_group)]
     prefixed = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
@@ -31,9 +31,9 @@ def root_name(model: str, adapter: str, cache_group: str, key: bytes = b"") -> i
 
 
 def names_of(parent: int, tokens: Sequence[int], block_size: int) -> tuple[int, ...]:
-    """Names of the full blocks of these tokens, the first of which follows `parent`: a root, or the block before.
+    """Return the names of the full blocks of `tokens`; the first block's parent is `parent`, a root or a block name.
 
-    A partial last block has no name. A prompt may hit fewer than these: `hit_cap` of the core.
+    A partial last block has no name. A prompt may hit fewer blocks than this: see `hit_cap` in the core.
     """
     width = 4 * block_size
     packed = pack_tokens(tokens[: len(tokens) // block_size * block_size])

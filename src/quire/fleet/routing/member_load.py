@@ -1,12 +1,12 @@
-"""Uncached tokens in flight: what each member has been assigned and has not computed yet.
+"""Load of the members: uncached prompt tokens that each member was assigned and has not computed yet ("in flight").
 
-    in flight   =   what the member reported last   +   own reservations made since
+    in flight   =   tokens in the member's latest report   +   this gateway's reservations since then
 
-A report counts what all gateways have assigned to the member up to a moment, own requests among them; so reservations
-made before that moment are forgotten, and those made at it or later are added. Without a report only those count.
+A report counts the assignments of all gateways up to a time, including this gateway's. So reservations before that time
+are dropped, and those at or after it are added. Before the first report only reservations count.
 
-What other gateways have assigned since the latest report is not known here, but estimated: about as much as this
-gateway has.
+Tokens that other gateways have assigned since the latest report are unknown; each of them is assumed to assign as many
+as this gateway.
 """
 
 from collections import OrderedDict
@@ -15,38 +15,38 @@ from math import exp
 from quire.errors import InvariantError
 
 RATE_OVER_S = 10.0
-"""Averages the own assignment rate over so long: other gateways are expected to have the same."""
+"""Time constant of this gateway's average assignment rate, which is also assumed for other gateways."""
 
 
 class _MemberLoad:
-    """One member's part."""
+    """The load of one member."""
 
     __slots__ = ("as_of_s", "num_since_tokens", "since")
 
     def __init__(self) -> None:
         self.as_of_s: float | None = None
-        """Which moment the report is of; None: there is none."""
+        """Time of the latest report; None without a report."""
         self.since: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        """Own reservations that no report counts: request -> tokens, and when it was made. The oldest first."""
+        """Reservations that no report includes: request id -> (tokens, time). The oldest first."""
         self.num_since_tokens = 0
 
 
 class MemberLoads:
-    """Of all members. Every operation takes amortized constant time."""
+    """The loads of all members. All operations take amortized constant time."""
 
     def __init__(self) -> None:
         self.loads: dict[str, _MemberLoad] = {}
         self.in_flight_tokens: dict[str, int] = {}
-        """Member -> what it still has to compute, as far as is known here. Read only."""
+        """Member -> uncached tokens known to be in flight. Read only."""
         self.member_of: dict[str, str] = {}
-        """Request -> member, of the reservations that no report counts."""
+        """Request id -> member, for reservations that no report includes."""
         self._newest_s: float | None = None
-        """The latest moment that any report is of."""
+        """Time of the latest report of any member."""
         self._assigned_tokens = self._assigned_s = 0.0
-        """Tokens reserved here, decayed by age, and as of when."""
+        """Sum of the tokens reserved by this gateway, each decayed by age; and the time of the sum."""
 
     def unseen_tokens(self, now_s: float, num_gateways: int) -> int:
-        """An estimate of what the other gateways have assigned to any member since the latest report."""
+        """Estimate the tokens that other gateways have assigned to all members since the latest report."""
         if num_gateways < 2 or self._newest_s is None:
             return 0
         age_s = max(0.0, now_s - self._newest_s)
@@ -56,7 +56,7 @@ class MemberLoads:
         return self._assigned_tokens * exp(min(0.0, self._assigned_s - now_s) / RATE_OVER_S)
 
     def join(self, member: str) -> None:
-        """A member that has nothing to compute."""
+        """Add a member without load."""
         if member in self.loads:
             raise InvariantError(f"join: {member!r} has a load already")
         self.loads[member] = _MemberLoad()
@@ -72,7 +72,7 @@ class MemberLoads:
         del self.in_flight_tokens[member]
 
     def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
-        """The member gets a request of which it has to compute so many tokens."""
+        """Add a request with `num_tokens` uncached tokens to a member's load."""
         if request_id in self.member_of:
             place = self.member_of[request_id]
             raise InvariantError(f"reserve: {request_id!r} has a reservation at {place!r}", code="reserved_twice")
@@ -87,7 +87,8 @@ class MemberLoads:
         self._assigned_tokens, self._assigned_s = self._assigned_at(now_s) + num_tokens, now_s
 
     def release(self, request_id: str) -> None:
-        """Its prompt is computed, or it ended or moved. Idempotent; what a report counts the next report takes off."""
+        """Remove a reservation: its prompt is computed, or it ended or moved. Idempotent. No effect after a report
+        that includes the request; the member's next report removes its tokens."""
         member = self.member_of.pop(request_id, None)
         if member is not None:
             load = self.loads[member]
@@ -96,8 +97,8 @@ class MemberLoads:
             self.in_flight_tokens[member] -= num_tokens
 
     def report(self, member: str, num_tokens: int, as_of_s: float) -> None:
-        """So many uncached tokens were in flight there at that moment. Of reports that overtook each other the latest
-        moment counts; one of a member that has left is ignored."""
+        """Record that `num_tokens` uncached tokens were in flight at time `as_of_s`. Reports older than the latest one,
+        and reports of members that have left, are ignored."""
         load = self.loads.get(member)
         if load is None or (load.as_of_s is not None and as_of_s < load.as_of_s):
             return

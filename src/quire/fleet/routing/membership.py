@@ -1,14 +1,14 @@
-"""Which members there are, and which of them get work. Time is a parameter; nothing is sent here.
+"""The states of members. The current time is a parameter; this module sends nothing.
 
-    joining ──► ready ◄──► suspect        no heartbeat for a while, or doubted: no new work, until there is one
+    joining ──► ready ◄──► suspect        heartbeat overdue, or the member cannot compute: no new work until a heartbeat
        │          │            │
-       ├──────────┴─────► draining        by request: no new work; it leaves when its last request has ended
+       ├──────────┴─────► draining        on request: no new work; gone when its last request has ended
        │          │            │
        └──────────┴────────────┴────────► gone
 
-A draining member that falls silent is gone: it was about to leave anyway. One that joins and falls silent is gone after
-the time of both. A member that is gone comes back by joining, with a new epoch, so that messages of or to the one
-before can be distinguished.
+If a draining member's heartbeat is overdue, it is gone. A joining member is gone after `suspect_after_s` plus
+`gone_after_s` without a heartbeat. A member that returns joins with a new epoch, which distinguishes it from its
+earlier incarnation.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from enum import Enum
 from quire.errors import ConfigError, InvariantError
 
 SUSPECT_AFTER_S = 4.5
-"""Without a heartbeat. Members send one every second or so."""
+"""Heartbeat timeout; members send a heartbeat about every second."""
 GONE_AFTER_S = 30.0
-"""As a suspect."""
+"""Further time without a heartbeat until a suspect member is gone."""
 
 
 class MemberState(Enum):
-    """The state of a member."""
+    """The state of a member; see the module's diagram."""
 
     JOINING = "joining"
     READY = "ready"
@@ -42,7 +42,7 @@ _NEXT_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A member as of the moment when it got a request."""
+    """The member of a request, with the member's epoch at the time of assignment."""
 
     member: str
     epoch: int
@@ -50,7 +50,7 @@ class Assignment:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A member has changed its state."""
+    """A state change of a member."""
 
     member: str
     epoch: int
@@ -59,7 +59,7 @@ class Transition:
 
 
 class MemberRecord:
-    """What is known of a member that is not gone."""
+    """The record of a member that is not gone."""
 
     __slots__ = ("assignment", "last_beat_s", "num_open", "state")
 
@@ -68,11 +68,11 @@ class MemberRecord:
         self.state = MemberState.JOINING
         self.last_beat_s = now_s
         self.num_open = 0
-        """Requests that were assigned to it and have neither ended nor moved."""
+        """Requests assigned to the member that have neither ended nor moved."""
 
 
 class Membership:
-    """The members of a fleet. Methods that change a member's state return the transitions."""
+    """The members of a fleet and their states. Methods that change a state return the transitions."""
 
     def __init__(self, suspect_after_s: float = SUSPECT_AFTER_S, gone_after_s: float = GONE_AFTER_S) -> None:
         if suspect_after_s <= 0 or gone_after_s < 0:
@@ -81,38 +81,38 @@ class Membership:
         self._suspect_after_s = suspect_after_s
         self._gone_after_s = gone_after_s
         self.records: dict[str, MemberRecord] = {}
-        self._last_epoch = 0
+        self.last_epoch = 0
         self.ready_members: dict[str, Assignment] = {}
-        """Members that get work, in the order in which they became ready. Read only."""
+        """Members that may get requests, in the order in which they became ready. Read only."""
 
     def state_of(self, member: str) -> MemberState:
-        """Its state; gone, if it never joined."""
+        """Return a member's state; GONE if it never joined."""
         record = self.records.get(member)
         return MemberState.GONE if record is None else record.state
 
     def num_open(self, member: str) -> int:
-        """Requests that it has."""
+        """Return the number of open requests of a member."""
         record = self.records.get(member)
         return 0 if record is None else record.num_open
 
     def is_current(self, assignment: Assignment) -> bool:
-        """Whether it is of the member as it is now. Messages of another epoch are about the past."""
+        """Whether the assignment is of the member's current epoch."""
         record = self.records.get(assignment.member)
         return record is not None and record.assignment == assignment
 
     # -- coming and going ----------------------------------------------------------------------------------------------
 
     def join(self, member: str, now_s: float) -> Assignment:
-        """It is there, and not ready yet. Its epoch is larger than any before."""
+        """Add a member that is not ready yet. Its epoch is larger than all earlier epochs."""
         if member in self.records:
             raise InvariantError(f"join: {member!r} is {self.state_of(member).value}; it has to leave first")
-        self._last_epoch += 1
-        assignment = Assignment(member, self._last_epoch)
+        self.last_epoch += 1
+        assignment = Assignment(member, self.last_epoch)
         self.records[member] = MemberRecord(assignment, now_s)
         return assignment
 
     def ready(self, member: str, now_s: float) -> Transition:
-        """It has loaded its model and can compute."""
+        """Mark a joining member as ready: it has loaded its model."""
         record = self._record(member)
         if record.state is not MemberState.JOINING:
             raise InvariantError(f"ready: {member!r} is {record.state.value}, not joining")
@@ -120,7 +120,7 @@ class Membership:
         return self._move(record, MemberState.READY)
 
     def beat(self, member: str, now_s: float) -> Transition | None:
-        """It is alive: a suspect is ready again. Late heartbeats of members that are gone change nothing."""
+        """Record a heartbeat: a suspect is ready again. Heartbeats of members that are gone are ignored."""
         record = self.records.get(member)
         if record is None:
             return None
@@ -128,22 +128,22 @@ class Membership:
         return self._move(record, MemberState.READY) if record.state is MemberState.SUSPECT else None
 
     def doubt(self, member: str) -> tuple[Transition, ...]:
-        """It is alive and cannot compute at this moment: no new work, until there is a heartbeat."""
+        """Suspect a member that is alive but cannot compute now; it gets no new work until its next heartbeat."""
         record = self._record(member)
         return (self._move(record, MemberState.SUSPECT),) if record.state is MemberState.READY else ()
 
     def drain(self, member: str) -> tuple[Transition, ...]:
-        """It gets no more work, and is gone as soon as it has none."""
+        """Assign no new requests to a member; it is gone when it has no open request."""
         record = self._record(member)
         draining = self._move(record, MemberState.DRAINING)
         return (draining, *self._leave_if_done(record))
 
     def leave(self, member: str) -> Transition:
-        """It is gone: it said goodbye, or its connection broke."""
+        """Remove a member that has exited or lost its connection."""
         return self._move(self._record(member), MemberState.GONE)
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
-        """Suspect members that were silent for long, or drop them."""
+        """Suspect or remove members whose heartbeat is overdue."""
         found: list[Transition] = []
         for record in tuple(self.records.values()):
             silent_s = now_s - record.last_beat_s
@@ -159,7 +159,7 @@ class Membership:
     # -- work ----------------------------------------------------------------------------------------------------------
 
     def assign(self, member: str) -> Assignment:
-        """It gets one request more. Only a ready member does."""
+        """Count one more open request of a ready member. Raises InvariantError if it is not ready."""
         record = self._record(member)
         if record.state is not MemberState.READY:
             raise InvariantError(f"assign: {member!r} is {record.state.value}, not ready", code="member_not_ready")
@@ -167,7 +167,7 @@ class Membership:
         return record.assignment
 
     def unassign(self, assignment: Assignment) -> tuple[Transition, ...]:
-        """The request ended or moved. Of an earlier epoch nothing is open any more."""
+        """Count one open request less, because it ended or moved. Assignments of earlier epochs are ignored."""
         if not self.is_current(assignment):
             return ()
         record = self.records[assignment.member]

@@ -1,18 +1,18 @@
-"""Which member gets a request: the one with the least cost. One cost and no thresholds:
+"""Chooses the member for a request: the one with the least cost. One cost function, no thresholds:
 
-    cost  =  k x uncached tokens of the prompt there  +  uncached tokens in flight there          k = 4
+    cost  =  k x uncached tokens of the prompt on the member  +  uncached tokens in flight on the member          k = 4
 
-With it a conversation stays where its blocks are until the queue there is worth more than computing them elsewhere; a
-block that all members have is a small credit to all. Ties go to the member with less in flight, then to the one chosen
-least recently, then by name. Nothing is random. Gateways with a salt have an order of their own among members never
-chosen: otherwise all that start together would begin with the same member.
+A conversation stays on the member that has its blocks until that member's queue costs more than computing the blocks on
+another one. Ties go to the member with fewer tokens in flight, then to the least recently chosen, then by address.
+Nothing is random. A gateway's salt determines its own order among members that were never chosen; otherwise gateways
+that start together would all begin with the same member.
 
-Several gateways do not see what the others have just sent (`load.unseen_tokens`), and would all send to the member that
-reported least. Each therefore takes a part of that, from none to all, to be in flight at each member, by an
-order of its own for each request.
+A gateway does not see the latest requests of other gateways, so all of them would choose the member with the least
+reported load. Each gateway therefore estimates these tokens (`MemberLoads.unseen_tokens`) and adds a pseudorandom
+fraction of them, from 0 to 1, to each member's load, by a hash of gateway, request and member.
 
-To choose is to reserve: the tokens count as in flight and the blocks as held there from this moment on, so that the
-next choice sees this one and a burst spreads.
+`choose` also reserves: the request's tokens count as in flight and its blocks as cached at once, so that a burst
+spreads over the members.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -28,22 +28,20 @@ from quire.fleet.routing.member_load import MemberLoads
 from quire.fleet.routing.membership import Assignment, Membership, MemberState, Transition
 
 UNCACHED_WEIGHT = 4.0
-"""k: how many tokens of a member's queue one cached token is worth."""
-
-
+"""k: one cached token outweighs this many tokens of a member's queue."""
 LOTS = (1 << 64) - 1
 MIX = 0xD1342543DE82EF95
-"""An odd number without a pattern: a product with it spreads over all bits above."""
+"""Odd constant for multiplicative hashing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedPrompt:
-    """The fields of a request that decide where it goes."""
+    """The fields of a request that routing depends on."""
 
     request_id: str
     num_tokens: int
     names: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Block size -> names of its full blocks. Members of a size that is missing are chosen by load alone."""
+    """Block size -> names of the prompt's full blocks. Members of other block sizes are chosen by load only."""
 
     def __post_init__(self) -> None:
         if self.num_tokens < 1:
@@ -53,81 +51,79 @@ class RoutedPrompt:
 
 
 class RoutingChoice(NamedTuple):
-    """A member for a request, and why."""
+    """The chosen member for a request, with its cost."""
 
     member: str
     epoch: int
     num_cached_tokens: int
-    """How much of the prompt it is expected to hold; at least one token is always computed."""
+    """Prompt tokens expected in the member's cache; always less than the prompt."""
     cost: float
 
     @property
     def assignment(self) -> Assignment:
-        """The assignment that every event of the request there must be of."""
+        """The assignment (member and epoch), by which later events are matched."""
         return Assignment(self.member, self.epoch)
 
 
 _Offer = tuple[float, int, int, str, int]
-"""Cost, tokens in flight, last chosen, member, cached tokens: the least, field by field, is the choice."""
+"""(cost, tokens in flight, last chosen, member, cached tokens): the smallest tuple wins."""
 _Group = tuple[float, int, Sequence[str]]
-"""The cost of its members without what is in flight there, their cached tokens, and the members."""
+"""(cost without tokens in flight, cached tokens, members): members with equal cached tokens."""
 
 
 @dataclass(slots=True)
 class _Routed:
-    """A request that a member has."""
+    """A request that is assigned to a member."""
 
     assignment: Assignment
     chosen_s: float
     unconfirmed: Sequence[int]
-    """Blocks that it will leave there, until its prompt is computed."""
+    """Names of the prompt's blocks, until the prompt is computed."""
 
 
 class Router:
-    """Chooses members, and keeps their states, blocks and loads together."""
+    """Chooses members, and keeps their states, blocks and loads consistent."""
 
     def __init__(
         self,
         membership: Membership | None = None,
-        index: BlockIndex | None = None,
-        loads: MemberLoads | None = None,
         uncached_weight: float = UNCACHED_WEIGHT,
         salt: str = "",
     ) -> None:
         if uncached_weight < 0:
             raise ConfigError(f"expected an uncached_weight of at least 0, got {uncached_weight}")
         self.membership = Membership() if membership is None else membership
-        """Read only: members come and go by the methods below."""
-        self.index = BlockIndex() if index is None else index
-        """Gets the members' KV events: `stored`, `removed`, `cleared`."""
-        self.loads = MemberLoads() if loads is None else loads
-        """Gets the members' reports: `report`."""
+        """Read only: use the router's methods to change members."""
+        self.index = BlockIndex()
+        """Callers apply KV events here: `stored`, `removed`, `cleared`."""
+        self.loads = MemberLoads()
+        """Callers apply members' load reports here: `report`."""
         self._uncached_weight = uncached_weight
         self._salt = salt.encode()
         self.num_gateways = 1
-        """Those that choose among these members, this one included."""
+        """Gateways that route to these members, including this one."""
         self._lots: dict[str, int] = {}
-        """Member -> a number of this gateway's own."""
+        """Member -> hash of the gateway's salt and the member."""
         self._unseen_tokens = self._lot = 0
-        """Of the request that is chosen for: what others may have sent, and its own number."""
-        self._block_sizes: dict[str, int] = {}
+        """For the request being routed: estimated tokens of other gateways, and its hash."""
+        self.block_sizes: dict[str, int] = {}
         self.ready_by_size: dict[int, frozenset[str]] = {}
-        """Block size -> ready members of this size."""
+        """Block size -> ready members with this block size."""
         self.last_chosen: dict[str, int] = {}
-        """Which choice a member was last, counted from 1; 0 or less: never."""
+        """Member -> number of the choice that last selected it, counted from 1; 0 or less if never chosen."""
         self.routed: dict[str, _Routed] = {}
         self._num_choices = 0
 
     # -- members -------------------------------------------------------------------------------------------------------
 
     def join(self, member: str, block_size: int, now_s: float) -> int:
-        """A member with an empty cache and nothing to do; it gets work once it is `ready`. Returns its epoch."""
+        """Add a member with an empty cache and no load; return its epoch. It gets requests after `ready`."""
         if block_size < 1:
             raise InvariantError(f"expected blocks of at least one token at {member!r}, got {block_size}")
         epoch = self.membership.join(member, now_s).epoch
         self.index.join(member)
         self.loads.join(member)
-        self._block_sizes[member], self.last_chosen[member] = block_size, self._turn_of(member)
+        self.block_sizes[member], self.last_chosen[member] = block_size, self._turn_of(member)
         self._lots[member] = self._lot_of(member)
         return epoch
 
@@ -135,38 +131,38 @@ class Router:
         return int.from_bytes(blake2b(self._salt + b" " + name.encode(), digest_size=8).digest(), "big")
 
     def _turn_of(self, member: str) -> int:
-        """Before all choices; with a salt in an order of this gateway's own."""
+        """Initial `last_chosen` of a member: before all choices; with a salt, in a gateway-specific order."""
         if not self._salt:
             return 0
         return -1 - (self._lot_of(member) >> 16)
 
     def ready(self, member: str, now_s: float) -> Transition:
-        """It can compute from now on."""
+        """Mark a joining member as ready: it has loaded its model."""
         transition = self.membership.ready(member, now_s)
         self._followed((transition,))
         return transition
 
     def beat(self, member: str, now_s: float) -> Transition | None:
-        """It is alive."""
+        """Record a heartbeat: a suspect is ready again."""
         transition = self.membership.beat(member, now_s)
         if transition is not None:
             self._followed((transition,))
         return transition
 
     def doubt(self, member: str) -> tuple[Transition, ...]:
-        """It cannot compute at this moment: no new work, until there is a heartbeat."""
+        """Suspect a member that is alive but cannot compute now; it gets no new work until its next heartbeat."""
         return self._followed(self.membership.doubt(member))
 
     def drain(self, member: str) -> tuple[Transition, ...]:
-        """It gets no more work, and is gone as soon as it has none."""
+        """Assign no new requests to a member; it is gone when it has no open request."""
         return self._followed(self.membership.drain(member))
 
     def leave(self, member: str) -> tuple[Transition, ...]:
-        """It is gone. Its requests have to be moved, one by one."""
+        """Remove a member that is gone. The caller then calls `moved` for each of its requests."""
         return self._followed((self.membership.leave(member),))
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
-        """Time has passed: suspect silent members, and sweep a little. To be called now and then."""
+        """Suspect or remove members whose heartbeat is overdue, and sweep the index a little. Call it regularly."""
         transitions = self._followed(self.membership.advance(now_s))
         self.index.sweep(now_s)
         return transitions
@@ -176,9 +172,9 @@ class Router:
             if one.after is MemberState.GONE:
                 self.index.leave(one.member)
                 self.loads.leave(one.member)
-                del self._block_sizes[one.member], self.last_chosen[one.member], self._lots[one.member]
+                del self.block_sizes[one.member], self.last_chosen[one.member], self._lots[one.member]
         if transitions:
-            ready, sizes = self.membership.ready_members, self._block_sizes
+            ready, sizes = self.membership.ready_members, self.block_sizes
             self.ready_by_size = {
                 size: frozenset(member for member in ready if sizes[member] == size)
                 for size in {sizes[member] for member in ready}
@@ -188,7 +184,7 @@ class Router:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def choose(self, prompt: RoutedPrompt, now_s: float, exclude: Collection[str] = ()) -> RoutingChoice | None:
-        """Assign the request to the ready member with the least cost; None if there is no such member."""
+        """Assign the request to the ready member with the least cost; return None if no member is available."""
         if prompt.request_id in self.routed:
             had = self.routed[prompt.request_id].assignment.member
             raise InvariantError(f"choose: {had!r} has {prompt.request_id!r}; it has to be moved first")
@@ -196,25 +192,28 @@ class Router:
         self._lot = self._lot_of(prompt.request_id) if self._unseen_tokens else 0
         best = self.best(prompt, exclude)
         self._unseen_tokens = 0
-        if best is None:
-            return None
-        member = best.member
+        if best is not None:
+            self.assign(prompt, best, now_s)
+        return best
+
+    def assign(self, prompt: RoutedPrompt, choice: RoutingChoice, now_s: float) -> None:
+        """Record that the request was sent to the chosen member."""
+        member = choice.member
         assignment = self.membership.assign(member)
-        self.loads.reserve(prompt.request_id, member, prompt.num_tokens - best.num_cached_tokens, now_s)
-        names = prompt.names.get(self._block_sizes[member], ())
+        self.loads.reserve(prompt.request_id, member, prompt.num_tokens - choice.num_cached_tokens, now_s)
+        names = prompt.names.get(self.block_sizes[member], ())
         self.index.optimistic(member, names, now_s)
         self.routed[prompt.request_id] = _Routed(assignment, now_s, names)
         self._num_choices += 1
         self.last_chosen[member] = self._num_choices
-        return best
 
     def best(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> RoutingChoice | None:
-        """The member with the least cost: what `choose` would choose now. Changes nothing."""
+        """Return the ready member with the least cost, without assigning the request."""
         num_tokens, weight = prompt.num_tokens, self._uncached_weight
         best: _Offer | None = None
 
         def look(size: int, depth: int, members: Sequence[str]) -> int:
-            """Nothing in flight is less than none: a member with too few blocks cannot beat the best so far."""
+            """Return the minimum depth at which a member without any tokens in flight could beat the best offer."""
             nonlocal best
             offer = self._best_of_group((weight * (num_tokens - size * depth), size * depth, members))
             best = offer if best is None else min(best, offer)
@@ -227,33 +226,15 @@ class Router:
         cost, _, _, member, num_cached = best
         return RoutingChoice(member, self.membership.ready_members[member].epoch, num_cached, cost)
 
-    def rank(self, prompt: RoutedPrompt, exclude: Collection[str] = ()) -> list[RoutingChoice]:
-        """All members that could get the request, the best first, with their costs. Changes nothing."""
-        in_flight, epochs = self.loads.in_flight_tokens, self.membership.ready_members
-        offers = [
-            (base + in_flight[member], in_flight[member], self.last_chosen[member], member, num_cached)
-            for base, num_cached, members in self._groups(prompt, exclude)
-            for member in members
-        ]
-        return [
-            RoutingChoice(member, epochs[member].epoch, num_cached, cost)
-            for cost, _, _, member, num_cached in sorted(offers)
-        ]
-
-    def assignment_of(self, request_id: str) -> Assignment | None:
-        """The assignment of the request, if a member has it."""
-        routed = self.routed.get(request_id)
-        return None if routed is None else routed.assignment
-
     def computed(self, request_id: str) -> None:
-        """Its prompt is computed: it weighs on its member no more. Idempotent."""
+        """Remove a request from its member's load, because its prompt is computed. Idempotent."""
         routed = self.routed.get(request_id)
         if routed is not None:
             routed.unconfirmed = ()
             self.loads.release(request_id)
 
     def ended(self, request_id: str) -> tuple[Transition, ...]:
-        """It ended, well or not. Idempotent. A draining member leaves with its last request."""
+        """Forget a request that has ended. Idempotent. A draining member is gone when its last request ends."""
         routed = self.routed.pop(request_id, None)
         if routed is None:
             return ()
@@ -261,8 +242,8 @@ class Router:
         return self._followed(self.membership.unassign(routed.assignment))
 
     def moved(self, request_id: str) -> tuple[Transition, ...]:
-        """Its member did not take it, or lost it: it may be routed again, with that member
-        excluded. Unless its prompt was computed, its blocks are no longer expected there."""
+        """Forget a request that its member refused or lost, so that it can be routed again, without that member. If its
+        prompt was not computed, its blocks are no longer expected in the member's cache."""
         routed = self.routed.get(request_id)
         if routed is not None and self.membership.is_current(routed.assignment):
             self.index.withdraw(routed.assignment.member, routed.unconfirmed, routed.chosen_s)
@@ -271,20 +252,10 @@ class Router:
     def _sizes(
         self, prompt: RoutedPrompt, exclude: Collection[str]
     ) -> Iterator[tuple[int, Sequence[int], frozenset[str]]]:
-        """Block sizes of members that could get the request, the names such members can hold, and the members."""
+        """Yield each block size with the block names that the prompt can hit, and the ready members not excluded."""
         for size, ready in self.ready_by_size.items():
             names = prompt.names.get(size, ())[: hit_cap(prompt.num_tokens, size)]
             yield size, names, ready.difference(exclude) if exclude else ready
-
-    def _groups(self, prompt: RoutedPrompt, exclude: Collection[str]) -> Iterator[_Group]:
-        """The members that could get the request, grouped where their cost differs by what is in flight alone.
-
-        Members of different block sizes are compared in tokens.
-        """
-        for size, names, ready in self._sizes(prompt, exclude):
-            for depth, members in self.index.groups(names, ready):
-                num_cached = size * depth
-                yield self._uncached_weight * (prompt.num_tokens - num_cached), num_cached, members
 
     def _unseen_part(self, member: str) -> int:
         mixed = (self._lots[member] ^ self._lot) * MIX & LOTS

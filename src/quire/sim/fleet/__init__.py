@@ -1,1 +1,1 @@
-"""A fleet of simulated servers behind gateways."""
+"""Simulates a fleet: members behind gateways."""

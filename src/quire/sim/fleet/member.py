@@ -1,4 +1,4 @@
-"""One server of a simulated fleet: the real scheduler over the real memory, with a clock by a profile.
+"""One member of a simulated fleet: the real scheduler over the real KV memory, with step durations from a profile.
 
 Callers pass the time. A step runs from `begin` to `end`, which returns its events.
 """
@@ -21,11 +21,9 @@ from quire.errors import InvariantError
 from quire.workload.workload_request import WorkloadRequest
 
 TOKEN = 0
-"""Not in any prompt of a trace, so that output is never a cached prefix."""
+"""The only output token. It is in no prompt of a trace, so that output is never a cached prefix."""
 _ANSWERED = RowResult((TOKEN,))
 _NOTHING = RowResult()
-
-
 KEY = bytes(32)
 MODEL = "model"
 
@@ -40,21 +38,21 @@ class MemberSize:
     max_running: int = 256
     max_requests: int = 1 << 20
     speed: float = 1.0
-    """Factor on the profile's speed."""
+    """Speed relative to the profile."""
     head_starts_s: tuple[float, float, float] = (60.0, 20.0, 0.0)
-    """Of the classes high, normal and low."""
+    """Head starts (advantages in queueing time) of the classes high, normal and low."""
     step_limit_s: float = 0.0
     """Time limit of a step with prefill; 0: no limit."""
     is_cache_shared: bool = False
-    """Whether all tenants are one cache group; else each has its own."""
+    """Whether all tenants share one cache group; otherwise each tenant has its own."""
 
     def namespace(self, tenant: str) -> Namespace:
-        """The namespace of a tenant's blocks."""
+        """Return the namespace of a tenant's blocks."""
         return Namespace(1, MODEL, "", "slots", self.block_size, "" if self.is_cache_shared else tenant)
 
 
 class Member:
-    """A scheduler, a memory and the step in progress."""
+    """A scheduler, its memory, and the step in progress."""
 
     def __init__(self, size: MemberSize, profile: StepProfile, emit: Callable[[KVEvent], None] | None = None) -> None:
         self.size = size
@@ -65,15 +63,15 @@ class Member:
         self.scheduler = Scheduler(config, self.memory)
         self.under_way: StepPlan | None = None
         self._expected: dict[str, int] = {}
-        """Expected tokens to compute, of requests that have not started."""
+        """Expected number of tokens to compute, by request; used until the request starts."""
         self.busy_s = 0.0
         self.num_prompt_tokens_computed = 0
 
     def submit(
         self, workload_request: WorkloadRequest, now_s: float, num_produced: int = 0, num_uncached: int | None = None
     ) -> None:
-        """Queue it, or raise RequestError or CapacityError. A request with `num_produced` tokens continues after them.
-        Until it starts, `num_uncached` is the gateway's estimate of the tokens to compute."""
+        """Queue a request. Raises RequestError or CapacityError if it is refused. A request with `num_produced` output
+        tokens continues after them. Until it starts, the gateway's estimate `num_uncached` counts as its load."""
         request = Request(
             request_id=workload_request.name,
             prompt=workload_request.prompt,
@@ -89,7 +87,7 @@ class Member:
         self._expected[workload_request.name] = len(workload_request.prompt) if num_uncached is None else num_uncached
 
     def num_produced(self, name: str) -> int:
-        """Output tokens of this request so far."""
+        """Return the number of output tokens of this request so far."""
         (sequence,) = self.scheduler.live[name].sequences
         return len(sequence.tokens) - sequence.num_prompt_tokens
 
@@ -103,7 +101,7 @@ class Member:
         )
 
     def begin(self, now_s: float) -> float | None:
-        """Plan a step. Returns its duration, or None if there is nothing to do."""
+        """Plan a step. Returns its duration, or None if there is nothing to compute."""
         if self.under_way is not None:
             raise InvariantError("begin: a step is in progress")
         plan = self.scheduler.plan(now_s)
@@ -117,7 +115,7 @@ class Member:
         return took_s
 
     def end(self, now_s: float) -> list[RequestEvent]:
-        """End the step. Returns its events without tokens, which are most events and not used here."""
+        """End the step. Returns its events except tokens, which are numerous and not needed here."""
         plan, self.under_way = self.under_way, None
         if plan is None:
             raise InvariantError("end: no step is in progress")
@@ -129,7 +127,7 @@ class Member:
 
 
 def answer_of(plan: StepPlan) -> StepResult:
-    """The result of a step: one fixed token for each row that samples."""
+    """Return the result of a step, with a fixed token for each row that samples."""
     return StepResult(
         plan.step, {item.sequence_id: _NOTHING if item.sampling is None else _ANSWERED for item in plan.items}
     )

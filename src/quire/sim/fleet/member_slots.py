@@ -1,4 +1,4 @@
-"""Slots for the members of a simulated fleet, and gateways with the members that each has recorded."""
+"""Slots for the members of a simulated fleet, and gateways with the members that each of them knows."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -6,23 +6,27 @@ from dataclasses import dataclass, field
 from quire.core.digests import BlockHasher
 from quire.core.events import KVEvent
 from quire.core.memory.block_table import hit_cap, pack_tokens
+from quire.fleet.routing.membership import MemberState
+from quire.fleet.routing.router import Router
 from quire.sim.fleet.member import KEY, Member, MemberSize
-from quire.sim.fleet.policy_protocol import Policy
+from quire.sim.fleet.policies import Policy
 from quire.workload.workload_request import WorkloadRequest
 
 
 class MemberSlot:
-    """A slot of the fleet: its member may die, and another takes its place."""
+    """A place in the fleet: its member may die, and a new member may take its place."""
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.key = f"{number:05}"
+        """The member's name in the gateways' routers."""
         self.member: Member | None = None
         self.epoch = 0
-        """Number of the current member: messages of an earlier one are stale."""
+        """Number of the current member; messages of earlier members are stale."""
         self.is_draining = False
         self.outbox: deque[KVEvent] = deque()
         self.taken: dict[str, WorkloadRequest] = {}
-        """Its unfinished requests."""
+        """The member's unfinished requests."""
         self.stranded: dict[str, WorkloadRequest] = {}
         """Requests of a dead member whose gateways have not detected its death."""
         self.num_requests = 0
@@ -30,7 +34,7 @@ class MemberSlot:
         self.busy_s = 0.0
 
     def clear(self) -> Member | None:
-        """Remove and return the member; its requests are stranded."""
+        """Remove and return the member; its requests become stranded."""
         member, self.member = self.member, None
         if member is not None:
             self.num_prompt_tokens_computed += member.num_prompt_tokens_computed
@@ -44,21 +48,23 @@ class MemberSlot:
 
 @dataclass(slots=True)
 class Gateway:
-    """One gateway."""
+    """A gateway and the members that it knows."""
 
     number: int
+    router: Router
     policy: Policy
     known: dict[int, int] = field(default_factory=dict)
-    """Slot number -> the epoch known there; messages of other epochs are stale."""
+    """Slot number -> epoch of the member that the gateway knows; messages of other epochs are stale."""
 
     def left(self, slot: MemberSlot) -> None:
-        """Drop the member known in this slot, if any."""
-        if self.known.pop(slot.number, None) is not None:
-            self.policy.left(slot.number)
+        """Drop the member that the gateway knows in this slot, if any."""
+        self.known.pop(slot.number, None)
+        if self.router.membership.state_of(slot.key) is not MemberState.GONE:
+            self.router.leave(slot.key)
 
 
 class PromptNames:
-    """Block names for routing: all members share a key, so names are made from digests."""
+    """Block hashes for routing. All members share one key, so equal prompts have equal digests."""
 
     def __init__(self, size: MemberSize) -> None:
         self._size = size
@@ -67,7 +73,7 @@ class PromptNames:
         """Root digests by tenant."""
 
     def of_prompt(self, request: WorkloadRequest) -> tuple[int, ...]:
-        """Names of the prompt's blocks, as far as a hit can reach."""
+        """Return the hashes of the prompt's blocks, as far as a cache hit can reach."""
         size, hasher, digest = self._size.block_size, self._hasher, self._roots.get(request.tenant)
         if digest is None:
             digest = self._roots[request.tenant] = hasher.root(self._size.namespace(request.tenant))
@@ -79,5 +85,5 @@ class PromptNames:
 
 
 def name_of(digest: bytes) -> int:
-    """The name of one block."""
+    """Return the hash of a block from its digest."""
     return int.from_bytes(digest[:8]) >> 1

@@ -1,12 +1,12 @@
-"""A fleet in one thread: gateways that route, members that compute, messages that are delayed.
+"""Simulates a fleet in one thread: gateways that route, members that compute, and delayed messages between them.
 
     request ─► gateway ─► policy chooses ─► member: real scheduler, real memory ─► first token, last token
                   ▲                            │
-                  └── events of blocks, late ──┤
-                  └── load reports, old ───────┘
+                  ├── block events, delayed ───┤
+                  └── load reports, delayed ───┘
 
-One server is a fleet of one member. Every event has a time, and events are taken in order from one heap; at equal times
-in the order they were created. So one seed gives one log.
+One server is a fleet of one member. Every event has a time. Events are processed in order of time from one heap, and at
+equal times in the order of their creation, so that equal seeds give equal logs.
 """
 
 from collections import deque
@@ -19,24 +19,49 @@ from random import Random
 from typing import Any
 
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, Finished, FirstToken, KVEvent
-from quire.core.inspect import invariants
 from quire.engine.step_profile import StepProfile
 from quire.errors import CapacityError, InvariantError, RequestError
-from quire.fleet.routing.router import RoutedPrompt
-from quire.sim.fleet.faults import FleetFaults
-from quire.sim.fleet.latencies import Latencies, Spread
+from quire.fleet.routing.membership import GONE_AFTER_S, SUSPECT_AFTER_S, Membership, MemberState
+from quire.fleet.routing.router import RoutedPrompt, Router
 from quire.sim.fleet.member import Member, MemberSize
 from quire.sim.fleet.member_slots import Gateway, MemberSlot, PromptNames, name_of
-from quire.sim.fleet.policy_protocol import MakePolicy
-from quire.sim.fleet.report import FleetReport, MemberFigures
+from quire.sim.fleet.policies import POLICIES
+from quire.sim.fleet.report import FleetReport, Latencies, MemberFigures, Spread
 from quire.workload.workload_request import WorkloadRequest
 
-CHECK_EVERY_STEPS = 16
-"""Steps of a member between two checks of its invariants, if they are checked."""
-CHECK_EVERY_MOMENTS = 16
-"""The same of gateways."""
+NEVER_S = 1e18
 BEATS_UNTIL_SUSPECT = 4.5
-"""Heartbeats that a member has missed when it is dropped."""
+"""Number of heartbeats that a member must miss before gateways drop it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetFaults:
+    """Probability of each fault per check; all zero: no faults."""
+
+    period_s: float = 0.0
+    """Time between two checks for new faults; 0: no checks."""
+    death: float = 0.0
+    """A member dies; its requests continue on other members."""
+    drain: float = 0.0
+    """A member accepts no new requests, and leaves when its requests have ended."""
+    join: float = 0.0
+    """An empty slot gets a new member."""
+    clear: float = 0.0
+    """A member's cache is cleared."""
+    lost_events: float = 0.0
+    """A batch of block events is lost."""
+
+    @classmethod
+    def in_a_minute(
+        cls, deaths: float = 0.0, drains: float = 0.0, joins: float = 2.0, clears: float = 0.0, lost: float = 0.0
+    ) -> "FleetFaults":
+        """Return rates from mean numbers per simulated minute, for the whole fleet (joins: for each empty slot), and
+        the share of event batches that is lost."""
+        if not deaths + drains + clears:
+            return cls(lost_events=lost)
+        period_s = min(1.0, 60.0 / max(deaths, drains, joins, clears))
+        share = period_s / 60.0
+        return cls(period_s, deaths * share, drains * share, joins * share, clears * share, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +70,22 @@ class FleetConfig:
 
     size: MemberSize
     profile: StepProfile
-    make_policy: MakePolicy
+    policy: str = "cost"
+    """A key of `POLICIES`."""
     num_members: int = 1
     num_gateways: int = 1
     event_delay_s: float = 0.05
-    """From a step's end to the gateways."""
+    """Delay of block events from the end of a step to the gateways."""
     report_age_s: float = 0.0
-    """Age of load reports; 0: no reports, each gateway counts only its own requests."""
+    """Delay of load reports; 0: no reports, and each gateway counts only its own requests."""
     detect_delay_s: float = 0.0
-    """Time until gateways drop a dead member; 0: its connections break, and all gateways detect it at once."""
-    faults: FleetFaults = FleetFaults()  # noqa: RUF009 - frozen
+    """Time until gateways drop a dead member; 0: immediately, as when its connections break."""
+    faults: FleetFaults = FleetFaults()
     seed: int = 0
-    is_checked: bool = False
-    """Whether invariants are checked during the run."""
 
 
 class FleetSimulation:
-    """One run. `run` ends when every request has its last token or can never be served, or when `latencies` do not need
-    the rest."""
+    """One run. `run` returns when every request has ended or cannot be served, or when `latencies` is hopeless."""
 
     def __init__(
         self, config: FleetConfig, requests: Iterable[WorkloadRequest], latencies: Latencies | None = None
@@ -70,9 +93,7 @@ class FleetSimulation:
         self.config = config
         self.now_s = 0.0
         self.latencies = latencies or Latencies()
-        self.gateways = [
-            Gateway(at, config.make_policy(Random(f"{config.seed} {at}"))) for at in range(config.num_gateways)
-        ]
+        self.gateways = [self._gateway(number) for number in range(config.num_gateways)]
         self.wants_names = self.gateways[0].policy.wants_names
         self.member_slots = [MemberSlot(number) for number in range(config.num_members)]
         self._requests: Iterator[WorkloadRequest] = iter(requests)
@@ -82,15 +103,14 @@ class FleetSimulation:
         self._log = blake2b(digest_size=16)
         self._names = PromptNames(config.size)
         self._homes: dict[str, int] = {}
-        """Request -> its gateway."""
+        """Each request's gateway, by request name."""
         self._produced: dict[str, int] = {}
-        """Tokens that requests had when their members died."""
+        """Number of output tokens of requests at the death of their members."""
         self._waiting: deque[WorkloadRequest] = deque()
-        """Requests without a member that can take them yet."""
+        """Requests that wait for a ready member."""
         self.num_arrived = self.num_refused = self.num_moves = self.num_deaths = self.num_sent_to_dead = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
         for gateway in self.gateways if config.detect_delay_s else ():
-            gateway.policy.watch(config.detect_delay_s)
             first_s = (
                 config.detect_delay_s / BEATS_UNTIL_SUSPECT * Random(f"beats {config.seed} {gateway.number}").random()
             )
@@ -101,14 +121,25 @@ class FleetSimulation:
         if config.faults.period_s:
             self._at(config.faults.period_s, self._disturb)
 
+    def _gateway(self, number: int) -> Gateway:
+        seed = f"{self.config.seed} {number}"
+        # Without a delay there are no heartbeats, and the simulation itself reports deaths to the gateways.
+        suspect_after_s = self.config.detect_delay_s or NEVER_S
+        membership = Membership(suspect_after_s, suspect_after_s * GONE_AFTER_S / SUSPECT_AFTER_S)
+        router = Router(membership, salt=str(Random(seed).getrandbits(32)))
+        router.num_gateways = self.config.num_gateways
+        return Gateway(number, router, POLICIES[self.config.policy](router, Random(seed)))
+
     def run(self) -> FleetReport:
-        """Process events until the end."""
+        """Process events until the end of the run, and return the report."""
         while self.moments and (self.num_open or self._has_more) and not self.latencies.is_hopeless:
-            self.now_s, number, happen, arguments = heappop(self.moments)
-            happen(*arguments)
-            if self.config.is_checked and number % CHECK_EVERY_MOMENTS == 0:
-                self._check()
+            self.happen()
         return self._report()
+
+    def happen(self) -> None:
+        """Process the next event."""
+        self.now_s, _, happen, arguments = heappop(self.moments)
+        happen(*arguments)
 
     @property
     def num_open(self) -> int:
@@ -136,14 +167,15 @@ class FleetSimulation:
     # -- gateways ------------------------------------------------------------------------------------------------------
 
     def _send(self, request: WorkloadRequest) -> None:
-        """The request's gateway chooses a member; without any the request waits."""
+        """Let the request's gateway choose a member; the request waits if no member is ready."""
         gateway = self.gateways[self._homes[request.name]]
         names = {self.config.size.block_size: self._names.of_prompt(request)} if self.wants_names else {}
-        sent = gateway.policy.choose(RoutedPrompt(request.name, len(request.prompt), names), self.now_s)
-        if sent is None:
+        gateway.router.index.sweep(self.now_s)
+        choice = gateway.policy.choose(RoutedPrompt(request.name, len(request.prompt), names), self.now_s)
+        if choice is None:
             self._waiting.append(request)
             return
-        slot = self.member_slots[sent.member]
+        slot = self.member_slots[int(choice.member)]
         self._note("sent", request.name, slot.number)
         if slot.number not in gateway.known:
             raise InvariantError(
@@ -154,9 +186,10 @@ class FleetSimulation:
             self.num_sent_to_dead += 1
             return
         try:
-            slot.member.submit(request, self.now_s, self._produced.get(request.name, 0), sent.num_uncached_tokens)
+            num_uncached = len(request.prompt) - choice.num_cached_tokens
+            slot.member.submit(request, self.now_s, self._produced.get(request.name, 0), num_uncached)
         except (RequestError, CapacityError):
-            gateway.policy.ended(request.name)
+            gateway.router.ended(request.name)
             self.num_refused += 1
             self.latencies.dropped(request.name)
             self._forget(request.name)
@@ -165,7 +198,7 @@ class FleetSimulation:
         slot.num_requests += 1
         if self.config.report_age_s:
             self._report_load(slot, slot.member)
-        self._begin(slot)
+        self.begin(slot)
 
     def _send_waiting(self) -> None:
         waiting, self._waiting = self._waiting, deque()
@@ -178,7 +211,8 @@ class FleetSimulation:
 
     # -- members -------------------------------------------------------------------------------------------------------
 
-    def _begin(self, slot: MemberSlot) -> None:
+    def begin(self, slot: MemberSlot) -> None:
+        """Begin the member's next step, if it has no step in progress and work to do."""
         member = slot.member
         if member is None or member.under_way is not None:
             return
@@ -196,28 +230,25 @@ class FleetSimulation:
                 self._note("first", event.request_id, slot.number)
                 self.latencies.began(event.request_id, self.now_s)
                 self.num_cached_tokens += event.num_cached_tokens
-                self.gateways[self._homes[event.request_id]].policy.computed(event.request_id)
+                self.gateways[self._homes[event.request_id]].router.computed(event.request_id)
             elif isinstance(event, Finished):
                 self._finished(slot, event.request_id)
         self._announce(slot)
         if self.config.report_age_s:
             self._report_load(slot, member)
-        if self.config.is_checked and member.scheduler.stats.num_steps % CHECK_EVERY_STEPS == 0:
-            invariants.check(member.memory)
-            invariants.check_scheduler(member.scheduler)
-        self._begin(slot)
+        self.begin(slot)
 
     def _finished(self, slot: MemberSlot, name: str) -> None:
         request = slot.taken.pop(name)
         self._note("ended", name, slot.number)
         self.latencies.ended(name, request.max_tokens, self.now_s)
-        self.gateways[self._homes[name]].policy.ended(name)
+        self.gateways[self._homes[name]].router.ended(name)
         self._forget(name)
         if slot.is_draining and not slot.taken:
             self.leave(slot)
 
     def _announce(self, slot: MemberSlot) -> None:
-        """Send the step's block events to every gateway, with a delay."""
+        """Send the step's block events to all gateways, with a delay."""
         if not slot.outbox:
             return
         events = list(slot.outbox)
@@ -232,41 +263,42 @@ class FleetSimulation:
                 continue
             for event in events:
                 if isinstance(event, BlockStored):
-                    gateway.policy.stored(slot.number, [name_of(digest) for digest in event.digests])
+                    gateway.router.index.stored(slot.key, [name_of(digest) for digest in event.digests])
                 elif isinstance(event, BlockRemoved):
-                    gateway.policy.removed(slot.number, [name_of(digest) for digest in event.digests])
+                    gateway.router.index.removed(slot.key, [name_of(digest) for digest in event.digests])
                 elif isinstance(event, AllBlocksCleared):
-                    gateway.policy.cleared(slot.number)
+                    gateway.router.index.cleared(slot.key)
 
     def _report_load(self, slot: MemberSlot, member: Member) -> None:
-        """Send the member's load to every gateway, with a delay."""
+        """Send the member's load to all gateways, with a delay."""
         arguments = slot, slot.epoch, member.num_uncomputed_tokens, self.now_s
         self._at(self.now_s + self.config.report_age_s, self.load_reported, *arguments)
 
     def load_reported(self, slot: MemberSlot, epoch: int, num_tokens: int, as_of_s: float) -> None:
-        """Gateways that know this life of the member receive its load."""
+        """Deliver a load report to the gateways that know this member."""
         for gateway in self.gateways:
             if gateway.known.get(slot.number) == epoch:
-                gateway.policy.reported(slot.number, num_tokens, as_of_s, len(self.gateways))
+                gateway.router.loads.report(slot.key, num_tokens, as_of_s)
 
     # -- joining and leaving -------------------------------------------------------------------------------------------
 
     def join(self, slot: MemberSlot) -> None:
-        """A new life of the member in this slot."""
+        """Start a new member in this slot."""
         slot.epoch += 1
         slot.is_draining = False
         slot.member = Member(self.config.size, self.config.profile, slot.outbox.append if self.wants_names else None)
-        # Gateways that had not detected the death of the previous member detect it now.
+        # The new member reveals the death of the previous one to gateways that had not detected it.
         unaware = [gateway for gateway in self.gateways if slot.number in gateway.known]
         for gateway in self.gateways:
             gateway.left(slot)
             gateway.known[slot.number] = slot.epoch
-            gateway.policy.joined(slot.number, self.now_s)
+            gateway.router.join(slot.key, self.config.size.block_size, self.now_s)
+            gateway.router.ready(slot.key, self.now_s)
         self._move_stranded(slot, unaware)
         self._send_waiting()
 
     def leave(self, slot: MemberSlot, *, is_detected: bool = True) -> None:
-        """Remove the member. Its requests continue elsewhere, with their tokens, once their gateways detect it."""
+        """Remove the member. Once gateways detect it, its requests continue on other members, with their tokens."""
         member = slot.clear()
         if member is None:
             return
@@ -279,30 +311,31 @@ class FleetSimulation:
             self._move_stranded(slot, self.gateways)
 
     def _look(self, gateway: Gateway) -> None:
-        """Heartbeats of all live members reach one gateway, and it drops members that were silent for too long."""
+        """Deliver heartbeats of all live members to one gateway, which drops members that were silent for too long."""
         for slot in self.member_slots:
             if slot.member is not None:
-                gateway.policy.beat(slot.number, self.now_s)
-        for number in gateway.policy.silent(self.now_s):
+                gateway.router.beat(slot.key, self.now_s)
+        silent = [one for one in gateway.router.advance(self.now_s) if one.before is not MemberState.SUSPECT]
+        for number in (int(one.member) for one in silent):
             self._note("silent", "", number)
             gateway.known.pop(number, None)
             self._move_stranded(self.member_slots[number], [gateway])
         self._at(self.now_s + self.config.detect_delay_s / BEATS_UNTIL_SUSPECT, self._look, gateway)
 
     def _move_stranded(self, slot: MemberSlot, gateways: Sequence[Gateway]) -> None:
-        """These gateways have detected the member's death: they route its requests again."""
+        """Let these gateways, which have detected the member's death, route its requests again."""
         aware = {gateway.number for gateway in gateways}
         for name, request in list(slot.stranded.items()):
             if self._homes[name] in aware:
                 del slot.stranded[name]
-                self.gateways[self._homes[name]].policy.ended(name)
+                self.gateways[self._homes[name]].router.ended(name)
                 self.num_moves += 1
                 self._send(request)
 
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _disturb(self) -> None:
-        """A random member dies, drains or comes back. One that takes work always stays."""
+        """Let random members die, drain, join or lose their cache. At least one ready member always remains."""
         faults, there = self.config.faults, [slot for slot in self.member_slots if slot.member is not None]
         for slot in self.member_slots:
             if slot.member is None and self._random.random() < faults.join:
@@ -322,7 +355,7 @@ class FleetSimulation:
     def _drain(self, slot: MemberSlot) -> None:
         slot.is_draining = True
         for gateway in self.gateways:
-            gateway.policy.draining(slot.number)
+            gateway.router.drain(slot.key)
         if not slot.taken:
             self.leave(slot)
 
@@ -330,19 +363,6 @@ class FleetSimulation:
 
     def _note(self, what: str, name: str, number: int) -> None:
         self._log.update(f"{self.now_s!r} {what} {name} {number}\n".encode())
-
-    def _check(self) -> None:
-        """Check that every request is in exactly one place, and that gateways account for their own."""
-        by_gateway: list[list[str]] = [[] for _ in self.gateways]
-        for slot in self.member_slots:
-            for name in (*slot.taken, *slot.stranded):
-                by_gateway[self._homes[name]].append(name)
-        num_known = sum(map(len, by_gateway)) + len(self._waiting)
-        if num_known != self.num_open:
-            rule = f"check: {self.num_open} requests are open, {num_known} known"
-            raise InvariantError(rule, code="requests_miscounted")
-        for gateway, names in zip(self.gateways, by_gateway, strict=True):
-            gateway.policy.check(names)
 
     def _report(self) -> FleetReport:
         for slot in self.member_slots:

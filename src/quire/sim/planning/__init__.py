@@ -1,1 +1,1 @@
-"""How many servers of which size a trace needs."""
+"""Capacity planning: the number and size of servers that a trace needs."""

@@ -1,12 +1,12 @@
-"""Curves of a plan: hit rate over pool size, latency over load, and imbalance over members.
+"""Curves of a capacity plan: hit rate over pool size, latency over load, and imbalance over the number of members.
 
-Runs over load and members that are far beyond capacity stop when an objective ten times as long is certain to be
-missed, and are marked as such: they would take longest, and their figures would depend on the length of the trace. The
-hit rate is meaningful there too, so runs over the pool go to their ends.
+Runs far beyond capacity would take longest, and their latencies would depend on the length of the trace. In the curves
+over load and members, such runs stop when they are certain to miss an objective ten times as long, and are marked. The
+hit rate is meaningful beyond capacity too, so the runs of the pool curve are complete.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quire.sim.fleet.report import FleetReport
 from quire.sim.planning.planning import Planner, pool_candidates
@@ -14,10 +14,10 @@ from quire.sim.planning.planning import Planner, pool_candidates
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 """Factors on the arrival rate."""
 MEMBERS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Factors on the number of members needed."""
+"""Factors on the number of members that the plan needs."""
 NUM_POOLS = 7
 FAR_BEYOND = 10.0
-"""Factor on the objective."""
+"""Factor on the objective beyond which runs stop early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class CurvePoint:
     ttft_p95_s: float | None = None
     imbalance: float | None = None
     utilisation: float | None = None
-    """All None if the run was stopped early."""
+    """All metrics are None if the run was stopped early."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCurves:
-    """Curves of one fleet, with one parameter changed at a time."""
+    """Curves around one fleet, each with one parameter varied."""
 
     over_pool: tuple[CurvePoint, ...]
     over_load: tuple[CurvePoint, ...]
@@ -46,7 +46,7 @@ class PlanCurves:
 
 
 def plan_curves(planner: Planner, num_members: int, num_blocks: int, members_max: int) -> PlanCurves:
-    """The curves around a fleet of this size."""
+    """Return the curves around a fleet of this size."""
     least = planner.facts.least_blocks(planner.setup.size.block_size)
     pools = pool_candidates(least, max(planner.setup.size.num_blocks, num_blocks, 2 * least))
     some = {*pools[:: max(1, -(-len(pools) // NUM_POOLS))], pools[-1], num_blocks}
@@ -67,14 +67,8 @@ def _points(
             report: FleetReport | None = planner.whole(num_members, num_blocks)
         else:
             report = planner.far_run(num_members, num_blocks, FAR_BEYOND, speedup)
-        point = CurvePoint(x, num_members, num_blocks, per_s * speedup)
+        figures: tuple[float, ...] = ()
         if report is not None:
-            point = replace(
-                point,
-                hit_rate=report.hit_rate,
-                ttft_p50_s=report.ttft_s.p50,
-                ttft_p95_s=report.ttft_s.p95,
-                imbalance=report.imbalance,
-                utilisation=report.utilisation,
-            )
-        yield point
+            ttft_s = report.ttft_s
+            figures = report.hit_rate, ttft_s.p50, ttft_s.p95, report.imbalance, report.utilisation
+        yield CurvePoint(x, num_members, num_blocks, per_s * speedup, *figures)

@@ -1,8 +1,8 @@
-"""Effects of settings: the same load on the same fleet twice, with the current value of a setting and with another.
+"""Effects of settings: runs the same load on the same fleet with the current value of a setting and with another value.
 
-Both runs get the same requests at the same times, so requests form pairs. Neighbours are not independent: all requests
-behind a long prompt wait together. So consecutive requests form batches, each batch gives one ratio of means, and
-batches are judged as `quire bench compare` judges rounds (`quire.verdicts`).
+Both runs receive the same requests at the same times, so the requests form pairs. Consecutive requests are correlated,
+because requests after a long prompt wait together. They are therefore grouped into batches, each batch gives one ratio
+of means, and the batches are compared like the rounds of `quire bench compare` (`quire.verdicts`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,31 +19,18 @@ from quire.verdicts import MIN_PAIRS, Change, SpeedVerdict, change_of
 
 MAX_BATCHES = 20
 MIN_BATCH = 10
-"""Requests per batch; smaller batches are mostly noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class OtherSetting:
-    """Another value of one setting, besides the current one."""
-
-    setting: str
-    base: str
-    other: str
-    """Both values as text."""
-    size: MemberSize | None
-    """The size with the other value; None if it is not tried."""
-    reason: str = ""
-    """Why it is not tried."""
+"""Smallest number of requests per batch; smaller batches are mostly noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class SettingEffect:
-    """The effect of another value on latencies and hit rate."""
+    """The effect of one setting's other value on latencies and hit rate, relative to the current value."""
 
     setting: str
     base: str
     other: str
-    verdict: SpeedVerdict
+    """The current and the other value, as text."""
+    verdict: SpeedVerdict = SpeedVerdict.NOT_COMPARABLE
     changes: tuple[Change, ...] = ()
     num_batches: int = 0
     hit_rate_base: float | None = None
@@ -53,49 +40,53 @@ class SettingEffect:
 
 
 def setting_effects(planner: Planner, num_members: int, num_blocks: int) -> Iterator[SettingEffect]:
-    """Effects of every setting that can matter to this load, at one size of the fleet."""
+    """Run and compare every setting that can affect this load, at one fleet size."""
     size = replace(planner.setup.size, num_blocks=num_blocks)
     base: tuple[float, WatchedLatencies] | None = None
-    for one in other_settings(size, planner.facts.num_tenants, planner.facts.priorities):
-        if one.size is None:
-            yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=one.reason)
+    for effect, other_size in other_settings(size, planner.facts.num_tenants, planner.facts.priorities):
+        if other_size is None:
+            yield effect
             continue
         if base is None:
             base = _run(planner, num_members, size, "current settings")
         try:
-            other = _run(planner, num_members, one.size, f"{one.setting} {one.other}")
+            other = _run(planner, num_members, other_size, f"{effect.setting} {effect.other}")
         except ConfigError as error:
-            reason = f"rejected by a server: {error}"
-            yield SettingEffect(one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, reason=reason)
+            yield replace(effect, reason=f"rejected by a server: {error}")
             continue
-        yield _judged(one, base, other)
+        yield _judged(effect, base, other)
 
 
-def other_settings(size: MemberSize, num_tenants: int, priorities: tuple[str, ...]) -> Iterator[OtherSetting]:
-    """Half and double of numeric settings; switches only where they matter to the load."""
+def other_settings(
+    size: MemberSize, num_tenants: int, priorities: tuple[str, ...]
+) -> Iterator[tuple[SettingEffect, MemberSize | None]]:
+    """Yield each setting's other value and the resulting member size: half and double of numeric settings, and the
+    other state of switches. A switch that cannot affect the load has no size, but a reason."""
     for block_size in (size.block_size // 2, size.block_size * 2):
         if block_size:
             num_blocks = num_blocks_for(size.num_blocks * size.block_size, block_size)
             other = replace(size, block_size=block_size, num_blocks=num_blocks)
-            yield OtherSetting("block size", _tokens(size.block_size), _tokens(block_size), other)
+            yield SettingEffect("block size", _tokens(size.block_size), _tokens(block_size)), other
     for step_tokens in (size.max_step_tokens // 2, size.max_step_tokens * 2):
         other = replace(size, max_step_tokens=step_tokens)
-        yield OtherSetting("step budget", _tokens(size.max_step_tokens), _tokens(step_tokens), other)
+        yield SettingEffect("step budget", _tokens(size.max_step_tokens), _tokens(step_tokens)), other
     high_s, normal_s, low_s = size.head_starts_s
     current = f"{high_s:g}, {normal_s:g}, {low_s:g} s"
+    head_starts = SettingEffect("head starts", current, "none")
     if len(priorities) > 1:
-        yield OtherSetting("head starts", current, "none", replace(size, head_starts_s=(0.0, 0.0, 0.0)))
+        yield head_starts, replace(size, head_starts_s=(0.0, 0.0, 0.0))
     else:
-        yield OtherSetting("head starts", current, "none", None, "all requests have one class; give --classes")
+        yield replace(head_starts, reason="all requests have one class; give --classes"), None
+    cache_shares = SettingEffect("cache shares", "each tenant its own", "one for all")
     if num_tenants > 1:
-        yield OtherSetting("cache shares", "each tenant its own", "one for all", replace(size, is_cache_shared=True))
+        yield cache_shares, replace(size, is_cache_shared=True)
     else:
-        yield OtherSetting("cache shares", "each tenant its own", "one for all", None, "one tenant; give --tenants")
+        yield replace(cache_shares, reason="one tenant; give --tenants"), None
 
 
 def batch_means(seconds: Sequence[float], num_batches: int) -> list[float | None]:
-    """Means in milliseconds of consecutive batches of equal size; None for an empty one. Remaining values belong to the
-    last batch."""
+    """Return the means, in milliseconds, of consecutive batches of equal size; None for an empty batch. The last batch
+    includes the remainder."""
     width = len(seconds) // num_batches
     means: list[float | None] = []
     for number in range(num_batches):
@@ -111,13 +102,11 @@ def _run(planner: Planner, num_members: int, size: MemberSize, what: str) -> tup
 
 
 def _judged(
-    one: OtherSetting, base: tuple[float, WatchedLatencies], other: tuple[float, WatchedLatencies]
+    effect: SettingEffect, base: tuple[float, WatchedLatencies], other: tuple[float, WatchedLatencies]
 ) -> SettingEffect:
     a, b = base[1], other[1]
     num_batches = min(MAX_BATCHES, len(a.ttft_by_arrival_s) // MIN_BATCH)
-    judged = SettingEffect(
-        one.setting, one.base, one.other, SpeedVerdict.NOT_COMPARABLE, (), num_batches, base[0], other[0]
-    )
+    judged = replace(effect, num_batches=num_batches, hit_rate_base=base[0], hit_rate_other=other[0])
     if len(a.ttft_s) != len(b.ttft_s):
         return replace(judged, reason=f"{len(a.ttft_s):,} requests finished, {len(b.ttft_s):,} with the other value")
     if num_batches < MIN_PAIRS:

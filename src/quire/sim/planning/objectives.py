@@ -1,17 +1,16 @@
-"""Latency objectives of a fleet: limits on percentiles of the first token and of each further one.
+"""Latency objectives of a fleet: limits on percentiles of the time to first token and of the time per output token.
 
     ttft_p95=2s,tpot_p95=80ms
 
-With a rejected or unfinished request no objective is met. The number of requests determines how many may miss a limit,
-so a run can stop as soon as one more has.
+A rejected or unfinished request misses every objective. The number of requests determines how many of them may exceed
+a limit, so a run can stop as soon as more have exceeded it.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 from quire.errors import ConfigError
-from quire.sim.fleet.latencies import Spread, rank_of
-from quire.sim.fleet.report import FleetReport
+from quire.sim.fleet.report import FleetReport, Spread, rank_of
 
 LATENCIES = ("ttft", "tpot")
 PERCENTS = (50, 90, 95, 99)
@@ -22,50 +21,50 @@ _FORM = re.compile(r"(?P<latency>[a-z]+)_p(?P<percent>\d+)=(?P<number>\d+(?:\.\d
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimit:
-    """One percentile and its maximum."""
+    """A limit on one percentile."""
 
     latency: str
-    """ttft or tpot."""
+    """`ttft` or `tpot`."""
     percent: int
     limit_s: float
 
     @property
     def name(self) -> str:
-        """As in the objective's text: ttft_p95."""
+        """The percentile as in the objective's text, for example `ttft_p95`."""
         return f"{self.latency}_p{self.percent}"
 
     @property
     def words(self) -> str:
-        """As text: TTFT p95 at most 2 s."""
+        """The limit as text, for example `TTFT p95 at most 2 s`."""
         return f"{self.latency.upper()} p{self.percent} at most {in_words(self.latency, self.limit_s)}"
 
     def found_s(self, report: FleetReport) -> float:
-        """The value of a run."""
+        """Return the percentile's value in a run."""
         spread: Spread = getattr(report, f"{self.latency}_s")
         found: float = getattr(spread, f"p{self.percent}")
         return found
 
     def num_allowed(self, num_values: int) -> int:
-        """How many values may exceed the limit while the percentile does not."""
+        """Return how many values may exceed the limit without moving the percentile above it."""
         return num_values - 1 - rank_of(self.percent / 100, num_values) if num_values else 0
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyObjective:
-    """All limits together."""
+    """A set of limits, all of which must be met."""
 
     limits: tuple[LatencyLimit, ...]
 
     @classmethod
     def parse(cls, text: str) -> "LatencyObjective":
-        """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`."""
+        """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`. Raises ConfigError if it is invalid."""
         limits = tuple(_limit(part.strip(), text) for part in text.split(","))
         if len({one.name for one in limits}) < len(limits):
             raise ConfigError(f"expected each percentile once in an objective, got {text!r}; leave the second one out")
         return cls(limits)
 
     def misses(self, report: FleetReport) -> tuple[str, ...]:
-        """The missed limits of a run as text; empty if the objective is met."""
+        """Return the limits that a run missed, as text; empty if the objective is met."""
         missed = []
         if report.num_refused:
             missed.append(f"{report.num_refused:,} requests rejected")
@@ -79,7 +78,7 @@ class LatencyObjective:
         return tuple(missed)
 
     def times(self, factor: float) -> "LatencyObjective":
-        """The objective with every limit multiplied by `factor`."""
+        """Return the objective with every limit multiplied by `factor`."""
         return LatencyObjective(tuple(replace(one, limit_s=one.limit_s * factor) for one in self.limits))
 
     @property
@@ -88,7 +87,7 @@ class LatencyObjective:
 
 
 def in_words(latency: str, seconds: float) -> str:
-    """A latency as text: TTFT in seconds, TPOT in milliseconds."""
+    """Format a latency: TTFT in seconds, TPOT in milliseconds."""
     return f"{seconds:.3g} s" if latency == "ttft" else f"{seconds * 1e3:.3g} ms"
 
 

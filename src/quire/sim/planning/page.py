@@ -1,6 +1,6 @@
-"""A plan as one self-contained HTML file: no scripts and no external requests.
+"""Renders a plan as one self-contained HTML file, without scripts or external requests.
 
-The answer comes first, then the cost of one less, effects of settings, and curves with their tables.
+The result comes first, then the cost of one less, the effects of settings, and curves with their tables.
 """
 
 from collections.abc import Iterable, Sequence
@@ -58,19 +58,19 @@ class PlanResult:
     """The content of a page."""
 
     load: str
-    """The name of the trace."""
+    """Name of the trace."""
     objective: LatencyObjective
     profile: str
     is_by_hand: bool
     settings: tuple[tuple[str, str], ...]
-    """Fixed settings, as text."""
+    """Fixed settings and their values, as text."""
     plan: CapacityPlan
     effects: tuple[SettingEffect, ...] = ()
     curves: PlanCurves | None = None
 
 
 def plan_page(result: PlanResult) -> str:
-    """The whole file."""
+    """Return the HTML document."""
     plan = result.plan
     body = [
         f"<h1>Capacity plan for {escape(result.load)}</h1>",
@@ -98,19 +98,19 @@ def plan_page(result: PlanResult) -> str:
 
 
 def answer_words(plan: CapacityPlan) -> str:
-    """The answer in one line."""
+    """Return the result as one line of text."""
     if plan.num_members is None or plan.num_blocks is None:
         return "No tried configuration meets the objective"
     return f"{_counted(plan.num_members, 'member')} with {plan.num_blocks:,} KV blocks each"
 
 
 def by_hand_words(profile: str) -> str:
-    """The note on a profile that was not measured."""
+    """Return a note that the profile was not measured."""
     return f"Profile {profile}: not measured. Times are those of an assumed machine; give --profile for yours."
 
 
 def less_words(least: Least, objective: LatencyObjective, unit: str) -> str:
-    """The cost of one less, in one line."""
+    """Return the cost of one less as one line of text."""
     if least.one_less is None or least.report_one_less is None:
         return "no smaller value can be tried"
     return f"{_counted(least.one_less, unit[:-1])}: {', '.join(objective.misses(least.report_one_less))}"
@@ -163,7 +163,7 @@ def _effects(effects: Sequence[SettingEffect]) -> list[str]:
 
 
 def effect_cells(effect: SettingEffect) -> list[tuple[str, str, str, str]]:
-    """Figure, change, interval and verdict, for each figure."""
+    """Return latency, change, interval and verdict as text, for each change."""
     return [(LATENCY_OF[row[0]], row[3], row[4], row[6]) for row in change_rows(effect.changes)]
 
 

@@ -1,12 +1,14 @@
-"""How many members, and how large their pools must be, so that a load meets an objective.
+"""Finds how many members, with how large pools, a load needs to meet an objective.
 
     members   the least number at the setup's pool             1, 2, 3 ... up to the maximum to try
-    pool      the least pool of each at that number            from what the longest request needs, four sizes per
+    pool      the least pool per member at that number         from the longest request's need, four sizes per
                                                                doubling, up to the maximum to try
 
-Both by bisection over whole runs of the same load (`least_candidate`). The candidate below each answer is run to its
-end, to report the cost of one less. A run that cannot meet the objective any more stops at once; that is exact
-(`watched_latencies`), so no answer depends on it.
+Both use bisection over runs of the same load. A larger pool or one more member changes evictions and routing, and may
+give worse latencies. Bisection alone could therefore stop at an exception. Candidates just above its result are
+tried too, and if one fails, the result moves above it. The candidate below each result is run to its end, to report the
+cost of one less. A run that cannot meet the objective any more stops early, which does not change any result
+(`watched_latencies`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,22 +17,20 @@ from dataclasses import dataclass, replace
 from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import ConfigError
 from quire.sim.fleet.member import MemberSize
-from quire.sim.fleet.policies import make_policy
 from quire.sim.fleet.report import FleetReport
 from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
-from quire.sim.planning.least_candidate import LeastFound, least_from_on
 from quire.sim.planning.objectives import LatencyObjective, in_words
 from quire.sim.planning.watched_latencies import LoadFacts, WatchedLatencies
 from quire.workload.workload_request import WorkloadRequest
 
 POOLS_PER_DOUBLING = 4
-"""So that neighbouring pools differ by a fifth."""
+"""Consecutive pool sizes differ by about a fifth."""
 NUM_POOLS_ABOVE = POOLS_PER_DOUBLING
-"""Larger pools that must meet the objective too, before the search ends: up to twice the answer."""
+"""Number of larger pools that must also meet the objective before the search ends: up to twice the result."""
 NUM_MEMBERS_ABOVE = 2
 PROGRESS_EVERY_REQUESTS = 500
 IDLE_BELOW = 0.5
-"""Share of time; if members are busy less than this, more members will not help."""
+"""If members are busy for a smaller share of the time, more members will not help."""
 
 MakeRequests = Callable[[], Iterable[WorkloadRequest]]
 SentListener = Callable[[int, int], None]
@@ -42,7 +42,7 @@ class PlanSetup:
     """The load, the objective and the fixed settings of a plan."""
 
     make_requests: MakeRequests
-    """Makes the load anew for each run, always the same."""
+    """Makes the same load again for each run."""
     objective: LatencyObjective
     profile: StepProfile
     size: MemberSize
@@ -53,11 +53,11 @@ class PlanSetup:
     seed: int = 0
 
     def fleet(self, num_members: int, size: MemberSize) -> FleetConfig:
-        """A fleet of this setup."""
+        """Return a fleet with this setup."""
         return FleetConfig(
             size,
             self.profile,
-            make_policy(self.policy, size.block_size),
+            self.policy,
             num_members,
             self.num_gateways,
             report_age_s=self.report_age_s,
@@ -67,7 +67,7 @@ class PlanSetup:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One size of a fleet, and whether it meets the objective."""
+    """One fleet size, and whether it meets the objective."""
 
     num_members: int
     num_blocks: int
@@ -81,16 +81,32 @@ class Least:
     """The result of one search, with the cost of one less."""
 
     value: int | None
-    """None: nothing that was tried meets the objective."""
+    """The least value that meets the objective; None if no tried value does."""
     report: FleetReport | None
-    """Report of `value`, or of the largest that was tried if there is none."""
+    """Report of `value`, or of the largest tried value if `value` is None."""
     one_less: int | None
-    """The largest that does not meet the objective; None if even the least candidate does."""
+    """The candidate below `value`, or the largest tried if `value` is None; None if the least candidate is good."""
     report_one_less: FleetReport | None
     trials: tuple[Trial, ...]
     """In ascending order."""
     is_monotone: bool
     """Whether no trial failed above one that met the objective."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeastFound:
+    """The result of a search over candidates, as indexes into their list."""
+
+    place: int | None
+    """Index of the least good candidate; None if none was found."""
+    tried: tuple[tuple[int, bool], ...]
+    """Tried indexes in ascending order, each with whether the candidate was good."""
+
+    @property
+    def is_monotone(self) -> bool:
+        """Whether no tried candidate failed above a good one."""
+        was_good = [is_good for _, is_good in self.tried]
+        return was_good == sorted(was_good)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +117,18 @@ class CapacityPlan:
     least_blocks: int
     """Blocks that the longest request needs."""
     members: Least
-    """Search over members, at the setup's pool."""
+    """Search over the number of members, with the setup's pool."""
     pool: Least | None
-    """Search over each member's pool, at `num_members`; None if no number of members is enough."""
+    """Search over the pool per member, with `num_members`; None if no number of members is enough."""
     num_members: int | None
     num_blocks: int | None
-    """With `num_members` the answer; None if nothing is enough."""
+    """The result, with `num_members`; None if no tried capacity is enough."""
     what_limits: tuple[str, ...]
-    """Why nothing is enough."""
+    """Reasons why no tried capacity is enough."""
 
 
 class Planner:
-    """Runs fleets on one load; no run is repeated."""
+    """Runs fleets on one load, and remembers their reports so that no run is repeated."""
 
     def __init__(
         self,
@@ -122,7 +138,7 @@ class Planner:
     ) -> None:
         self.setup = setup
         self._on_run = on_run
-        """Called with a line for each run."""
+        """Called with a line of text for each run."""
         self.facts = LoadFacts.of(setup.make_requests())
         if not self.facts.num_requests:
             raise ConfigError("expected a request in the load, got none; keep more of the trace", code="empty_load")
@@ -132,8 +148,8 @@ class Planner:
         self.num_runs = 0
 
     def plan(self, members_max: int, pool_max: int | None = None) -> CapacityPlan:
-        """The least number of members at the setup's pool, and the least pool at that number. If no number is enough,
-        larger pools up to `pool_max` are tried with as many members as may be."""
+        """Find the least number of members with the setup's pool, and the least pool with that number. If no number is
+        enough, try larger pools up to `pool_max` with `members_max` members."""
         pool = self.setup.size.num_blocks
         least_blocks = self.facts.least_blocks(self.setup.size.block_size)
         largest = max(pool, pool_max or pool)
@@ -155,7 +171,7 @@ class Planner:
         return CapacityPlan(self.facts, least_blocks, members, found_pool, num_members, num_blocks, limits)
 
     def trial(self, num_members: int, num_blocks: int) -> Trial:
-        """Whether a fleet meets the objective; its run stops as soon as it cannot."""
+        """Test whether a fleet meets the objective; the run stops early if it cannot."""
         key = (num_members, num_blocks)
         if key not in self._trials:
             size = replace(self.setup.size, num_blocks=num_blocks)
@@ -169,14 +185,14 @@ class Planner:
         return self._trials[key]
 
     def whole(self, num_members: int, num_blocks: int) -> FleetReport:
-        """The report of a fleet's whole run, whether it meets the objective or not."""
+        """Return the report of a fleet's complete run, whether it meets the objective or not."""
         size = replace(self.setup.size, num_blocks=num_blocks)
         if (num_members, size) not in self._complete:
             self._complete[num_members, size] = self.watched_run(num_members, size)[0]
         return self._complete[num_members, size]
 
     def far_run(self, num_members: int, num_blocks: int, times: float, speedup: float = 1.0) -> FleetReport | None:
-        """The report of a fleet, or None if it cannot meet an objective `times` as long."""
+        """Return a fleet's report, or None if it cannot meet the objective with all limits multiplied by `times`."""
         size = replace(self.setup.size, num_blocks=num_blocks)
         known = self._complete.get((num_members, size)) if speedup == 1.0 else None
         if known is not None:
@@ -197,7 +213,7 @@ class Planner:
         speedup: float = 1.0,
         what: str = "",
     ) -> tuple[FleetReport, WatchedLatencies]:
-        """One run, to its end or until the objective cannot be met. Returns its report and its latencies by request."""
+        """Run until the end, or until the objective cannot be met. Returns the report and the latencies by request."""
         self.num_runs += 1
         watched = WatchedLatencies(self.facts, objective)
         report = FleetSimulation(self.setup.fleet(num_members, size), self._sent(speedup), watched).run()
@@ -213,7 +229,7 @@ class Planner:
             yield request if speedup == 1.0 else replace(request, arrival_s=request.arrival_s / speedup)
 
     def _members(self, members_max: int) -> Least:
-        """Double the number until it is enough, then bisect."""
+        """Double the number of members until it is enough, then bisect."""
         candidates = range(1, members_max + 1)
         doubled = [2**power - 1 for power in range(members_max.bit_length())]
         firsts = doubled if doubled[-1] == members_max - 1 else [*doubled, members_max - 1]
@@ -241,7 +257,7 @@ class Planner:
         return Least(value, self.whole(*fleet(value)), less, report_less, trials, found.is_monotone)
 
     def _limits(self, report: FleetReport, members_max: int, pool_max: int) -> Iterator[str]:
-        """Limits that the largest tried fleet missed, and what could help."""
+        """Describe the limits that the largest tried fleet missed, and possible remedies."""
         yield f"with {members_max:,} members of {pool_max:,} blocks: " + ", ".join(self.setup.objective.misses(report))
         quickest_s = self.setup.profile.duration_s(StepLoad(1, 0, 0), self.setup.size.speed)
         for limit in self.setup.objective.limits:
@@ -263,9 +279,42 @@ def _figures(report: FleetReport) -> str:
 
 
 def pool_candidates(least: int, largest: int) -> tuple[int, ...]:
-    """Pool sizes to try, ascending from `least` to `largest` inclusive, `POOLS_PER_DOUBLING` per doubling."""
+    """Return ascending pool sizes from `least` to `largest` inclusive, `POOLS_PER_DOUBLING` per doubling."""
     pools, power = {largest}, 0
     while (pool := round(least * 2 ** (power / POOLS_PER_DOUBLING))) < largest:
         pools.add(pool)
         power += 1
     return tuple(sorted(pools))
+
+
+def least_from_on(
+    num_candidates: int, is_good: Callable[[int], bool], num_above: int, firsts: Sequence[int] = ()
+) -> LeastFound:
+    """Find the least candidate that is good together with all larger tried candidates. It takes as many tries as
+    bisection, and about `num_above` more.
+
+    `firsts` are indexes that are tried in turn until one is good; by default only the last index.
+    """
+    tried: dict[int, bool] = {}
+
+    def tries(place: int) -> bool:
+        if place not in tried:
+            tried[place] = is_good(place)
+        return tried[place]
+
+    for place in firsts or (num_candidates - 1,):
+        if tries(place):
+            break
+    else:
+        return LeastFound(None, tuple(sorted(tried.items())))
+    bad, good = max((one for one in tried if not tried[one]), default=-1), place
+    while good - bad > 1:
+        middle = (bad + good) // 2
+        bad, good = (bad, middle) if tries(middle) else (middle, good)
+    while True:
+        answer = max((one for one in tried if not tried[one]), default=-1) + 1
+        if answer >= num_candidates:
+            return LeastFound(None, tuple(sorted(tried.items())))
+        wanted = range(answer, min(answer + 1 + num_above, num_candidates))
+        if all(tries(one) for one in wanted):
+            return LeastFound(answer, tuple(sorted(tried.items())))

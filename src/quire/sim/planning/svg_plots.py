@@ -1,7 +1,7 @@
-"""A small self-contained SVG plot: no scripts, external fonts or images.
+"""Draws a plot as self-contained SVG: no scripts, external fonts or images.
 
-Colours come from the page, light or dark. Colour is never the only signal: lines have their own markers and dashes, and
-their names at their ends.
+The page defines the colours, light or dark. Lines differ not only by colour: each has its own marker and dash pattern,
+and its name at its end.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 66, 18, 48
-"""Margins: numbers and the name of the y axis; names of lines; room; numbers and the name of the x axis."""
+"""Margins: for tick labels and name of the y axis; line names; nothing; tick labels and name of the x axis."""
 NUM_TICKS = 4
 LABEL_WIDTH = 7.0
 """Width of one character."""
@@ -21,7 +21,7 @@ DASHES = ("", "6 4", "2 3")
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line: its name, and a value for each x; None where there is none."""
+    """A line with its name and its value for each x; None: no value."""
 
     name: str
     values: Sequence[float | None]
@@ -29,7 +29,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """A labelled line across the plot, such as the objective or the answer."""
+    """A labelled line across the plot, such as the objective or the plan's result."""
 
     name: str
     at: float
@@ -46,14 +46,12 @@ class Plot:
     xs: Sequence[float]
     lines: Sequence[PlotLine]
     marks: Sequence[PlotMark] = ()
-    y_unit: str = ""
-    """Written behind the numbers of the y axis."""
     gap_words: str = ""
-    """Label of places where a line has no value."""
+    """Label of positions where no line has a value."""
 
 
 def svg_plot(plot: Plot) -> str:
-    """The plot as an SVG element."""
+    """Return the plot as an SVG element."""
     known = [value for line in plot.lines for value in line.values if value is not None]
     ticks = nice_ticks(max([*known, *(mark.at for mark in plot.marks if mark.is_horizontal)], default=1.0))
     inside = _Inside(min(plot.xs), max(plot.xs), ticks[-1])
@@ -68,7 +66,7 @@ def svg_plot(plot: Plot) -> str:
 
 
 def nice_ticks(highest: float) -> list[float]:
-    """From 0 to at least `highest`, in steps of 1, 2 or 5 times a power of ten."""
+    """Return ticks from 0 to at least `highest`, in steps of 1, 2 or 5 times a power of ten."""
     rough = (highest or 1.0) / NUM_TICKS
     power = 10.0 ** floor(log10(rough))
     step = next(one * power for one in (1.0, 2.0, 5.0, 10.0) if one * power >= rough * 0.999)
@@ -77,7 +75,7 @@ def nice_ticks(highest: float) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class _Inside:
-    """Maps values to coordinates. x is logarithmic if it spans more than a factor of five."""
+    """Maps values to coordinates. x is logarithmic if its values span more than a factor of five."""
 
     low: float
     high: float
@@ -102,7 +100,7 @@ def _axes(plot: Plot, inside: _Inside, ticks: Sequence[float]) -> list[str]:
     for tick in ticks:
         y = inside.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(_text(LEFT - 6, y + 4, f"{tick:,.6g}{plot.y_unit}", "end"))
+        parts.append(_text(LEFT - 6, y + 4, f"{tick:,.6g}", "end"))
     last = -1e9
     for value in sorted(set(plot.xs)):
         x, words = inside.x(value), f"{value:,.6g}"
@@ -139,7 +137,7 @@ def _marks(plot: Plot, inside: _Inside) -> list[str]:
 
 
 def _gaps(plot: Plot, inside: _Inside) -> list[str]:
-    """A cross at the upper edge where no line has a value, labelled once."""
+    """Draw a cross at the upper edge where no line has a value, and one label."""
     missing = [x for place, x in enumerate(plot.xs) if all(line.values[place] is None for line in plot.lines)]
     parts = []
     for at in missing:
@@ -164,7 +162,7 @@ def _lines(plot: Plot, inside: _Inside) -> list[str]:
         parts.append(f'<polyline class="line{number}" points="{path}"{style}/>')
         parts += [_marker(number, x, y) for x, y in points]
         ends.append((points[-1][1], points[-1][0], line.name))
-    # Names stand below each other where the ends of lines meet.
+    # Names are drawn one below another where the ends of lines are close together.
     taken = -1e9
     for y, x, name in sorted(ends):
         at = max(y + 4, taken + LINE_HEIGHT)

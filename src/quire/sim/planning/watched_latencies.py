@@ -1,8 +1,8 @@
-"""Latencies recorded by request in the order of arrival, so that two runs of one load can be compared in pairs; and
-checked against an objective during the run, so that a run that cannot meet it stops early.
+"""Latencies by request in the order of arrival, so that two runs of one load can be compared in pairs. They are checked
+against an objective during the run, so that a run that cannot meet the objective stops early.
 
-Stopping early is exact. The number of requests determines how many may miss a limit; a request that has waited longer
-than the limit has missed it, even before its first token.
+Stopping early does not change the result. The number of requests determines how many may exceed a limit, and a request
+that has waited longer than the limit has exceeded it even before its first token.
 """
 
 from array import array
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from math import isnan, nan
 
 from quire.core.memory.block_table import num_blocks_for
-from quire.sim.fleet.latencies import Latencies
+from quire.sim.fleet.report import Latencies
 from quire.sim.planning.objectives import LatencyLimit, LatencyObjective
 from quire.workload.workload_request import WorkloadRequest
 
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """Facts of a load before it is run."""
+    """Properties of a load, known before it is run."""
 
     num_requests: int
     num_with_tpot: int
-    """Requests for more than one token."""
+    """Number of requests for more than one output token."""
     longest_tokens: int
-    """Tokens that the longest request keeps: its last one is never computed."""
+    """KV tokens of the longest request; the last output token needs none, because it is never fed."""
     last_arrival_s: float
     num_tenants: int
     priorities: tuple[str, ...]
 
     @classmethod
     def of(cls, requests: Iterable[WorkloadRequest]) -> "LoadFacts":
-        """The facts of these requests."""
+        """Return the properties of these requests."""
         num_requests = num_with_tpot = longest_tokens = 0
         last_arrival_s = 0.0
         tenants, priorities = set[str](), set[str]()
@@ -45,18 +45,18 @@ class LoadFacts:
         return cls(num_requests, num_with_tpot, longest_tokens, last_arrival_s, len(tenants), tuple(sorted(priorities)))
 
     def least_blocks(self, block_size: int) -> int:
-        """The smallest pool in which the longest request can end."""
+        """Return the smallest pool in which the longest request can finish."""
         return num_blocks_for(self.longest_tokens, block_size)
 
 
 class WatchedLatencies(Latencies):
-    """Latencies of one run of a load of known size."""
+    """Latencies of one run of a load with a known number of requests."""
 
     def __init__(self, facts: LoadFacts, objective: LatencyObjective | None = None) -> None:
         super().__init__()
         self.is_hopeless = False
         self.ttft_by_arrival_s, self.tpot_by_arrival_s = (array("d", [nan]) * facts.num_requests for _ in range(2))
-        """By request, in the order of arrival; nan if there is none."""
+        """By request, in order of arrival; NaN if unknown."""
         self._arrivals_s = array("d")
         self._places: dict[str, int] = {}
         self._is_judged = objective is not None
@@ -88,7 +88,7 @@ class WatchedLatencies(Latencies):
                 self.is_hopeless |= limit[1] < 0
 
     def dropped(self, name: str) -> None:
-        """It was rejected: no objective can be met any more."""
+        """Record that a request was rejected, so that no objective can be met."""
         super().dropped(name)
         del self._places[name]
         self.is_hopeless |= self._is_judged
@@ -99,8 +99,8 @@ class WatchedLatencies(Latencies):
 
 
 class _Overdue:
-    """Counts requests that waited longer than one limit for their first token. Arrivals are in order, so each request
-    is checked once, when the limit has passed: without a first token then, it has missed."""
+    """Counts requests that exceeded one limit before their first token. Arrivals are in order of time, so each request
+    is checked only once, when its limit has passed."""
 
     def __init__(self, limit: LatencyLimit, num_requests: int) -> None:
         self._limit_s = limit.limit_s
@@ -108,7 +108,7 @@ class _Overdue:
         self._next = 0
 
     def is_missed(self, now_s: float, arrivals_s: Sequence[float], ttft_s: Sequence[float]) -> bool:
-        """Whether more requests missed the limit than allowed."""
+        """Whether more requests have exceeded the limit than allowed."""
         at, num_arrived = self._next, len(arrivals_s)
         while at < num_arrived and now_s - arrivals_s[at] > self._limit_s:
             self._num_left -= isnan(ttft_s[at])

@@ -1,1 +1,1 @@
-"""A recorded trace through the real scheduler again."""
+"""Replays a recorded trace through the real scheduler."""

@@ -1,10 +1,10 @@
-"""Runs a trace through the real scheduler and memory again, and finds the first difference.
+"""Replays a trace through the real scheduler and memory, and finds the first difference.
 
-    trace ─► command, clock, result ─► Scheduler, KVMemory ─► plan, events ─► equal to what the trace has?
+    trace ─► command, time, result ─► Scheduler, KVMemory ─► plan, events ─► compared with those of the trace
 
-Results of the device come from the trace. A scheduler has no clock and no random generator, and depends on tokens only
-by their equality; so the same commands at the same times give the same plans, with permuted tokens too. Otherwise a
-rule has changed, or a bug depends on something it must not.
+The runner's results come from the trace. A scheduler has no clock and no random generator, and uses tokens only in
+comparisons for equality. Therefore equal commands at equal times give equal plans, with permuted tokens too. A
+difference means that the scheduler has changed, or that a bug makes plans depend on something else.
 """
 
 from collections.abc import Callable, Iterable
@@ -42,13 +42,13 @@ from quire.sim.replay.trace_lines import TraceLine, trace_lines
 
 OnProgress = Callable[[str, int, int], None]
 PROGRESS_EVERY = 256
-"""Lines between two progress updates."""
+"""Number of lines between two progress updates."""
 A_SCORE = TokenLogprobs(0, 0.0, 1, ())
-"""Placeholder for each score: only their number matters."""
+"""Placeholder for each score, because only the number of scores matters."""
 
 
 def replay(path: Path, on_progress: OnProgress = lambda _label, _done, _total: None) -> ReplayReport:
-    """Replay all sessions of a trace, each to its end or first difference. Raises ReplayError for an invalid trace."""
+    """Replay all sessions of a trace, each to its end or its first difference. Raises ReplayError if it is invalid."""
     sessions: list[SessionReplay] = []
     for line in trace_lines(path):
         if line.number % PROGRESS_EVERY == 1:
@@ -62,14 +62,14 @@ def replay(path: Path, on_progress: OnProgress = lambda _label, _done, _total: N
 
 @dataclass(slots=True)
 class _Failure:
-    """An exception of the scheduler; it is a difference only if the trace continues after it."""
+    """An exception of the scheduler. It is a difference only if the recorded session continued after it."""
 
     line: int
     words: str
 
 
 class SessionReplay:
-    """One session of a worker, from its header on."""
+    """Replays one worker's session, from its header on."""
 
     def __init__(self, line: int, header: TraceHeader) -> None:
         self.header = header
@@ -77,18 +77,18 @@ class SessionReplay:
         self.scheduler = make_scheduler(header.scheduler, self.memory, guesses=header.guesses)
         self._line = line
         self._now, self._then = PlanRows(), PlanRows()
-        """Plans of this replay, and tables of the trace."""
+        """Converters for this replay's plans and for the recorded plans."""
         self._plan: StepPlan | None = None
-        """The plan without a result yet."""
+        """The plan whose result was not read yet."""
         self._owed: EventsRecord | TurnedAway | None = None
-        """The expected next line."""
+        """The record that the next line must contain."""
         self._failure: _Failure | None = None
         self._difference: PlanDifference | None = None
         self._note = ""
         self._num_requests = self._num_steps = 0
 
     def report(self) -> SessionReport:
-        """The report of this session."""
+        """Return the result of this session."""
         note = self._note
         if not note and self._failure is not None:
             note = f"it ends with a failure, which also happens here: {self._failure.words}"
@@ -100,7 +100,7 @@ class SessionReplay:
         )
 
     def take(self, line: TraceLine) -> None:
-        """Process one line. Lines after a difference are ignored."""
+        """Process one line; ignored after a difference."""
         record = line.record
         if self._difference is not None:
             return
@@ -126,7 +126,7 @@ class SessionReplay:
             self._obey(number, record)
         except ReplayError:
             raise
-        except Exception as error:  # any exception would have ended the worker that wrote this trace
+        except Exception as error:  # any exception would have ended the recording worker
             self._failure = _Failure(number, f"{type(error).__name__}: {error}")
 
     def _obey(self, number: int, record: AnyTraceRecord) -> None:
@@ -214,11 +214,11 @@ class SessionReplay:
 
 
 MOVES = ("step", "copies", "slot_copies", "keeps", "held")
-"""Compared fields of a plan, besides its rows."""
+"""The fields of a plan that are compared in addition to its rows."""
 
 
 def request_of(record: Submitted | Restored) -> Request:
-    """The recorded request, with all fields that the scheduler uses."""
+    """Return the recorded request with all fields that the scheduler uses."""
     sampling = record.sampling
     params = ResolvedSampling(
         max_tokens=sampling.max_tokens,
@@ -251,7 +251,7 @@ def row_differences(
     blocks: dict[int, tuple[int, ...]],
     requests: dict[int, str],
 ) -> tuple[RowDifference, ...]:
-    """Rows that differ, by sequence, with their whole block tables."""
+    """Return the rows that differ, by sequence, with their whole block tables."""
     before = {row.sequence_id: TableRow(row, recorded_blocks[row.sequence_id]) for row in recorded}
     after = {row.sequence_id: TableRow(row, blocks[row.sequence_id]) for row in now}
     names = [*before, *(name for name in after if name not in before)]
@@ -260,7 +260,7 @@ def row_differences(
         for name in names
         if before.get(name) != after.get(name)
     )
-    if not found and [*before] != [*after]:  # the same rows in another order
+    if not found and [*before] != [*after]:  # only the order differs
         at = next(at for at, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
         name = [*before][at]
         return (RowDifference(name, requests.get(name), before[name], after[[*after][at]]),)

@@ -1,7 +1,7 @@
-"""The result of a replay, as data and as text: recorded plans and plans of this replay."""
+"""The result of a replay, as data and as text: recorded plans and events, and those of the replay."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from quire.engine.trace_records import PlannedRow
@@ -9,12 +9,12 @@ from quire.engine.trace_records import PlannedRow
 MAX_ROWS_SHOWN = 4
 MAX_BLOCKS_SHOWN = 12
 MAX_WORDS = 400
-"""Maximum characters of a line."""
+"""Longest text on one line, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A row of a plan with all its blocks."""
+    """A row of a plan, with its whole block table."""
 
     row: PlannedRow
     blocks: tuple[int, ...]
@@ -40,7 +40,7 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class RowDifference:
-    """One sequence in a step, as recorded and as planned now."""
+    """The row of one sequence in a step, as recorded and as planned by the replay."""
 
     sequence_id: int
     request_id: str | None
@@ -50,20 +50,20 @@ class RowDifference:
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """The first difference of a session: later plans cannot be compared."""
+    """The first difference of a session; later plans cannot be compared."""
 
     line: int
-    """Line of the file."""
+    """Line number in the file."""
     step: int
     kind: str
-    """plan, events or failure."""
+    """`plan`, `events` or `failure`."""
     recorded: str
     now: str
     rows: tuple[RowDifference, ...] = ()
-    """Rows that differ, if it is a difference of rows."""
+    """The rows that differ, if the difference is in the rows."""
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The difference as text."""
         yield f"{KINDS[self.kind]} in step {self.step:,} (line {self.line:,})"
         for row in self.rows[:MAX_ROWS_SHOWN]:
             yield f"  {row.request_id or 'a request that has ended'}"
@@ -76,7 +76,7 @@ class PlanDifference:
             yield f"    now       {_plain(self.now)}"
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The difference as JSON."""
         rows = [
             {
                 "request_id": row.request_id,
@@ -86,10 +86,7 @@ class PlanDifference:
             }
             for row in self.rows
         ]
-        return {
-            "line": self.line, "step": self.step, "kind": self.kind, "recorded": self.recorded, "now": self.now,
-            "rows": rows,
-        }  # fmt: skip
+        return {**asdict(self), "rows": rows}
 
 
 KINDS = {"plan": "another plan", "events": "other events", "failure": "the scheduler fails"}
@@ -97,20 +94,20 @@ KINDS = {"plan": "another plan", "events": "other events", "failure": "the sched
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """How far one worker's session was the same."""
+    """The result of one worker's session."""
 
     line: int
-    """Line of its header."""
+    """Line number of the session's header."""
     quire: str
     model: str
     num_steps: int
     num_requests: int
     note: str
-    """How the session ended, if not regularly."""
+    """How the session ended, if it was not closed regularly."""
     difference: PlanDifference | None
 
     def lines(self, number: int) -> Iterator[str]:
-        """For people."""
+        """The result as text."""
         counts = f"{_counted(self.num_steps, 'step')}, {_counted(self.num_requests, 'request')}"
         if self.difference is None:
             yield f"session {number}: {counts}: every plan is the same" + f"; {_plain(self.note)}" * bool(self.note)
@@ -119,21 +116,13 @@ class SessionReport:
         yield from (f"  {line}" for line in self.difference.lines())
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
-        return {
-            "line": self.line,
-            "quire": self.quire,
-            "model": self.model,
-            "num_steps": self.num_steps,
-            "num_requests": self.num_requests,
-            "note": self.note,
-            "difference": None if self.difference is None else self.difference.as_json(),
-        }
+        """The result as JSON."""
+        return {**asdict(self), "difference": None if self.difference is None else self.difference.as_json()}
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """All sessions of a file."""
+    """The results of all sessions of a file."""
 
     path: str
     sessions: tuple[SessionReport, ...]
@@ -147,12 +136,12 @@ class ReplayReport:
         return sum(session.num_steps for session in self.sessions)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The results as text."""
         for number, session in enumerate(self.sessions, start=1):
             yield from session.lines(number)
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """The results as JSON."""
         return {
             "file": self.path,
             "is_same": self.is_same,
@@ -169,12 +158,12 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _some(numbers: tuple[int, ...]) -> str:
-    """The last numbers, which are the newest."""
+    """The last numbers, which are the newest, as text."""
     shown = " ".join(map(str, numbers[-MAX_BLOCKS_SHOWN:]))
     return f"… {shown}" if len(numbers) > MAX_BLOCKS_SHOWN else shown or "none"
 
 
 def _plain(words: str) -> str:
-    """The text on one line, shortened, with control characters escaped."""
+    """Return the text on one line, shortened, with control characters escaped."""
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in words)
     return shown if len(shown) <= MAX_WORDS else f"{shown[:MAX_WORDS]}…"

@@ -1,7 +1,7 @@
-"""The records of a trace, read line by line from an untrusted file.
+"""Reads the records of a trace, line by line, from an untrusted file.
 
-A worker may be killed within a line; then the next worker's header follows, or nothing. So an unreadable line before a
-header or the end is a truncated session, and damage anywhere else.
+A killed worker may leave an incomplete line, followed by the next worker's header or by the end of the file. An
+unreadable line is therefore a truncated session in these two places, and damage in all others.
 """
 
 from collections.abc import Iterator
@@ -15,95 +15,81 @@ from quire.engine.trace_records import TRACE_VERSION, AnyTraceRecord, TraceHeade
 from quire.errors import QuireError, ReplayError
 
 MAX_LINE_BYTES = 256 << 20
-"""A prompt of ten million tokens is a third of that."""
+"""About three times the size of a prompt of ten million tokens."""
 MAX_POOL_BYTES = 4 << 30
-"""Maximum size of the pool that a header requests."""
+"""Largest pool that a trace's header may require."""
 BLOCK_BYTES = 128
-"""Bytes of a block, besides its tokens."""
+"""Memory for one block, in addition to its tokens."""
 _decode: Any = msgspec.json.Decoder(AnyTraceRecord).decode
 
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """One record and its position."""
+    """One record and its position in the file."""
 
     number: int
     num_bytes_read: int
-    """Bytes of the file up to this line inclusive."""
+    """Number of bytes up to the end of this line."""
     record: AnyTraceRecord | None
-    """None: the session was truncated within this line."""
+    """None: the line is unreadable, because the session was truncated within it."""
+    problem: str = ""
+    """Why the line is unreadable."""
 
 
 def trace_lines(path: Path) -> Iterator[TraceLine]:
-    """All lines of a file. Raises ReplayError if it is not a trace or is damaged."""
+    """Iterate over all lines of a file. Raises ReplayError if it is not a trace or is damaged."""
     try:
         with path.open("rb") as file:
             yield from _checked(path, _read(path, file))
     except OSError as error:
-        raise ReplayError(
-            f"the trace {path} cannot be read: {error.strerror}; name a file of quire serve --trace"
-        ) from (error)
+        sentence = f"the trace {path} cannot be read: {error.strerror}; name a file of quire serve --trace"
+        raise ReplayError(sentence, code="file_not_readable") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Read:
-    number: int
-    num_bytes_read: int
-    found: AnyTraceRecord | str
-    """The record, or why the line is invalid."""
-
-
-def _read(path: Path, file: BinaryIO) -> Iterator[_Read]:
+def _read(path: Path, file: BinaryIO) -> Iterator[TraceLine]:
     number = num_bytes = 0
     while line := file.readline(MAX_LINE_BYTES):
         number, num_bytes = number + 1, num_bytes + len(line)
         if not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES:
             raise ReplayError(f"expected a line of at most {MAX_LINE_BYTES:,} bytes, line {number} of {path} has more")
         if line.strip():
-            yield _Read(number, num_bytes, _record_or_why(line))
+            try:
+                yield TraceLine(number, num_bytes, _decode(line))
+            except (msgspec.MsgspecError, QuireError, ValueError, OverflowError, RecursionError) as error:
+                yield TraceLine(number, num_bytes, None, str(error))
 
 
-def _record_or_why(line: bytes) -> AnyTraceRecord | str:
-    try:
-        return _decode(line)  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, QuireError, ValueError, OverflowError, RecursionError) as error:
-        return str(error)
-
-
-def _checked(path: Path, lines: Iterator[_Read]) -> Iterator[TraceLine]:
-    held: _Read | None = None
-    """An unreadable line: the next one decides between truncation and damage."""
+def _checked(path: Path, lines: Iterator[TraceLine]) -> Iterator[TraceLine]:
+    held: TraceLine | None = None
+    """An unreadable line; the next line decides whether it is truncated or damaged."""
     has_begun = False
     for line in lines:
-        found = line.found
-        if isinstance(found, TraceHeader):
-            _check_header(path, line.number, found)
+        if isinstance(line.record, TraceHeader):
+            _check_header(path, line.number, line.record)
         elif held is not None:
-            raise ReplayError(f"line {held.number} of the trace {path} is damaged: {held.found}")
+            raise ReplayError(f"line {held.number} of the trace {path} is damaged: {held.problem}")
         elif not has_begun:
-            raise ReplayError(f"expected a header at the start of the trace {path}: {_why_no_header(line)}")
+            problem = line.problem or f"line {line.number} is another record"
+            raise ReplayError(f"expected a header at the start of the trace {path}: {problem}")
         if held is not None:
-            yield TraceLine(held.number, held.num_bytes_read, None)
-        has_begun, held = True, line if isinstance(found, str) else None
-        if not isinstance(found, str):
-            yield TraceLine(line.number, line.num_bytes_read, found)
+            yield held
+        has_begun, held = True, line if line.record is None else None
+        if held is None:
+            yield line
     if held is not None:
-        yield TraceLine(held.number, held.num_bytes_read, None)
+        yield held
     if not has_begun:
         raise ReplayError(f"expected a header at the start of the trace, {path} is empty")
 
 
-def _why_no_header(line: _Read) -> str:
-    return line.found if isinstance(line.found, str) else f"line {line.number} is another record"
-
-
 def _check_header(path: Path, number: int, header: TraceHeader) -> None:
-    """Reject other formats, pools that are too large, and invalid settings."""
+    """Raise ReplayError for other formats, pools that are too large, and invalid settings."""
     where = f"line {number} of the trace {path}"
     if header.quire_trace != TRACE_VERSION:
         raise ReplayError(
             f"expected a trace of format {TRACE_VERSION}, {where} begins one of format {header.quire_trace}; use quire "
-            f"{header.quire}"
+            f"{header.quire}",
+            code="unsupported_trace_version",
         )
     memory, scheduler = header.memory, header.scheduler
     num_bytes = memory.num_blocks * (4 * memory.block_size + BLOCK_BYTES) + memory.num_slots * BLOCK_BYTES

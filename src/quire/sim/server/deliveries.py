@@ -1,4 +1,4 @@
-"""What each simulated client should receive, what it received, and whether the two agree."""
+"""Checks that each simulated client receives exactly the events and tokens that it should."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -12,43 +12,43 @@ from quire.core.request import Continuation, FinishReason, Request
 
 @dataclass(slots=True)
 class DeliveryRecord:
-    """One request as its client sees it."""
+    """One request, from its client's side."""
 
     request: Request
     tokens: dict[int, list[int]] = field(default_factory=dict)
     reasons: dict[int, FinishReason] = field(default_factory=dict)
     num_prompt_logprobs: int = 0
     next_prompt_position: int = 1
-    """Expected start of this worker's next report; a new worker starts over."""
+    """Expected first position of the worker's next prompt log-probabilities; a new worker starts over."""
     first_wait_s: float | None = None
     num_preemptions: int = 0
     is_cancelled: bool = False
     dropped: set[int] = field(default_factory=set)
-    """Continuations that were cancelled individually while open."""
+    """Continuations that were cancelled individually before they ended."""
     num_spoiled_rows: int = 0
     finished: Finished | None = None
 
 
 class Deliveries:
-    """Collects events and violations."""
+    """Collects events, and describes violations in `complaints`."""
 
     def __init__(self, vocabulary_size: int, *, has_state: bool = False) -> None:
         self.entries: dict[str, DeliveryRecord] = {}
         self.open: dict[str, DeliveryRecord] = {}
-        """Requests without their last event."""
+        """Requests that have not received their last event."""
         self.complaints: list[str] = []
         self.planned_s = 0.0
-        """Plan time of the step whose events are processed: deadlines are decided then."""
+        """Plan time of the step whose events are processed; deadlines are decided at this time."""
         self._vocabulary_size = vocabulary_size
         self._has_state = has_state
 
     def add(self, request: Request) -> None:
-        """A request was accepted."""
+        """Add a request that the server has accepted."""
         entry = DeliveryRecord(request, {one.index: [] for one in request.continuations})
         self.entries[request.request_id] = self.open[request.request_id] = entry
 
     def take(self, event: RequestEvent) -> None:
-        """Record one event."""
+        """Check and record one event."""
         entry = self.open.get(event.request_id)
         if entry is None:
             self.complaints.append(f"{event.request_id}: {type(event).__name__} after the end")
@@ -71,29 +71,29 @@ class Deliveries:
             self._take_prompt_logprobs(entry, event)
 
     def cancelled(self, request_id: str) -> None:
-        """The client disconnected: the request must end now, and may end as cancelled."""
+        """Record that the client disconnected: the request must end now, and may end as cancelled."""
         if request_id in self.open:
             self.open[request_id].is_cancelled = True
 
     def dropped(self, request_id: str, index: int) -> None:
-        """One continuation was cancelled: it must end now, without effect on the others."""
+        """Record that one continuation was cancelled: it must end now, without effect on the others."""
         entry = self.open.get(request_id)
         if entry is not None and index in entry.tokens and index not in entry.reasons:
             entry.dropped.add(index)
 
     def cancels(self) -> list[tuple[str, int | None]]:
-        """Cancelled requests and continuations that are open: a new worker needs the cancellations again."""
+        """Return the open cancelled requests and continuations; a new worker needs these cancellations again."""
         return [
             *((name, None) for name, entry in self.open.items() if entry.is_cancelled),
             *((name, index) for name, entry in self.open.items() for index in sorted(entry.dropped)),
         ]
 
     def spoiled(self, request_id: str) -> None:
-        """One row of the request failed: it may end in an error, and nothing else may."""
+        """Record that a row of the request failed: this request, and no other, may end with an error."""
         self.open[request_id].num_spoiled_rows += 1
 
     def unfinished(self) -> list[Request]:
-        """Requests to restore after a crash: the prompt, and the tokens of each continuation."""
+        """Return the requests to restore after a crash: each prompt, with the tokens of each open continuation."""
         again = []
         for entry in self.open.values():
             request = entry.request
@@ -103,7 +103,7 @@ class Deliveries:
                 if one.index not in entry.reasons
             )
             entry.next_prompt_position = 1
-            # A request whose client received anything must not be rejected, even if what is open has no tokens.
+            # A request with output must not be rejected, even if its open continuations have no tokens.
             has_begun = bool(entry.reasons) or any(entry.tokens.values())
             again.append(replace(request, continuations=left, has_reservation=request.has_reservation or has_begun))
         return again
@@ -131,7 +131,7 @@ class Deliveries:
         entry.num_prompt_logprobs = max(entry.num_prompt_logprobs, entry.next_prompt_position - 1)
 
     def _settle(self, entry: DeliveryRecord) -> None:
-        """Compare with the same request run alone: equal, or a prefix of it if it was cut off."""
+        """Check the tokens: equal to those of the request run alone, or a prefix of them if the request was cut off."""
         request = entry.request
         if set(entry.reasons) != set(entry.tokens):
             self.complaints.append(f"{request.request_id}: ended with continuations {sorted(entry.reasons)} only")
@@ -155,13 +155,13 @@ class Deliveries:
             self.complaints.append(f"{request.request_id}: {entry.num_prompt_logprobs} prompt logprobs, not {wanted}")
 
     def _settle_reasons(self, entry: DeliveryRecord) -> None:
-        """Nothing ends by a fault that did not happen."""
+        """Check that every finish reason has a cause."""
         reasons, deadline_s = Counter(entry.reasons.values()), entry.request.deadline_s
         name = entry.request.request_id
         cancelled = {index for index, reason in entry.reasons.items() if reason is FinishReason.CANCELLED}
         if cancelled - entry.dropped and not entry.is_cancelled:
             self.complaints.append(f"{name}: ended as cancelled without a cancellation")
-        # In the step of the disconnect another end is possible, but not a complete answer.
+        # In the step of the cancellation other reasons are possible, but not a complete output.
         if entry.is_cancelled and set(reasons) <= {FinishReason.STOP, FinishReason.LENGTH}:
             self.complaints.append(f"{name}: cancelled, and ended by {sorted(reason.value for reason in reasons)}")
         ended = {index for index, reason in entry.reasons.items() if reason in (FinishReason.STOP, FinishReason.LENGTH)}

@@ -1,4 +1,4 @@
-"""Fault rates, and a runner that injects faults."""
+"""Fault rates of a simulation, and a runner that injects faults."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,31 +10,31 @@ from quire.errors import QuireError
 
 
 class RunnerCrashError(QuireError):
-    """The simulated device died, with all its data."""
+    """The simulated device crashed and lost all its data."""
 
     code = "runner_crashed"
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """Probability of each fault. All zero: no faults."""
+    """Probabilities of faults. All zero: no faults."""
 
     cancel_per_request: float = 0.0
     drop_per_request: float = 0.0
-    """Cancel one of its continuations."""
+    """Cancel one continuation of the request."""
     duplicate_per_request: float = 0.0
     crash_per_step: float = 0.0
     error_per_row: float = 0.0
     preempt_per_step: float = 0.0
     squeeze_per_step: float = 0.0
-    """Pin, evict or clear without the scheduler."""
+    """Pin, evict or clear blocks without the scheduler."""
     time_jump_per_step: float = 0.0
     patient_tenants: float = 0.0
-    """Share of tenants that send nothing before their retry time. Clients of other tenants retry independently."""
+    """Share of tenants whose clients all wait for the tenant's retry time. Other clients retry independently."""
 
     @staticmethod
     def drawn(random: Random) -> "FaultRates":
-        """Random rates: each fault often, seldom or never."""
+        """Return random rates: each kind of fault is frequent, rare or absent."""
         return FaultRates(
             cancel_per_request=random.choice((0.0, 0.1, 0.4)),
             duplicate_per_request=random.choice((0.0, 0.05)),
@@ -49,7 +49,7 @@ class FaultRates:
 
 
 class FaultyOracle:
-    """An oracle runner that crashes, and whose rows fail and leave garbage in memory."""
+    """An oracle runner that crashes, and whose rows fail and leave garbage in their blocks and states."""
 
     def __init__(self, runner: OracleRunner, rates: FaultRates, random: Random) -> None:
         self._runner = runner
@@ -58,7 +58,7 @@ class FaultyOracle:
         self._garbage = 1 << 63
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Execute a plan, with faults."""
+        """Run a plan, with faults. Raises RunnerCrashError for a crash."""
         if self._random.random() < self._rates.crash_per_step:
             raise RunnerCrashError(f"the runner died at step {plan.step}")
         result = self._runner.start(plan).wait()
@@ -79,7 +79,7 @@ class FaultyOracle:
                 self._runner.states[slot] = self._garbage
 
     def _spoil(self, item: WorkItem) -> None:
-        """Overwrite what a failed row wrote: any later use of it becomes visible in the output."""
+        """Overwrite the slots that a failed row wrote, so that any later use of them changes the output."""
         size = self._runner.capacity.block_size
         for position in range(item.first_position, item.first_position + len(item.token_ids)):
             block, offset = item.block_ids[position // size], position % size

@@ -1,7 +1,7 @@
-"""Drafts in a simulation: taken from the right answers, with errors by a seed.
+"""Draft tokens for simulations: the correct continuation, with random errors.
 
-Pure: the same sequence with the same tokens gets the same drafts, so a run is replayed by its seed. Tokens after an
-answer's end are drafted as well, so that answers end in the middle of a result.
+Pure: equal sequences with equal tokens get equal drafts, so that a seed reproduces a run. Tokens after the end of an
+output are drafted too, so that outputs end within a step's drafts.
 """
 
 from collections.abc import Sequence as Tokens
@@ -17,7 +17,7 @@ from quire.core.scheduling.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Guesser:
-    """Proposes up to `longest` tokens; each is right with probability `hit_rate`."""
+    """Proposes up to `longest` draft tokens, each correct with probability `hit_rate`."""
 
     seed: int
     vocabulary_size: int
@@ -26,7 +26,7 @@ class Guesser:
 
     @staticmethod
     def drawn(seed: int, vocabulary_size: int) -> "Guesser":
-        """A guesser with a random hit rate and length."""
+        """Return a guesser with a random hit rate and length."""
         random = Random(f"guesses {seed}")
         return Guesser(seed, vocabulary_size, random.choice((0.3, 0.7, 0.95)), random.choice((1, 3, 8)))
 

@@ -1,10 +1,11 @@
-"""The result of a simulation, as numbers and as text."""
+"""The result of a simulation of one server."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
 
 from quire.core.memory.kv_config import MemoryStats
 from quire.core.scheduling.scheduler_config import SchedulerStats
+from quire.sim.fleet.report import Spread
 from quire.sim.server.config import SimConfig
 from quire.sim.server.deliveries import Deliveries
 
@@ -17,27 +18,27 @@ class Totals(SchedulerStats):
     hit_tokens: int = 0
     num_evictions: int = 0
     num_slot_evictions: int = 0
-    """Evicted cached states."""
+    """Cached recurrent states that were evicted."""
     num_refused: int = 0
-    """Requests too large to be served."""
+    """Requests that are too large for the server."""
     num_turned_away: int = 0
-    """Rejections with a retry time; each is counted."""
+    """Rejections with a retry time; repeated rejections of one request count separately."""
     num_displaced: int = 0
-    """Waiting requests displaced by tenants with a smaller share."""
+    """Waiting requests that were displaced by tenants with less service."""
     num_returned: int = 0
-    """Requests that returned at their retry time, with no other request of their tenants since."""
+    """Requests accepted at their retry time, with no other request of the tenant in between."""
     num_duplicates: int = 0
     num_cancels: int = 0
     num_drops: int = 0
-    """Continuations that were cancelled individually."""
+    """Cancellations of single continuations."""
     num_crashes: int = 0
     num_pins_refused: int = 0
     num_idle_steps: int = 0
-    """Plans without work while requests were waiting or running."""
+    """Plans without work although requests were waiting or running."""
     is_wedged: bool = False
 
     def absorb(self, scheduler: SchedulerStats, memory: MemoryStats) -> None:
-        """Add one worker's counters."""
+        """Add the counters of one worker."""
         for one in fields(SchedulerStats):
             setattr(self, one.name, getattr(self, one.name) + getattr(scheduler, one.name))
         self.query_tokens += memory.query_tokens
@@ -48,7 +49,7 @@ class Totals(SchedulerStats):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Seconds from arrival to start, of the requests of one class or tenant."""
+    """Waiting time in seconds from arrival to the first admission, for one class or tenant."""
 
     who: str
     num_requests: int
@@ -59,7 +60,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The whole run."""
+    """The result of a whole run."""
 
     config: SimConfig
     totals: Totals
@@ -78,11 +79,11 @@ class Report:
         return f"quire sim --scenario {config.scenario} --seed {config.seed} --requests {config.num_requests}"
 
     def reasons(self) -> Counter[str]:
-        """Finish reasons of continuations."""
+        """Count the continuations by finish reason."""
         return Counter(reason.value for entry in self.ledger.entries.values() for reason in entry.reasons.values())
 
     def waits(self) -> list[Waits]:
-        """Waits by class, most urgent first; then by tenant, if there are several."""
+        """Return the waits by class, highest class first, then by tenant if there are several."""
         by_class: dict[str, list[float]] = {"high": [], "normal": [], "low": []}
         by_tenant: dict[str, list[float]] = {}
         for entry in self.ledger.entries.values():
@@ -90,12 +91,5 @@ class Report:
                 by_class[entry.request.priority.value].append(entry.first_wait_s)
                 by_tenant.setdefault(entry.request.tenant, []).append(entry.first_wait_s)
         tenants = sorted(by_tenant.items()) if len(by_tenant) > 1 else []
-        return [
-            Waits(who, len(waits), _quantile(waits, 0.5), _quantile(waits, 0.95), max(waits))
-            for who, waits in (*by_class.items(), *tenants)
-            if waits
-        ]
-
-
-def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+        groups = [(who, waits, Spread.of(waits)) for who, waits in (*by_class.items(), *tenants) if waits]
+        return [Waits(who, len(waits), spread.p50, spread.p95, max(waits)) for who, waits, spread in groups]

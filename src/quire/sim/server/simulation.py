@@ -1,6 +1,6 @@
-"""The loop: submit, inject faults, plan, run, apply; then advance the clock by the duration of the step.
+"""Simulates one server: submit, inject faults, plan, run, apply; then advance the clock by the duration of the step.
 
-Everything random comes from one seed, and every event goes into a digest: the same seed gives the same log.
+All randomness comes from one seed, and all events enter one digest: equal seeds give equal digests.
 """
 
 from collections import Counter
@@ -40,15 +40,15 @@ CHECK_EVERY_STEPS = 64
 
 
 class RetryTimes:
-    """Retry times sent to tenants."""
+    """The retry times that rejected tenants were given."""
 
     def __init__(self) -> None:
         self.due_s: dict[str, float] = {}
         self.returned: set[str] = set()
-        """Requests that arrived at their tenants' retry times."""
+        """Requests that arrived at their tenant's retry time."""
 
     def comes(self, request: Request, now_s: float) -> bool:
-        """Whether its tenant was rejected, waited for its retry time, and sent nothing since."""
+        """Return whether the request's tenant was rejected, waited for its retry time and sent nothing since."""
         due_s = self.due_s.pop(request.tenant, None)
         is_due = due_s is not None and due_s <= now_s < due_s + KEPT_S
         if is_due:
@@ -61,7 +61,7 @@ class RetryTimes:
 
 
 class Simulation:
-    """One run. `run()` ends when every client has its last event."""
+    """One run. `run()` returns when every client has its last event, or after a violation."""
 
     def __init__(self, config: SimConfig) -> None:
         self.config = config
@@ -82,7 +82,7 @@ class Simulation:
         self._build()
 
     def run(self) -> Report:
-        """Run until no request is left."""
+        """Run until no request is left; stop early after a violation."""
         num_steps = 0
         try:
             while self._arrivals or self.scheduler.live:
@@ -99,7 +99,7 @@ class Simulation:
         return Report(self.config, self.totals, self.ledger, self._log.hexdigest(), self.now_s)
 
     def _build(self) -> None:
-        """Build a fresh worker: nothing survives from the previous one."""
+        """Start a new worker without any state of the previous one."""
         shape = self.config.shape
         self.memory = KVMemory(shape.memory(), BlockHasher(bytes(32)))
         self.scheduler = Scheduler(shape.scheduler(), self.memory, self.config.guesser)
@@ -134,7 +134,7 @@ class Simulation:
             invariants.check_scheduler(self.scheduler)
 
     def _check_order(self) -> None:
-        """With one tenant, no request that never ran waits while one with a later key just started."""
+        """With one tenant: check that no request started before a waiting request with an earlier key."""
         if len(self.scheduler.queue.tenants) > 1:
             return
         waiting = min((one.key for one in self.scheduler.queue if not one.num_preemptions), default=None)
@@ -143,11 +143,11 @@ class Simulation:
             self.ledger.complaints.append(f"a request of key {max(started)} started before one of {waiting}")
 
     def _started_keys(self) -> list[tuple[float, int]]:
-        """Keys of sequences that started since the last check and were never preempted."""
+        """Return the keys of sequences that started since the last check and were never preempted."""
         running = {one.sequence_id: one for one in self.scheduler.running}
         fresh = [one for key, one in running.items() if key not in self._ran_before and not one.num_preemptions]
         self._ran_before = set(running)
-        # Siblings start together with their leader.
+        # The other continuations of a request start together with the first.
         return [one.key for one in fresh if one.index == one.request.continuations[0].index]
 
     # -- clients -------------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Simulation:
         return Random(f"patience {self.config.seed} {tenant}").random() < self.config.faults.patient_tenants
 
     def _come_back(self, number: int, arrival: WorkloadRequest, retry_after_s: int) -> None:
-        """A rejected client retries: first after the retry time, then with exponential backoff."""
+        """Let a rejected client retry, at first after the retry time, then with exponential backoff."""
         self._num_tries[arrival.name] += 1
         delay_s = max(retry_after_s, 2 ** min(6, self._num_tries[arrival.name] - 1))
         heappush(self._arrivals, (self.now_s + delay_s, number, arrival))
@@ -217,7 +217,7 @@ class Simulation:
             logprobs=dice.choice((None, None, 2)),
             prompt_logprobs=dice.choice((None,) * 9 + (1,)),
         )
-        # With drafts, there are also requests for the prompt only.
+        # With drafts, some requests ask for no output tokens.
         is_answered = self.config.guesser is None or dice.random() < 0.9
         return params if is_answered else replace(params, max_tokens=0)
 
@@ -277,13 +277,13 @@ class Simulation:
                 self.totals.num_pins_refused += 1
 
     def _recover(self) -> None:
-        """Replace the crashed worker. The new one gets every open request, with its tokens."""
+        """Replace the crashed worker. The new worker receives every open request with its tokens."""
         self.totals.absorb(self.scheduler.stats, self.memory.stats())
         self.totals.num_crashes += 1
-        # Retry times are lost with the worker: a server that outlives it is not simulated.
+        # Retry times are lost with the worker, because no server process that survives it is simulated.
         self._retry_times = RetryTimes()
         self.now_s += 1.0
-        # The worker may have decided endings without reporting them: the ledger has the cancellations.
+        # Ends that the crashed worker decided but did not report are lost, so cancellations are sent again.
         cancelled = self.ledger.cancels()
         self._build()
         for request in self.ledger.unfinished():
@@ -310,7 +310,7 @@ class Simulation:
             self.ledger.complaints.append(f"{request_id}: displaced although it came back after its retry time")
 
     def _wait_for_something(self) -> None:
-        """Nothing to compute: advance the clock to the next possible event."""
+        """Advance the clock to the next possible event, because there is nothing to compute."""
         if self.scheduler.live:
             self.totals.num_idle_steps += 1
             self._stuck_since_s = self.now_s if self._stuck_since_s is None else self._stuck_since_s

@@ -1,1 +1,1 @@
-"""A conversation to token ids: messages, the template in a process of its own, and which control tokens it wrote."""
+"""A conversation to token ids: messages, the chat template in a separate process, and control tokens."""

@@ -1,5 +1,4 @@
-"""What a model's template and tokenizer say of its answers: how thoughts and calls are written. Found out when it is
-first wanted, by renderings; kept."""
+"""How a model writes reasoning and tool calls, found by test renderings of its chat template on first use."""
 
 import threading
 from collections.abc import Sequence
@@ -16,13 +15,13 @@ from quire.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """Of one model."""
+    """Output formats of one model."""
 
     reasoning: ReasoningFormat | None
     tools: ToolFormat | None
-    """None: its template knows no tools, or writes calls in a way that is not known."""
+    """None: the template does not support tools, or its format of calls was not recognized."""
     marks: dict[str, int]
-    """Tokens that were added to the vocabulary, by their text: no text in a grammar matches them."""
+    """Added tokens with visible text: ids by text. No literal text in a grammar matches these tokens."""
     spelling: Spelling = ANY_SPELLING
 
 
@@ -30,7 +29,7 @@ NO_FORMATS = ModelFormats(None, None, {})
 
 
 class FormatFinder:
-    """Safe from several threads."""
+    """Finds the formats of one model. Thread-safe."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, end_token_ids: frozenset[int]) -> None:
         self._template = template
@@ -40,7 +39,7 @@ class FormatFinder:
         self._found: ModelFormats | None = None
 
     def find(self) -> ModelFormats:
-        """What there is to know, asked of the template once."""
+        """Return the model's formats. The first call renders test conversations; later calls return its result."""
         with self._lock:
             if self._found is None:
                 self._found = self._look()

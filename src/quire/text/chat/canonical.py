@@ -1,12 +1,12 @@
-"""One form of a conversation before its template: what clients spell in several ways is spelled in one. Pure.
+"""Normalizes the variants in which clients write conversations, before the chat template is applied. Pure.
 
-    developer            ─► system, unless the template has a place for it
-    several at the start ─► one system message
-    system later on      ─► as it is where the template shows it, else a user's
-    reasoning, thinking  ─► reasoning_content, and thinking for templates that read that (gpt-oss)
-    ids of calls         ─► short ones where the template wants them short
+    role developer                     ─► system, unless the template supports developer
+    several system messages first      ─► one system message
+    system message at a later position ─► unchanged if the template shows it, else a user message
+    reasoning, thinking                ─► reasoning_content, plus thinking for templates that read it (gpt-oss)
+    tool call ids                      ─► short ids if the template requires them
 
-Contents and arguments of calls are brought into one form where messages are prepared (`messages`).
+The module `messages` normalizes message contents and call arguments.
 """
 
 import re
@@ -18,13 +18,13 @@ from typing import Any
 from quire.text.parsers.tool_format import ID_CHARS
 
 THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""What clients call an assistant's thoughts; where several are given, the first counts."""
+"""Field names that clients use for an assistant's reasoning; of several, the first is used."""
 SHORT_ID = re.compile(rf"[a-zA-Z0-9]{{{ID_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """What one template takes."""
+    """The variants that one chat template supports."""
 
     knows_developer: bool = False
     shows_late_system: bool = True
@@ -35,7 +35,8 @@ ANY_SPELLING = Spelling()
 
 
 def canonical(messages: Sequence[Mapping[str, Any]], spelling: Spelling) -> list[Any]:
-    """The same conversation in the template's own spelling. What is no message is left for others to refuse."""
+    """Return the conversation in the form that the template supports. A list with an item that is not a mapping is
+    returned unchanged; a later step rejects it."""
     if not all(isinstance(message, Mapping) for message in messages):
         return list(messages)
     result = [_message(message, spelling) for message in messages]
@@ -75,7 +76,7 @@ def _short_call(call: Any) -> Any:
 
 
 def short_id(call_id: str) -> str:
-    """An id of so many letters and digits: its own if it is one, else always the same for the same."""
+    """Return an id of `ID_CHARS` letters and digits: the id itself if it has that form, else a prefix of its hash."""
     return (
         call_id
         if SHORT_ID.fullmatch(call_id)

@@ -1,9 +1,9 @@
-"""Texts that are another at every request: dates, times, ids, numbers; found in a line and folded to what stays. Pure.
+"""Finds text that changes with every request (dates, times, ids, numbers) in a line, and replaces it by placeholders.
 
     Today is 18 November 2026, 09:41  ─►  Today is <date>, <time>
 
-Two lines with the same folded form are one line of the client's, said twice. All patterns run over a bounded text, and
-none of them tries one place in more than a few ways.
+Two lines with the same pattern are versions of one line of the client. Pure. Patterns run on text of bounded length
+and have bounded backtracking.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Literal
 
 ChangingKind = Literal["dates", "times", "ids", "numbers"]
 MAX_LINE_CHARS = 512
-"""What of a line is looked at."""
+"""Only this many characters of a line are examined."""
 
 _MONTH = (
     r"(?:Jan(?:uary)?|Feb(?:ruary)?|Mar(?:ch)?|Apr(?:il)?|May|June?|July?|Aug(?:ust)?|Sept?(?:ember)?|Oct(?:ober)?"
@@ -46,7 +46,7 @@ _ANY = re.compile("|".join(f"(?P<f{at}>{form})" for at, (_, _, form) in enumerat
 
 @dataclass(frozen=True, slots=True)
 class ChangingText:
-    """One text in a line that may be another the next time."""
+    """A piece of a line that may differ in the next request."""
 
     kind: ChangingKind
     text: str
@@ -54,15 +54,15 @@ class ChangingText:
 
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
-    """A line as a pattern, and what was folded in it."""
+    """A line as a pattern with placeholders, and the text that the placeholders replaced."""
 
     pattern: str
     changes: tuple[ChangingText, ...]
     ends: tuple[int, ...]
-    """Where in the pattern each of them ends."""
+    """The end of each placeholder in the pattern, in the order of `changes`."""
 
     def around(self, number: int) -> tuple[str, str]:
-        """The pattern before the end of one of its changes, and behind it."""
+        """Split the pattern after the placeholder of this index."""
         end = self.ends[number]
         return self.pattern[:end], self.pattern[end:]
 
@@ -72,7 +72,7 @@ class FoldedLine:
 
 
 def fold(line: str) -> FoldedLine:
-    """The line's pattern: every changing text gives way to its name in angle brackets, runs of digits last of all."""
+    """Replace each changing text by a placeholder such as `<date>`. Plain numbers have the lowest precedence."""
     pattern, changes, ends, end = "", list[ChangingText](), list[int](), 0
     line = line[:MAX_LINE_CHARS]
     for found in _ANY.finditer(line):
@@ -85,12 +85,12 @@ def fold(line: str) -> FoldedLine:
 
 
 def changed_kinds(one: FoldedLine, other: FoldedLine) -> list[ChangingKind]:
-    """Of two lines of one pattern: the kinds of what differs, in its order."""
+    """Return the kinds of the texts that differ between two lines of one pattern, in order."""
     pairs = zip(one.changes, other.changes, strict=False)
     return list(dict.fromkeys(ours.kind for ours, theirs in pairs if ours.text != theirs.text))
 
 
 def first_change(one: FoldedLine, other: FoldedLine) -> int:
-    """The number of the first changing text that two lines of one pattern differ in."""
+    """Return the index of the first text that differs between two lines of one pattern; 0 if none differs."""
     pairs = zip(one.changes, other.changes, strict=False)
     return next((at for at, (ours, theirs) in enumerate(pairs) if ours.text != theirs.text), 0)

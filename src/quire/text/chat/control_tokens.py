@@ -1,37 +1,38 @@
-"""A rendered conversation to token ids: control tokens are those the template wrote. May touch `tokenizers`.
+"""A rendered conversation to token ids. Only the template can write control tokens. May import `tokenizers`.
 
-A control token is an added token that is `special`, or one with visible characters that stands in the template's own
-text. A client may write the name of one anywhere; it then says the name and does not use the token.
+A control token is an added token that is `special`, or one with visible characters that occurs in the template's
+source. If a client writes its name in a message, the name is encoded as ordinary text.
 
-    as ever   the text is encoded in one go; if every control token found lies where the template wrote, that is it
-    apart     else each control token the template wrote is replaced by a secret name, and a twin of the tokenizer,
-              which knows those names instead of the public ones, encodes the text: so it is cut where the template
-              wrote control tokens and nowhere else, by the library's own rules
+    fast path   the text is encoded directly; valid if the template wrote every control token in the result
+    slow path   otherwise each control token that the template wrote is replaced by a secret alias, and a second
+                tokenizer (the twin), with these aliases instead of the public names, encodes the text. So the text is
+                split exactly at the template's control tokens, by the library's own rules
 """
 
 import re
 import secrets
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
 
 from quire.errors import InvalidTextError
-from quire.text.chat.prompt_parts import UNKNOWN_PARTS, PromptParts, TemplateParts, prompt_parts
-from quire.text.sandboxed.template_messages import Rendered
-from quire.text.tokenizer import Tokenizer, encoded
-from quire.text.tokenizer_twin import twin_of
+from quire.text.chat.prompt_parts import UNKNOWN_PARTS, PromptParts, prompt_parts
+from quire.text.sandboxed.messages import Rendered
+from quire.text.tokenizer import Tokenizer, encoded, twin_of
 
 MAX_PASSES = 16
-"""How often a text is mended that the vocabulary itself would read as a control token; once is enough for most."""
+"""Maximum passes of the slow path, each of which corrects texts that were encoded as control tokens; one is typical."""
 
 Edit = tuple[int, int, str]
-"""Characters from start to stop are replaced by a text."""
+"""(start, stop, text): replace these characters by the text."""
 
 
 class ChatTokenizer:
-    """Encodes conversations for one tokenizer and one template. Safe to use from several threads."""
+    """Encodes conversations for one tokenizer and one template. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, own_text: str) -> None:
         self._tokenizer = tokenizer
@@ -53,27 +54,23 @@ class ChatTokenizer:
         self._alias_ids = {token_id: alias for token_id, alias in ids if token_id is not None}
         taken = self._alias_ids.keys() | self._twin.original_ids.keys()
         self._words = {token_id: name for token_id, name in self._control.items() if token_id not in taken}
-        """Control tokens that the vocabulary itself has as words, and that no twin can be without."""
+        """Control tokens whose public names are also in the base vocabulary, so that the twin still has them."""
         tokenizer.bound(self._twin.library)
 
-    def encode(self, rendered: Rendered) -> list[int]:
-        """The conversation's token ids. Raises RequestTooLargeError and InvalidTextError."""
-        return self.encode_parts(rendered, None)[0]
-
-    def encode_parts(self, rendered: Rendered, table: TemplateParts | None) -> tuple[list[int], PromptParts]:
-        """The same, and where the parts of `table` lie. None of a text that is encoded apart: unknown."""
+    def encode_parts(
+        self, rendered: Rendered, messages: Sequence[Mapping[str, Any]], tools: Sequence[str] = ()
+    ) -> tuple[list[int], PromptParts]:
+        """Return the conversation's token ids and the positions of the messages and tools that the template received;
+        unknown positions on the slow path. Raises RequestTooLargeError, InvalidTextError."""
         encoding = self._tokenizer.encoding(rendered.text)
         ids = encoding.ids
-        spans = Touching(rendered)
         found = self._found(encoding, ids, rendered.text, self._control)
-        if any(spans.touches(*place) for place in found):
+        if any(_is_touched(rendered.client, *place) for place in found):
             return self.encode_apart(rendered), UNKNOWN_PARTS
-        if table is None:
-            return ids, UNKNOWN_PARTS
-        return ids, prompt_parts(rendered, len(ids), encoding.token_to_chars, table)
+        return ids, prompt_parts(rendered, len(ids), encoding.token_to_chars, messages, tools)
 
     def encode_apart(self, rendered: Rendered) -> list[int]:
-        """The same in the slow way, which is right for every text."""
+        """Return the token ids by the slow path, which is correct for every text. Raises like `encode_parts`."""
         text = self._with_aliases(rendered)
         for _ in range(MAX_PASSES):
             encoding = encoded(self._twin.library, text)
@@ -94,7 +91,7 @@ class ChatTokenizer:
         return _edited(text, edits)
 
     def _unread_aliases(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> Iterator[Edit]:
-        """Tokens that the library would not have taken where they stand, such as half a word: they are text."""
+        """Restore the names of aliases that the library did not read as tokens, for example within a word."""
         places = self._found(encoding, ids, text, self._alias_ids)
         read = {one.start() for start, stop in places for one in self._alias.finditer(text, start, stop)}
         for one in self._alias.finditer(text):
@@ -102,7 +99,7 @@ class ChatTokenizer:
                 yield (*one.span(), self._names[one[0]])
 
     def _breaks(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> Iterator[Edit]:
-        """Some vocabularies have the names of control tokens as words too: such a word is read in two halves."""
+        """Split control-token names that the base vocabulary also has as ordinary tokens, so that they stay text."""
         for start, stop in self._found(encoding, ids, text, self._words):
             if stop - start < 2:
                 raise InvalidTextError(f"unexpected control token {text[start:stop]!r} in a chat; leave it out")
@@ -111,7 +108,7 @@ class ChatTokenizer:
     def _found(
         self, encoding: tokenizers.Encoding, ids: list[int], text: str, wanted: dict[int, str]
     ) -> Iterator[tuple[int, int]]:
-        """Where tokens of these ids were read, without the white space that some take with them."""
+        """The character ranges of tokens with these ids, without the white space that some tokens include."""
         for index, token_id in enumerate(ids):
             if token_id in wanted:
                 start, stop = encoding.token_to_chars(index) or (0, len(text))
@@ -120,21 +117,14 @@ class ChatTokenizer:
                     yield start + len(shown) - len(shown.lstrip()), stop - len(shown) + len(shown.rstrip())
 
 
-class Touching:
-    """Whether a client wrote any of some characters."""
-
-    def __init__(self, rendered: Rendered) -> None:
-        self._starts = [start for start, _ in rendered.client]
-        self._stops = [stop for _, stop in rendered.client]
-
-    def touches(self, start: int, stop: int) -> bool:
-        """Whether a span has one of the characters from start to stop."""
-        index = bisect_left(self._starts, stop) - 1
-        return index >= 0 and self._stops[index] > start
+def _is_touched(spans: tuple[tuple[int, int], ...], start: int, stop: int) -> bool:
+    """Return whether a span overlaps the characters from start to stop."""
+    index = bisect_left(spans, stop, key=itemgetter(0)) - 1
+    return index >= 0 and spans[index][1] > start
 
 
 def is_control(token: AddedToken, own_text: str) -> bool:
-    """Whether a token has a meaning beyond its text, for a template that has this text of its own."""
+    """Return whether a token is a control token for a template with this source text."""
     return bool(token.special or (token.content.strip() and token.content in own_text))
 
 

@@ -1,6 +1,6 @@
-"""Which part of a conversation a token of its prompt belongs to: its client's messages and tools, by number. Pure.
+"""Maps positions in a prompt to the client's messages and tools, by index. Pure.
 
-A part is told as a client knows it, before its template wrote it down. Where that cannot be known there is none.
+Indices are those of the client's request, before the chat template was applied; None where the origin is unknown.
 """
 
 from bisect import bisect_left, bisect_right
@@ -8,24 +8,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
-
-from quire.text.sandboxed.template_messages import Rendered
+from quire.text.sandboxed.messages import Rendered
 
 PartKind = Literal["system", "tool", "message", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A piece of a prompt as its client gave it."""
+    """A part of a prompt, as the client sent it."""
 
     kind: PartKind
-    """`system`: what stands before all messages. `text`: a prompt that is no conversation, or what the model's template
-    wrote itself."""
+    """`system`: the system text before all other messages. `text`: a raw prompt, or text that the template wrote."""
     index: int
-    """Which one of the client's messages or tools, or of its prompts, from 0."""
+    """Index of the client's message, tool or prompt, from 0."""
     name: str | None = None
-    """A tool's name, the role of a message, or `template`."""
+    """The tool's name, the message's role, or `template`."""
 
 
 OF_TEMPLATE = PromptPart("text", 0, "template")
@@ -33,13 +30,13 @@ OF_TEMPLATE = PromptPart("text", 0, "template")
 
 @dataclass(frozen=True, slots=True)
 class PartSpan:
-    """Tokens of one part."""
+    """A range of tokens of one part."""
 
     first: int
     after: int
-    """The token behind its last."""
+    """Index of the first token after the range."""
     part: PromptPart | None
-    """None: a client's, but not known which."""
+    """None: some unknown part of the client's request."""
 
 
 class PromptParts:
@@ -48,28 +45,28 @@ class PromptParts:
     __slots__ = ("_firsts", "_spans")
 
     def __init__(self, spans: Sequence[PartSpan]) -> None:
-        """In their order. Two may have one token in common."""
+        """Create from spans in prompt order; adjacent spans may share one token."""
         self._spans = tuple(spans)
         self._firsts = [span.first for span in self._spans]
 
     def at(self, position: int) -> PromptPart | None:
-        """Where this token falls. The first token behind a part counts as its own: it says that the part ends there."""
+        """Return the part of this position. The first token after a part belongs to it, because it shows its end."""
         index = bisect_right(self._firsts, position) - 1
         if index < 0:
             return OF_TEMPLATE
         span, before = self._spans[index], self._spans[index - 1] if index else None
         if before is not None and position < before.after:
-            return before.part  # of a token that both have, the first is told
+            return before.part  # a shared token belongs to the first part
         return span.part if position <= span.after else OF_TEMPLATE
 
 
 UNKNOWN_PARTS = PromptParts((PartSpan(0, 1 << 62, None),))
-"""Of a prompt that cannot be taken apart."""
+"""The parts of a prompt whose origins are unknown."""
 AT_START = ("system", "developer")
 
 
 class NumberedMessages(list[dict[str, Any]]):
-    """Messages that were made out of a client's, not one for one: each with the part it comes from."""
+    """Messages converted from a client's, not one to one, each with the part that it comes from."""
 
     def __init__(self, messages: Iterable[dict[str, Any]], parts: Iterable[PromptPart | None]) -> None:
         super().__init__(messages)
@@ -77,28 +74,30 @@ class NumberedMessages(list[dict[str, Any]]):
 
     @classmethod
     def of(cls, numbered: Sequence[tuple[dict[str, Any], int]]) -> "NumberedMessages":
-        """Each with the number of the client's own that it was made of."""
+        """Return messages, each with the index of the client's message that it was converted from."""
         parts = [PromptPart("message", at, _role(message)) for message, at in numbered]
         return cls([message for message, _ in numbered], parts)
 
     def behind(self, others: Sequence[dict[str, Any]]) -> "NumberedMessages":
-        """With others before them, of which the client told no number."""
-        return NumberedMessages([*others, *self], [*[None] * len(others), *self.parts])
+        """Return these messages after `others`, which have no index. Leading system messages are one part."""
+        messages = [*others, *self]
+        return NumberedMessages(messages, _with_system(messages, [*[None] * len(others), *self.parts]))
 
 
 def message_parts(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart | None]:
-    """Which part each message is. Those of the system at the start are one."""
-    parts: list[PromptPart | None] = (
-        list(messages.parts)
-        if isinstance(messages, NumberedMessages)
-        else [PromptPart("message", at, _role(message)) for at, message in enumerate(messages)]
-    )
+    """Return the part of each message. Leading system messages are one part."""
+    if isinstance(messages, NumberedMessages):
+        return list(messages.parts)
+    return _with_system(messages, [PromptPart("message", at, _role(message)) for at, message in enumerate(messages)])
+
+
+def _with_system(messages: Sequence[Mapping[str, Any]], parts: Sequence[PromptPart | None]) -> list[PromptPart | None]:
     num_first = num_system(messages)
     return [*[PromptPart("system", 0)] * num_first, *parts[num_first:]]
 
 
 def num_system(messages: Sequence[Mapping[str, Any]]) -> int:
-    """How many at the start are the system's."""
+    """Return the number of leading system and developer messages."""
     return next((at for at, message in enumerate(messages) if _role(message) not in AT_START), len(messages))
 
 
@@ -107,25 +106,12 @@ def _role(message: Any) -> str | None:
     return role if isinstance(role, str) else None
 
 
-class TemplateParts(msgspec.Struct, frozen=True):
-    """What a template was handed, in its order."""
-
-    messages: Sequence[PromptPart | None]
-    tools: Sequence[PromptPart] = ()
-
-    def of(self, label: str) -> PromptPart | None:
-        """The part that the rendering calls so."""
-        parts = self.messages if label.startswith("m") else self.tools
-        index = int(label[1:])
-        return parts[index] if index < len(parts) else None
-
-
 CharSpan = tuple[int, int, str | None]
-"""Characters from start to stop that come from one place; None: not known which."""
+"""(start, stop, label): characters from one message or tool; label None: unknown origin."""
 
 
 def char_spans(rendered: Rendered) -> list[CharSpan]:
-    """All that clients wrote, in order. What one place wrote with nothing of another's between is one span."""
+    """Return the spans of text that the client wrote, in order; consecutive spans of one origin are merged."""
     spans, place = list[CharSpan](), 0
     sources = iter((*rendered.sources, (len(rendered.text), len(rendered.text), "")))
     source = next(sources)
@@ -146,36 +132,41 @@ def char_spans(rendered: Rendered) -> list[CharSpan]:
 
 
 MAX_SPANS = 4096
-"""A prompt of more is not taken apart: each costs two searches among its tokens."""
+"""A prompt with more spans is not mapped, because each span needs two binary searches over the tokens."""
 
 
 def prompt_parts(
-    rendered: Rendered, num_tokens: int, chars_of: Callable[[int], tuple[int, int] | None], table: TemplateParts
+    rendered: Rendered,
+    num_tokens: int,
+    chars_of: Callable[[int], tuple[int, int] | None],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[str] = (),
 ) -> PromptParts:
-    """The parts of a rendered conversation, by its tokens. `chars_of` says which characters a token stands for."""
+    """Return the parts of a rendered conversation by token position. `messages` and the tool names `tools` are those
+    that the template received; `chars_of` returns the character range of a token."""
     spans, found, low = char_spans(rendered), list[PartSpan](), 0
     if len(spans) > MAX_SPANS:
         return UNKNOWN_PARTS
-    tokens = range(num_tokens)
+    tokens, parts = range(num_tokens), message_parts(messages)
 
-    def start_of(token: int) -> int:
+    def part_of(label: str) -> PromptPart | None:
+        index = int(label[1:])
+        if label.startswith("m"):
+            return parts[index] if index < len(parts) else None
+        return PromptPart("tool", index, tools[index]) if index < len(tools) else None
+
+    def place_of(token: int) -> tuple[int, int]:
         place = chars_of(token)
         if place is None:
             raise LookupError(token)
-        return place[0]
-
-    def stop_of(token: int) -> int:
-        place = chars_of(token)
-        if place is None:
-            raise LookupError(token)
-        return place[1]
+        return place
 
     try:
         for start, stop, label in spans:
-            first = bisect_right(tokens, start, lo=low, key=stop_of)
-            after = bisect_left(tokens, stop, lo=first, key=start_of)
+            first = bisect_right(tokens, start, lo=low, key=lambda token: place_of(token)[1])
+            after = bisect_left(tokens, stop, lo=first, key=lambda token: place_of(token)[0])
             if first < after:
-                found.append(PartSpan(first, after, None if label is None else table.of(label)))
+                found.append(PartSpan(first, after, None if label is None else part_of(label)))
             low = max(low, first)
     except LookupError:
         return UNKNOWN_PARTS

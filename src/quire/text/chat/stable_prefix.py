@@ -1,7 +1,7 @@
-"""Lines that are taken out of system texts before a template sees them, because an operator lists them. Pure.
+"""Removes lines that the operator lists from system texts, before the chat template is applied. Pure.
 
-Only the system and developer messages that a conversation begins with are looked at, line by line: never what users and
-assistants say, never tools. What stays keeps its order and its characters. What is taken out is told.
+Only the leading system and developer messages of a conversation are examined, line by line; messages of users and
+assistants and tools are never changed. The other lines keep their order and text. Removed lines are returned.
 """
 
 import re
@@ -19,39 +19,31 @@ BUILT_IN = ("dates", "times", "ids", "billing-header")
 MAX_PATTERNS = 16
 MAX_PATTERN_CHARS = 200
 MAX_MATCHED_CHARS = 256
-"""A longer line is matched by none."""
+"""Longer lines are never removed."""
 OF_REGULAR_EXPRESSIONS = re.compile(r"[\\\[\](){}^$|+]|\.[*?]")
-"""Settings for 0.2.0 before its release had regular expressions: as globs these would silently match other lines."""
+"""Prereleases of 0.2.0 took regular expressions, which as globs would silently match other lines."""
 MAX_LINES = 512
-"""Of a system text, from its beginning: what comes later stays as it is."""
+"""Only the first lines of a system text, up to this many, are examined."""
 MAX_LABEL_WORDS = 8
-"""A line is about a date, a time or an id alone if it has so many other words at most."""
+"""A line counts as only a date, time or id if it has at most this many other words."""
 WORD = re.compile(r"[^\W\d_]{2,}")
 NAMES = re.compile(r"<[a-z]{1,6}>")
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedLine:
-    """A line that was taken out."""
+    """A line that was removed."""
 
     text: str
     by: str
-    """The name or the glob that lists it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CleanedMessages:
-    """A conversation without the lines, and the lines."""
-
-    messages: Sequence[Any]
-    removed: tuple[RemovedLine, ...] = ()
+    """The built-in name or the glob that matched."""
 
 
 class StablePrefix:
-    """What an operator lists."""
+    """The operator's list of lines to remove."""
 
     def __init__(self, listed: Sequence[str] = ()) -> None:
-        """Names of `BUILT_IN`, or globs that match a whole line. Raises ConfigError."""
+        """Create from names in `BUILT_IN`, or globs that match a whole line. Raises ConfigError."""
         if len(listed) > MAX_PATTERNS:
             raise ConfigError(
                 f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(listed)}; leave some out",
@@ -61,22 +53,18 @@ class StablePrefix:
         self._names = frozenset(listed) & frozenset(BUILT_IN)
         self._globs = [(source, _glob(source)) for source in listed if source not in self._names]
 
-    def __bool__(self) -> bool:
-        return bool(self._names or self._globs)
-
-    def cleaned(self, messages: Sequence[Any]) -> CleanedMessages:
-        """The conversation without what is listed. What is no message is left for others to refuse."""
-        if not self:
-            return CleanedMessages(messages)
+    def cleaned(self, messages: Sequence[Any]) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
+        """Return the conversation without the listed lines, and these lines. An item that is not a mapping is kept; a
+        later step rejects it."""
         made, removed = list(messages), list[RemovedLine]()
         for at, message in enumerate(messages):
             if not isinstance(message, Mapping) or message.get("role") not in ("system", "developer"):
                 break
             made[at] = self._message(message, removed)
         if not removed:
-            return CleanedMessages(messages)
+            return messages, ()
         parts = messages.parts if isinstance(messages, NumberedMessages) else None
-        return CleanedMessages(made if parts is None else NumberedMessages(made, parts), tuple(removed))
+        return (made if parts is None else NumberedMessages(made, parts)), removed
 
     def _message(self, message: Mapping[str, Any], removed: list[RemovedLine]) -> Mapping[str, Any]:
         content = message.get("content")
@@ -102,7 +90,7 @@ class StablePrefix:
         return "\n".join(kept)
 
     def _by(self, line: str) -> str | None:
-        """What on the list this line is, if anything."""
+        """The name or glob that matches this line, if any."""
         bare = line.strip()
         if not bare or len(bare) > MAX_MATCHED_CHARS:
             return None
@@ -121,8 +109,8 @@ class StablePrefix:
 
 
 def _glob(source: str) -> re.Pattern[str]:
-    """`*` is any text, `?` any character. The library's translation never goes back: its work is bounded by line times
-    glob. Raises ConfigError."""
+    """Compile a glob: `*` is any text, `?` any character. `translate` yields a pattern without backtracking over
+    earlier `*`, so the work is bounded by line length times glob length. Raises ConfigError."""
     if not 0 < len(source) <= MAX_PATTERN_CHARS or OF_REGULAR_EXPRESSIONS.search(source):
         raise ConfigError(
             f"stable_prefix: expected a name or a glob of up to {MAX_PATTERN_CHARS} characters, got {source[:80]!r}; "
@@ -132,4 +120,6 @@ def _glob(source: str) -> re.Pattern[str]:
     return re.compile(translate(source))
 
 
-NOTHING_LISTED = StablePrefix()
+def without_lines(messages: Sequence[Any], listed: StablePrefix | None) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
+    """Return the conversation to render and the lines removed from it; unchanged if `listed` is None."""
+    return (messages, ()) if listed is None else listed.cleaned(messages)

@@ -1,8 +1,9 @@
-"""Tools as a client declares them, checked once, and in the one form in which templates and grammars see them. Pure.
+"""Tools that a client declares: validated once, in one normalized form for templates and grammars. Pure.
 
-What does not change their meaning is left out (caching hints, `strict`, ids), so that it never reaches a prompt.
+Fields without an effect on the model (caching hints, `strict`, ids) are dropped, so that they never reach a prompt.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from enum import Enum
 from typing import Any
 
 from quire.errors import InvalidParameterError
+from quire.text.chat.rendering.messages import calls_of, read_arguments, texts_of
 from quire.text.grammars.grammar import rewritten_schema
-from quire.text.parsers.tool_format import NAME_PATTERN
+from quire.text.parsers.tool_format import HERMES, NAME_PATTERN
 
 MAX_TOOLS = 256
 WITHOUT_MEANING = frozenset({"description", "title", "$schema", "$comment", "default", "examples", "deprecated"})
-"""Words of a schema that say nothing of what an answer may be."""
+"""Keywords of a JSON schema that do not constrain the output."""
 
 
 class ToolMode(Enum):
-    """Whether tools are called."""
+    """Whether tools may or must be called."""
 
     AUTO = "auto"
     NONE = "none"
@@ -28,25 +30,25 @@ class ToolMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """Something a model may call."""
+    """A tool that a model may call."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
-    """A JSON schema of an object; None: it takes no arguments."""
+    """A JSON schema of an object; None: the tool has no parameters."""
     is_strict: bool = False
-    """Its arguments must fit all of the schema, or the request is refused."""
+    """Arguments must satisfy the whole schema: the request is rejected if a part of the schema is not supported."""
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As templates read it."""
+        """The tool in the form that chat templates read."""
         parameters = self.parameters or {"type": "object", "properties": {}}
         function = {"name": self.name, "description": self.description, "parameters": dict(parameters)}
         return {"type": "function", "function": function}
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of its arguments, with all that an answer must be and nothing else."""
+        """The schema of the arguments, with only the keywords that constrain the output."""
         parameters_schema = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
         lean: dict[str, Any] = rewritten_schema(parameters_schema, _lean)
         return lean if lean.get("type") == "object" or "$ref" in lean else {**lean, "type": "object"}
@@ -54,12 +56,12 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools of a request, and how they may be used."""
+    """The tools of a request, and whether they may or must be called."""
 
     tools: Sequence[Tool] = ()
     mode: ToolMode = ToolMode.AUTO
     only: str | None = None
-    """The one that must be called."""
+    """Name of the tool that must be called, if the request names one."""
     is_parallel: bool = True
 
     def __post_init__(self) -> None:
@@ -90,7 +92,7 @@ NO_TOOLS = ToolUse()
 
 
 def checked_tool(name: object, description: object, parameters: object, is_strict: object = False) -> Tool:
-    """A tool of these, or an error that says what is wrong."""
+    """Return a tool with these fields. Raises InvalidParameterError if one is invalid."""
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         shown = repr(name)[:80]
         raise InvalidParameterError(
@@ -104,7 +106,7 @@ def checked_tool(name: object, description: object, parameters: object, is_stric
 
 
 def tools_of(declared: Sequence[Mapping[str, Any]]) -> list[Tool]:
-    """Tools as the OpenAI API declares them. All kinds other than functions are left out."""
+    """Return the functions declared in the OpenAI API's format; other types of tools are dropped."""
     return [_function(one) for one in declared if one.get("type", "function") == "function"]
 
 
@@ -118,7 +120,8 @@ def _function(declared: Mapping[str, Any]) -> Tool:
 
 
 def tool_mode(choice: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | None]:
-    """Whether tools are called, and the one that must be. A name stands in a function, or beside its type."""
+    """Parse `tool_choice`: the mode, and the name of the tool that must be called. The name is in the object itself
+    or in its `function`. Raises InvalidParameterError."""
     if choice is None:
         return ToolMode.AUTO, None
     if isinstance(choice, str) and choice in {mode.value for mode in ToolMode}:
@@ -136,3 +139,48 @@ def tool_mode(choice: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | N
 
 def _lean(schema: dict[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in schema.items() if name not in WITHOUT_MEANING}
+
+
+# -- templates without support for tools -------------------------------------------------------------------------------
+
+
+def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return the conversation for a template without support for tools. The tools are described at the start of the
+    system text; calls and results become text."""
+    as_texts = [_as_text(message, index) for index, message in enumerate(messages)]
+    system = _tools_text(tools)
+    if as_texts and as_texts[0].get("role") == "system":
+        return [{**as_texts[0], "content": f"{system}\n\n{_content(as_texts[0], 0)}"}, *as_texts[1:]]
+    return [{"role": "system", "content": system}, *as_texts]
+
+
+def _tools_text(tools: Sequence[Tool]) -> str:
+    listed = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools)
+    form = f"{HERMES.begin}NAME{HERMES.name_end}ARGUMENTS{HERMES.call_end}"
+    return (
+        "You have tools. Each line here describes one, with a JSON schema of its arguments:\n"
+        f"<tools>\n{listed}\n</tools>\n"
+        f"To call a tool, end your answer with its name and its arguments, a JSON object, in this form:\n{form}"
+    )
+
+
+def _as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{_content(message, index)}\n</tool_response>"}
+    calls = calls_of(message, index)
+    if not calls:
+        return dict(message)
+    texts = [_content(message, index), *map(_call_text, calls)]
+    return {"role": message.get("role"), "content": "\n".join(text for text in texts if text)}
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    function = function if isinstance(function, Mapping) else {}
+    read = read_arguments(function.get("arguments"))
+    shown = read if isinstance(read, str) else json.dumps(read, ensure_ascii=False)
+    return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{shown}{HERMES.call_end}"
+
+
+def _content(message: Mapping[str, Any], index: int) -> str:
+    return "".join(texts_of(message, index))

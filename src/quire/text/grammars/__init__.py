@@ -1,1 +1,1 @@
-"""Grammars of answers, and the process that checks them."""
+"""Grammars for structured output, and the process that checks them."""

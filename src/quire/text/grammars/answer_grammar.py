@@ -1,11 +1,11 @@
-"""One grammar for a whole answer: the thought, then text or a JSON value, or calls of tools. Pure.
+"""One grammar for a whole answer: reasoning, then text or a JSON value, or tool calls. Pure.
 
-    auto       thought? (text | calls)       text is free until the mark of a call; from there on all is laid down
-    required   thought? calls
-    by name    thought? one call of that tool
+    auto       reasoning? (text | calls)     text is unconstrained until a call's marker; after that all is constrained
+    required   reasoning? calls
+    by name    reasoning? one call of that tool
 
-Names and arguments are always those of a tool, because a model cannot write others. A mark that is a token of its own
-may be written as that token or letter by letter; where a call is one object, that object alone is one, too.
+Tool names and arguments are constrained, so that a call is always valid. A marker that is a special token may be
+written as that token or as ordinary text. If a call is one JSON object, the object without markers is also accepted.
 """
 
 import json
@@ -20,24 +20,24 @@ from quire.text.parsers.unmarked import FENCE, unmarked_pattern
 
 FREE = r"/(.|\n)*/"
 SPACE = r"SPACE: /[ \n]{0,4}/"
-"""Between parts: a small model must not go on with blanks for ever."""
+"""Space between parts. Bounded, because a small model may otherwise generate white space forever."""
 KEY = "/[a-zA-Z0-9_.:-]{1,64}/"
 
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool as the grammar sees it."""
+    """The parts of a tool that the grammar needs."""
 
     name: str
     schema: Mapping[str, Any]
-    """Of its arguments: an object."""
+    """JSON schema of the arguments, an object."""
     is_strict: bool = False
-    """What the library does not know of the schema is an error, and not passed over."""
+    """Schema keywords that the library does not support are errors instead of being ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolRules:
-    """Which tools may be called, and how."""
+    """The tools that may be called, and the format of calls."""
 
     form: ToolFormat
     tools: Sequence[CallableTool]
@@ -47,36 +47,36 @@ class ToolRules:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """What an answer may be."""
+    """Constraints on an answer."""
 
     calls: ToolRules | None = None
     schema: Mapping[str, Any] | None = None
-    """Of the text, where it must be JSON."""
+    """JSON schema of the text, if it must be JSON."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
-    """The prompt ended inside a thought."""
+    """The prompt ends inside the reasoning."""
     max_thought_tokens: int | None = None
-    """A thought that is longer is ended: its end is written for the model."""
+    """Reasoning budget. At the limit, the grammar permits only the end marker."""
 
 
 def answer_grammar(rules: AnswerRules, special: Mapping[str, int]) -> str:
-    """In Lark. `special` are tokens that stand for more than their text: no text in a grammar matches them."""
+    """Return the grammar in Lark. `special` are special tokens: ids by text; literal text never matches them."""
     return "\n".join(["%llguidance {}", *_Writer(rules, special).lines(), f"TEXT: {FREE}", SPACE, ""])
 
 
 def text_keys(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Arguments that may be texts: between tags they are written without quotes."""
+    """Return the arguments that may be strings, which tagged formats write without quotes."""
     return frozenset(key for key, one in _properties(schema).items() if _is_text(one))
 
 
 class _Writer:
-    """Rules of one answer, line by line."""
+    """Generates the grammar's rules for one answer, line by line."""
 
     def __init__(self, rules: AnswerRules, special: Mapping[str, int]) -> None:
         self._rules = rules
         self._special = special
         marks = sorted([*special, CALL_ID], key=len, reverse=True)
-        # Made once: some models have thousands of marks, and a request hundreds of tools.
+        # Compiled once: some models have thousands of special tokens, and a request may have hundreds of tools.
         self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
 
     def lines(self) -> Iterator[str]:
@@ -95,7 +95,7 @@ class _Writer:
         yield f"start: {thinking}" if self._rules.is_thinking else f"start: {body} | {opened}"
 
     def _thought(self, reasoning: ReasoningFormat) -> Iterator[str]:
-        """To its end, or to the end of its budget: then the tokens of its mark are all that is left to write."""
+        """Reasoning up to its end marker, or up to its budget, after which only the end marker is allowed."""
         limit = self._rules.max_thought_tokens
         if limit is None:
             yield from self._until("thought", reasoning.end)
@@ -107,7 +107,7 @@ class _Writer:
 
     @property
     def _has_text_begin(self) -> bool:
-        """A text has a mark of its own: no call stands behind one."""
+        """Text has a start marker, so no call can follow text."""
         return self._rules.reasoning is not None and bool(self._rules.reasoning.text_begin)
 
     def _text_rule(self) -> str:
@@ -142,7 +142,7 @@ class _Writer:
             yield from self._until("text_value", form.tagged.after_value)
 
     def _unmarked(self, keys: ObjectKeys, tools: Sequence[CallableTool]) -> Iterator[str]:
-        """One call as an object without marks, perhaps between fences."""
+        """One call as a JSON object without markers, optionally in a code fence."""
         each = " | ".join(f"unmarked_{index}" for index in range(len(tools)))
         yield f'unmarked: ({each}) SPACE "}}" (SPACE {_quoted(FENCE)})?'
         for index, tool in enumerate(tools):
@@ -154,7 +154,7 @@ class _Writer:
         return f"{_quoted(tool.name)} {self._literal(form.name_end)} {arguments} {self._literal(form.call_end)}"
 
     def _tagged(self, tags: TaggedArguments, tool: CallableTool) -> str:
-        """Each argument in the schema's order; of a tool that declares none, any."""
+        """Tagged arguments in the schema's order; any arguments if the schema has no properties."""
         before, after = self._literal(tags.before_key), self._literal(tags.after_value)
         properties = _properties(tool.schema)
         if not properties:
@@ -176,7 +176,7 @@ class _Writer:
         return "text_value"
 
     def _until(self, rule: str, mark: str) -> Iterator[str]:
-        """Any text that ends with a mark, as soon as it does."""
+        """Any text up to the first occurrence of a marker."""
         token = self._special.get(mark)
         if token is None:
             yield f"{rule}[lazy]: TEXT {_quoted(mark)}"
@@ -185,11 +185,11 @@ class _Writer:
             yield f"{rule}_spelt[lazy]: TEXT {_quoted(mark)}"
 
     def _literal(self, text: str) -> str:
-        """Exactly this text, with its tokens written either way."""
+        """Exactly this text, with special tokens as tokens or as ordinary text."""
         return " ".join(map(self._piece, self._pieces(text))) or '""'
 
     def _pieces(self, text: str) -> list[str]:
-        """Marks, and what stands between them."""
+        """Split a text into markers and the text between them."""
         return [piece for piece in self._marks.split(text) if piece]
 
     def _token(self, piece: str) -> str:
@@ -219,7 +219,7 @@ def _is_text(schema: Any) -> bool:
 
 
 def schema_grammar(tool: CallableTool) -> str:
-    """Of a tool's arguments alone, whatever stands around them."""
+    """Return the grammar of a tool's arguments alone, without the format around them."""
     return f"start: {_json(tool.schema, tool.is_strict)}"
 
 
@@ -233,7 +233,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """For a regular expression between slashes."""
+    """Escape a text for a regular expression between slashes."""
     return _slashed(re.escape(text)).replace("\n", "\\n")
 
 

@@ -1,12 +1,11 @@
-"""The server's side of checking grammars: one process for a model, started when the first grammar comes.
+"""The server's side of checking grammars: one process per model, started for the first grammar.
 
-    known? ─► turn ─► process ─► known from now on
+    in cache? ─► turn ─► process ─► cache
 
-What was found right, or wrong, lately is not looked at again, and is looked up without waiting for a check. Threads
-with something to check take turns, first come first served: a request with more waits again behind the others. What a
-check takes is charged to the request that it is for, and there is no more of it when that has had its share. The
-process bounds what a check may take; should it not answer within `CHECK_S` all the same, it is killed, the grammar is
-refused, and the next check starts another.
+Recent verdicts are cached and looked up without waiting. Otherwise threads take turns in order of arrival; a request
+with several grammars waits again for each. A check's CPU time is charged to its request, which can check no more
+grammars once its budget is exhausted. The process limits the time of each check itself. If it still does not respond
+within `CHECK_S`, it is killed, the grammar is rejected, and the next check starts a new process.
 """
 
 import threading
@@ -15,10 +14,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
-from quire.core.work_budget import WorkKind
 from quire.errors import CapacityError, CheckpointError, InvalidParameterError
 from quire.text.grammars.grammar import Grammar
-from quire.text.sandboxed.grammar_messages import (
+from quire.text.sandboxed.helper import encode_frame
+from quire.text.sandboxed.messages import (
     CheckGrammar,
     FromChecker,
     GrammarFine,
@@ -27,25 +26,23 @@ from quire.text.sandboxed.grammar_messages import (
     VocabularyRefused,
     read_from_checker,
 )
-from quire.text.sandboxed.helper import StoppedError, encode_frame
-from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError
-from quire.text.text_work import current_work
+from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError, StoppedError
+from quire.text.text_work import charge_work, spend_work, work_left_s, work_refusal
 
 IDLE = IdleHelpers("quire.text.grammars.process", "to check the grammar")
-"""None waits for another model: each holds a vocabulary."""
+"""No idle process is kept for other models, because each has loaded one model's vocabulary."""
 LOAD_S = 60.0
 CHECK_S = 10.0
 KEPT_BYTES = 4 << 20
-"""Of texts of grammars of which it is known what came of them, the latest used."""
+"""Size of the cache of verdicts by grammar text; the least recently used are evicted."""
 MESSAGE_BYTES = 400
-"""What is kept of one beside its text, at the most."""
+"""Maximum size of a cached verdict in addition to the grammar's text."""
 CHECK_CPU_S = 0.2
-"""Processor time for one grammar: ordinary ones take a few milliseconds."""
+"""CPU time limit for one grammar; typical ones take a few milliseconds."""
 
 
 class Verdicts:
-    """What came of the latest grammars: None if nothing is wrong, else the library's words. Safe from several
-    threads."""
+    """LRU cache of verdicts by grammar text: None if valid, else the library's error message. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -53,7 +50,7 @@ class Verdicts:
         self._num_bytes = 0
 
     def get(self, text: str) -> tuple[bool, str | None]:
-        """Whether it is known, and what is wrong."""
+        """Return whether the verdict is cached, and the verdict."""
         with self._lock:
             if text not in self._found:
                 return False, None
@@ -61,7 +58,7 @@ class Verdicts:
             return True, self._found[text]
 
     def keep(self, text: str, why: str | None) -> None:
-        """Remember it, in the place of what was not used for longest."""
+        """Cache a verdict and evict the least recently used ones beyond `KEPT_BYTES`."""
         with self._lock:
             if text not in self._found:
                 self._num_bytes += len(text) + MESSAGE_BYTES
@@ -71,7 +68,7 @@ class Verdicts:
 
 
 class GrammarChecker:
-    """Safe from several threads. Close it."""
+    """Checks grammars for one model. Thread-safe. The owner must call `close`."""
 
     def __init__(self, read_vocabulary: Callable[[], LoadVocabulary]) -> None:
         self._helpers = HelperPool(IDLE, partial(_vocabulary_frame, read_vocabulary), read_from_checker, LOAD_S)
@@ -79,8 +76,8 @@ class GrammarChecker:
         self.close = weakref.finalize(self, self._helpers.close)
 
     def check(self, grammar: Grammar) -> None:
-        """Raise InvalidParameterError, in the library's words, if no engine could follow this grammar;
-        WorkBudgetError, if it cannot be known within what the request, or its tenant, has left."""
+        """Raise InvalidParameterError with the library's message if the grammar cannot be used, WorkBudgetError if
+        the budget of the request or its tenant does not suffice for the check."""
         is_known, why = self.verdicts.get(grammar.text)
         if not is_known:
             why = self._checked(grammar)
@@ -89,15 +86,14 @@ class GrammarChecker:
             raise InvalidParameterError(sentence, grammar.parameter, code="unusable_grammar")
 
     def _checked(self, grammar: Grammar) -> str | None:
-        """What is wrong with it, if anything is."""
-        work = current_work()
+        """Check an uncached grammar and return the error message, or None if it is valid."""
         with self._helpers.turn():
-            is_known, why = self.verdicts.get(grammar.text)  # perhaps since this one waits
+            is_known, why = self.verdicts.get(grammar.text)  # another thread may have checked it meanwhile
             if is_known:
                 return why
-            if (refusal := work.refusal(WorkKind.GRAMMAR_CHECK)) is not None:
+            if (refusal := work_refusal("grammar_check")) is not None:
                 raise refusal
-            cpu_s = min(CHECK_CPU_S, work.left_s(WorkKind.GRAMMAR_CHECK))
+            cpu_s = min(CHECK_CPU_S, work_left_s("grammar_check"))
             answer = self._answer(grammar, cpu_s)
         if isinstance(answer, VocabularyRefused):
             raise InvalidParameterError(answer.message, "grammar", code="unusable_tokenizer")
@@ -105,10 +101,10 @@ class GrammarChecker:
             return f"unexpected response {answer!r}"
         why = answer.message if isinstance(answer, GrammarRefused) else None
         if isinstance(answer, GrammarFine) or not answer.took_all or cpu_s >= CHECK_CPU_S:
-            self.verdicts.keep(grammar.text, why)  # what was stopped because others took its time may be right
-            work.charge(WorkKind.GRAMMAR_CHECK, answer.spent_s)
+            self.verdicts.keep(grammar.text, why)  # not if a reduced time limit stopped the check: it may be valid
+            charge_work("grammar_check", answer.spent_s)
         else:
-            work.spend(WorkKind.GRAMMAR_CHECK, answer.spent_s)
+            spend_work("grammar_check", answer.spent_s)
         return why
 
     def _answer(self, grammar: Grammar, cpu_s: float) -> FromChecker:

@@ -1,10 +1,10 @@
-"""What an answer may be: the ways in which clients say it, made into one text, which an engine follows token by token.
+"""Converts the structured-output options of clients to one grammar text, which the engine enforces token by token.
 
     a JSON schema · any JSON object · a regular expression · a grammar in Lark or GBNF · one of several texts ─► Grammar
 
-What is compiled is bounded before the library sees it: compiling an object of many properties takes time with the
-square of their number, and no limit of the library's stops it. JSON is written in one way, with a blank behind colons
-and commas: that is what models write, and a small model cannot go on with blanks for ever.
+Sizes are limited before the library compiles anything, because the time for an object is quadratic in its properties
+and no limit of the library stops it. JSON has one layout, with one space after colons and commas. Models write it so,
+and a small model cannot generate white space forever.
 """
 
 import json
@@ -18,68 +18,61 @@ from quire.errors import InvalidParameterError
 
 MAX_TEXT_BYTES = 64 * 1024
 MAX_PROPERTIES = 256
-"""Of one object."""
+"""Maximum properties of one object."""
 MAX_ENUM_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_INTEGER = 2**53 - 1
-"""What a double holds exactly. An integer without bounds, or with wider ones, gets these: its digits must end."""
+"""Largest integer that a double represents exactly. Bounds all integer types, so that the digits of a number end."""
 LEAST_VALUE = -(2**63) + 1024
-"""In an enum or a const: an integer that is less and still has 64 bits makes the library call itself without end."""
+"""Minimum in an enum or const. Smaller 64-bit integers cause infinite recursion in the library."""
 OF_ANSWERS = ("const", "enum", "default", "examples")
-"""What stands in these is an answer's, not a schema's."""
+"""Keywords whose content is a JSON value and not a schema."""
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-"""In these, schemas have names that a client chose."""
+"""Keywords that map names chosen by the client to schemas."""
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What every answer to a request must match."""
+    """A grammar that every answer to a request must match."""
 
     text: str
-    """As the engine takes it."""
+    """The grammar in the library's own format, for the engine."""
     parameter: str = "grammar"
-    """The name of the parameter that it came in."""
+    """The request parameter that defined it, for error messages."""
     schema: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-    """Of the JSON that it is, where it is JSON: so it can be a part of another."""
+    """The JSON schema of a JSON grammar, for use within a larger grammar; else None."""
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any], parameter: str = "json_schema") -> "Grammar":
-        """JSON that this schema accepts."""
-        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
-
+        """Create a grammar of the JSON values that a schema accepts. Raises InvalidParameterError, like all below."""
         value: Any = schema
         if not isinstance(value, Mapping):
             rule = f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}"
             raise InvalidParameterError(rule, parameter, code="schema_not_object")
         bounded = bounded_schema(schema, parameter)
-        text = _json_text(bounded, parameter)
-        with _as_parameter_error(f"{parameter} cannot be used", parameter):
-            return cls(LLMatcher.grammar_from_json_schema(text, overrides=JSON_STYLE), parameter, bounded)
+        text = _from_library("json_schema", _json_text(bounded, parameter), parameter, overrides=JSON_STYLE)
+        return cls(text, parameter, bounded)
 
     @classmethod
     def json_object(cls) -> "Grammar":
-        """Any JSON object."""
+        """Create a grammar of any JSON object."""
         return cls.json_schema({"type": "object"})
 
     @classmethod
     def regex(cls, pattern: str, parameter: str = "regex") -> "Grammar":
-        """A text that this expression matches, all of it."""
-        from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
-
-        checked = _text(pattern, parameter)
-        with _as_parameter_error(f"{parameter} cannot be used", parameter):
-            return cls(LLMatcher.grammar_from_regex(checked), parameter)
+        """Create a grammar of the texts that a regular expression matches completely."""
+        return cls(_from_library("regex", _text(pattern, parameter), parameter), parameter)
 
     @classmethod
     def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
-        """What the rule `start` of a grammar in Lark derives."""
-        return cls(_lark(_text(text, parameter), parameter), parameter)
+        """Create from a Lark grammar with the rule `start`."""
+        return cls(_from_library("lark", _text(text, parameter), parameter), parameter)
 
     @classmethod
     def gbnf(cls, text: str, parameter: str = "grammar") -> "Grammar":
-        """What the rule `root` of a grammar in GBNF, llama.cpp's notation, derives."""
-        from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - the same
+        """Create from a grammar in GBNF, llama.cpp's notation, with the rule `root`."""
+        from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - as in `_from_library`
 
         checked = _text(text, parameter)
         with _as_parameter_error(f"{parameter} is not valid GBNF", parameter, "invalid_gbnf"):
@@ -88,7 +81,7 @@ class Grammar:
 
     @classmethod
     def choice(cls, texts: Sequence[str], parameter: str = "choice") -> "Grammar":
-        """One of these texts."""
+        """Create a grammar of exactly these texts."""
         values: Any = texts
         if not isinstance(values, Sequence) or isinstance(values, str) or not 0 < len(values) <= MAX_ENUM_VALUES:
             rule = f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings"
@@ -96,23 +89,23 @@ class Grammar:
         if not all(isinstance(one, str) and one for one in values):
             raise InvalidParameterError(f"expected non-empty strings in {parameter}", parameter, code="empty_choice")
         _check_size(sum(len(one.encode("utf-8", "surrogatepass")) for one in texts), parameter)
-        # One terminal, and not an alternative of the rule for each: the library bounds those of one place.
-        return cls(
-            _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts), parameter), parameter
-        )
+        # One terminal with all texts, because the library limits the alternatives of a rule.
+        lark = "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts)
+        return cls(_from_library("lark", lark, parameter), parameter)
 
 
-def _lark(text: str, parameter: str) -> str:
-    from llguidance import LLMatcher  # noqa: PLC0415 - paid by who has a grammar
+def _from_library(notation: str, text: str, parameter: str, **options: Any) -> str:
+    """Convert a grammar in one of the library's notations to its own format."""
+    from llguidance import LLMatcher  # noqa: PLC0415 - imported only for requests with a grammar
 
     with _as_parameter_error(f"{parameter} cannot be used", parameter):
-        made: str = LLMatcher.grammar_from_lark(text)
+        made: str = getattr(LLMatcher, f"grammar_from_{notation}")(text, **options)
     return made
 
 
 @contextmanager
 def _as_parameter_error(what: str, parameter: str, code: str = "unusable_grammar") -> Iterator[None]:
-    """The library raises many kinds of exceptions, plain ones too: the client gets their message."""
+    """Convert any exception of the library to InvalidParameterError with its message. It raises many types."""
     try:
         yield
     except Exception as error:
@@ -144,7 +137,7 @@ def _check_size(num_bytes: int, parameter: str) -> None:
 
 
 def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
-    """A copy in which integers have bounds. Raises InvalidParameterError if it is too large to be compiled."""
+    """Return a copy with bounds for all integers. Raises InvalidParameterError if the schema is too large."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
             rule = f"expected {parameter} of at most {MAX_DEPTH} levels, got more"
@@ -170,7 +163,7 @@ def _check_values(values: list[Any], parameter: str) -> None:
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
-    """Everything in a schema, and how deep it lies; no deeper than one level beyond what is allowed."""
+    """All nodes of a schema with their depth, lazily, so that the caller can stop at its depth limit."""
     left = [(schema, 0)]
     while left:
         node, depth = left.pop()
@@ -182,7 +175,7 @@ def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 def rewritten_schema(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """A copy with a change made to every schema in it, the innermost first. Values of answers stay as they are."""
+    """Return a copy with `change` applied to every schema in it, innermost first. Literal values are unchanged."""
     if isinstance(node, list | tuple):
         return [rewritten_schema(one, change) for one in node]
     if not isinstance(node, Mapping):

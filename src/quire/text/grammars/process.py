@@ -1,19 +1,19 @@
-"""The process that checks grammars: `python -m quire.text.grammars.process`, a helper (`sandboxed`).
+"""The process that checks grammars: `python -m quire.text.grammars.process`, a helper process of package `sandboxed`.
 
-A grammar is a client's, and compiling one is work that cannot be foretold. Here it is done once before a worker sees
-it, each in a fork of its own: what takes too long or too much, or breaks the library, ends there, and the next one
-finds the vocabulary as it was. Reading that holds the interpreter's lock for most of a second, which a server's event
-loop could not spare either.
+Grammars come from clients, and the cost of compiling one cannot be predicted. So each grammar is compiled here before a
+worker receives it, each in a forked child. Excessive time, excessive memory or a crash ends only that child, and the
+vocabulary in the parent stays intact. Loading the vocabulary holds the GIL for most of a second, which would also block
+a server's event loop.
 """
 
 import os
 import signal
-from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from quire.checkpoints.grammar_vocabulary import first_mask, follow, grammar_vocabulary, matcher_of
 from quire.errors import CheckpointError
-from quire.text.sandboxed.grammar_messages import (
+from quire.text.sandboxed.helper import encode_frame, lower_priority, serve
+from quire.text.sandboxed.messages import (
     CheckGrammar,
     FromChecker,
     GrammarFine,
@@ -24,25 +24,24 @@ from quire.text.sandboxed.grammar_messages import (
     VocabularyRefused,
     read_to_checker,
 )
-from quire.text.sandboxed.helper import encode_frame, lower_priority, serve
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 MEMORY_BYTES = 2 << 30
-"""Address space. A vocabulary of 130,000 tokens takes 150 MB, compiling the largest grammar that is let in a few."""
+"""Limit of the address space. A vocabulary of 130,000 tokens takes 150 MB, the largest accepted grammar a few MB."""
 FOLLOW_SHARE = 0.4
-"""Of the time of a check, for following the grammar once it is compiled. Ordinary ones take a few milliseconds."""
+"""Share of a check's time limit for trying tokens on the compiled grammar. Typical grammars take a few milliseconds."""
 
 
 class Checker:
-    """Answers messages, one after the other."""
+    """Handles one message at a time."""
 
     def __init__(self) -> None:
         self._vocabulary: LLTokenizer | VocabularyRefused = VocabularyRefused("no vocabulary is loaded")
 
     def answer(self, message: ToChecker) -> FromChecker:
-        """Of a vocabulary that grammars cannot use, each check returns why."""
+        """Return the response to one message. If the vocabulary was refused, every check returns that refusal."""
         if isinstance(message, LoadVocabulary):
             return self._loaded(message)
         if isinstance(self._vocabulary, VocabularyRefused):
@@ -77,7 +76,7 @@ class Checker:
 
 
 def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: int) -> NoReturn:
-    """In the fork: say what is wrong, if anything is. The system ends it when its time is over."""
+    """In the forked child: write the error message, if any, to the pipe. SIGPROF kills it at the CPU limit."""
     try:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, message.cpu_s)
@@ -92,11 +91,7 @@ def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: in
         os._exit(0)
 
 
-def answer_check(checker: Checker, frame: bytes) -> bytes:
-    """The same in bytes."""
-    return encode_frame(checker.answer(read_to_checker(frame)))
-
-
 if __name__ == "__main__":
     lower_priority()
-    serve(partial(answer_check, Checker()), MEMORY_BYTES)
+    checker = Checker()
+    serve(lambda frame: encode_frame(checker.answer(read_to_checker(frame))), MEMORY_BYTES)

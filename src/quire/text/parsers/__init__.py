@@ -1,1 +1,1 @@
-"""From an answer's characters to its parts: what the model thinks, what it says, what it calls."""
+"""Parses the text of an answer into parts: reasoning, text and tool calls."""

@@ -1,10 +1,10 @@
-"""Reads calls of tools character by character, from behind the mark of the first to the last one's end. Pure.
+"""Parses tool calls character by character, from the end of the first call's marker to the end of the last call. Pure.
 
     literal ─► name ─► literal ─┬─► JSON object ───────────────────────────┬─► literal ─┬─► name …   another call
-                                └─► (literal key literal value literal)* ──┘            └─► over     the last one
+                                └─► (literal key literal value literal)* ──┘            └─► end      after the last
 
-Arguments go on as the model writes them. Where each stands between tags, they are made into JSON on the way: texts get
-their quotes, all else is JSON already.
+Arguments are streamed as the model writes them. Tagged arguments are converted to JSON on the way: strings get quotes,
+all other values are already JSON.
 """
 
 import json
@@ -25,13 +25,13 @@ from quire.text.stop_strings import StopStrings
 NAME_CHARS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:/-")
 ReadState = Callable[[str], None]
 Begin = Callable[[ToolCallPart], None]
-"""Is told that another call has begun."""
+"""Callback: a new call has started."""
 Show = Callable[[str], None]
-"""Is told what this adds to its arguments."""
+"""Callback: these characters are appended to the current call's arguments."""
 
 
 class JsonScanner:
-    """Where in a JSON value we are that comes character by character."""
+    """Tracks nesting and strings in a JSON value that arrives character by character."""
 
     __slots__ = ("_depth", "_is_escaped", "_is_in_string")
 
@@ -42,11 +42,11 @@ class JsonScanner:
 
     @property
     def is_between(self) -> bool:
-        """Neither inside a text nor inside an object or a list."""
+        """Whether the position is outside all strings, objects and lists."""
         return not self._depth and not self._is_in_string
 
     def feed(self, character: str) -> None:
-        """The next character of the value."""
+        """Process the next character of the value."""
         if not self._is_in_string:
             self._is_in_string = character == '"'
             self._depth += (character in "{[") - (character in "}]")
@@ -58,7 +58,7 @@ class JsonScanner:
 
 
 class CallReader:
-    """All calls of one answer."""
+    """Parser for all tool calls of one answer."""
 
     def __init__(
         self, form: ToolFormat, text_keys: TextKeys, call_id: Callable[[int], str], begin: Begin, show: Show
@@ -71,36 +71,36 @@ class CallReader:
         self._show = show
         self.num_calls = 0
         self._seen = ""
-        """What may become the beginning of another call or argument."""
+        """Characters that may be the start of another call or argument."""
         self._literal = ""
-        """What must come next, in its rest."""
+        """The rest of the literal that must come next."""
         self._then: ReadState = self._skip
         self._name = self._id = ""
         self._letters: list[str] = []
-        """Of a name or a key that is not yet whole: a model may write one without end."""
+        """Characters of an incomplete name or key; a list, because a model may write one of any length."""
         self._is_unmarked = False
         self._num_arguments = 0
         self._scanner = JsonScanner()
         self._search = StopStrings([])
         self._key_end = common_start(self._tagged.after_text_key, self._tagged.after_json_key)
-        """What stands behind every key: how its value is written shows only then."""
+        """The common start of both literals after a key; the characters after it show how the value is written."""
         self._state: ReadState = self._skip
 
     def start(self, rest: str) -> None:
-        """A call has begun, and so much is left of what stands before its name."""
+        """Start a call; `rest` is the rest of the literal before its name."""
         self._expect(rest, self._in_name)
 
     def start_unmarked(self, name: str) -> None:
-        """A call of this tool has begun as an object without marks: its arguments come next, and nothing behind."""
+        """Start a call of this tool, written as a JSON object without markers: only its arguments follow."""
         self._name, self._is_unmarked = name, True
         self._state = self._before_object
 
     def feed(self, character: str) -> None:
-        """The next character of the answer."""
+        """Process the next character of the answer."""
         self._state(character)
 
     def _expect(self, literal: str, then: ReadState) -> None:
-        """These characters come next, and then something else."""
+        """Expect these characters next, then continue in state `then`."""
         self._literal, self._then = literal, then
         self._state = self._in_literal if literal else then
 
@@ -126,7 +126,7 @@ class CallReader:
             self._arguments(character)
 
     def _arguments(self, character: str) -> None:
-        """The first character behind a call's name."""
+        """The first character of a call's arguments."""
         has_id = CALL_ID in self._form.begin + self._form.name_end
         call_id = self._id if has_id else self._call_id(self.num_calls)
         self._begin(ToolCallPart(self.num_calls, call_id, self._name))
@@ -186,7 +186,7 @@ class CallReader:
             self._state = self._before_key
 
     def _in_json(self, character: str) -> None:
-        """The tag that ends a value may stand in a text inside it."""
+        """A JSON value. Its end tag may also occur in strings within the value, where it is ignored."""
         if not self._scanner.is_between:
             self._scanner.feed(character)
             self._show(character)
@@ -199,7 +199,7 @@ class CallReader:
             self._state = self._before_key
 
     def _after_call(self, character: str) -> None:
-        """Another call, or what closes all of them."""
+        """Another call, or the end of all calls."""
         self._seen += character
         again = self._form.again
         if again is None or not again.startswith(self._seen):
@@ -209,4 +209,4 @@ class CallReader:
             self._state = self._in_name
 
     def _skip(self, character: str) -> None:
-        """Behind the last call nothing is said."""
+        """Discard text after the last call."""

@@ -1,31 +1,31 @@
-"""The kinds of parts that an answer has. Pure data."""
+"""The kinds of parts of an answer. Pure data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """What the answer says."""
+    """The text of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """What the model thinks before it answers."""
+    """The model's reasoning before the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """The arguments of one call, as the model writes them: JSON, never read and written again."""
+    """The arguments of one tool call: the JSON as the model writes it, not parsed and serialized again."""
 
     call_index: int
-    """Which of the answer's calls, from 0."""
+    """Index of the call in the answer, from 0."""
     call_id: str
     name: str
 
 
 Part = TextPart | ReasoningPart | ToolCallPart
-"""An answer is a row of parts, each as long as it likes. Where the part of a piece differs from the one before it, an
-API ends the one and begins the other: a call is announced by its first piece, with its id and name."""
+"""An answer is a sequence of parts, streamed in pieces. If a piece belongs to another part than the piece before it, an
+API ends the earlier part and starts the next; the first piece of a call provides its id and name."""
 
 TEXT = TextPart()
 REASONING = ReasoningPart()

@@ -1,12 +1,12 @@
-"""Reads off a chat template how its model writes thoughts and calls: renders conversations with marked names and looks
-at what stands around the marks. Pure but for the renderings it asks for.
+"""Derives from a chat template how its model writes reasoning and tool calls: renders conversations with known names
+and finds the literals around them. Pure except for the rendering callback.
 
-    a text alone        … TEXT tail                                    where answers begin, and what ends them
+    text only           … TEXT tail                                    start and end of answers
     one call            … begin NAME name_end ARGUMENTS call_end end tail
-    two calls           … call_end again NAME …                        None where the template refuses or drops one
+    two calls           … call_end again NAME …                        no `again` if the template rejects or drops one
 
-A template that shows no calls, counts them, or writes arguments in a notation of its own has no format here: the
-model's name and what was seen are told, and tools are refused for it unless the operator gives a format.
+No format is found if a template does not show calls, numbers them, or has a notation of its own for arguments. Requests
+with tools are then rejected unless the operator sets a format.
 """
 
 import json
@@ -28,7 +28,7 @@ from quire.text.parsers.tool_format import (
 )
 
 RenderText = Callable[[Sequence[dict[str, Any]], bool], str]
-"""A conversation, and whether a new answer begins behind it, to text. Raises QuireError where a template refuses."""
+"""Renders (conversation, add_generation_prompt) to text. Raises QuireError if the template rejects it."""
 
 USER = {"role": "user", "content": "probing"}
 ANSWER = "Qsaid"
@@ -59,12 +59,11 @@ THOUGHT_MARKS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<mm:think>", "</mm:think>"),
 )
-"""Of templates that never show a thought, only the place where it begins or ends."""
+"""Reasoning markers to search for in templates that write such a marker but do not show past reasoning."""
 
 
 def tool_format(render: RenderText, own_text: str, ends: Iterable[str]) -> ToolFormat | None:
-    """How calls are written, or None if the template does not tell. `ends` are the texts of tokens that end an
-    answer."""
+    """Return the format of tool calls, or None if the template does not show it. `ends` are the texts of end tokens."""
     if (rule := next((form for named, form in RULES if named in own_text), None)) is HARMONY:
         return rule
     try:
@@ -81,7 +80,7 @@ def tool_format(render: RenderText, own_text: str, ends: Iterable[str]) -> ToolF
 
 
 def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | None:
-    """What stands around thoughts, or None for a model that has none."""
+    """Return the markers around reasoning, or None for a model without reasoning."""
     if HARMONY_REASONING.begin in own_text or "<|channel|>analysis" in own_text:
         return HARMONY_REASONING
     for field in ("reasoning_content", "reasoning", "thinking"):
@@ -96,13 +95,13 @@ def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | Non
 
 
 def _tags(before: str, after: str) -> tuple[str, str] | None:
-    """The last tag before a thought and the first behind it, if they are a pair."""
+    """The last tag before the reasoning and the first after it, if they are a pair."""
     opening, closing = _TAG.findall(before), _TAG.findall(after)
     return (opening[-1], closing[0]) if opening and closing and _word(opening[-1]) == _word(closing[0]) else None
 
 
 def _word(tag: str) -> str:
-    """What a tag is about: the same for the one that opens and the one that closes."""
+    """The name in a tag, equal for its opening and closing tag."""
     return re.sub(r"[^a-z]|start|begin|end", "", tag.lower())
 
 
@@ -119,14 +118,14 @@ def _calls(count: int) -> dict[str, Any]:
 
 
 class _Probe:
-    """What one template showed."""
+    """Finds the format of calls in one template's renderings."""
 
     def __init__(self, one: str, two: str, plain: str, ends: list[str]) -> None:
         self._one, self._two, self._plain = one, two, plain
         self._ends = ends
 
     def format(self) -> ToolFormat | None:
-        """What stands around the marks, if it is the same for both calls."""
+        """The literals around names and arguments, if they are the same for both calls."""
         name = self._one.rfind(NAMES[0])
         first = self._written(self._one[name + len(NAMES[0]) :])
         if self._one.count(NAMES[0]) > 1 or first is None:
@@ -138,20 +137,20 @@ class _Probe:
         between, behind = self._two[self._two.rfind(NAMES[0]) + len(NAMES[0]) :].split(NAMES[1])
         there, second = self._written(between), self._written(behind)
         if there is None or second is None or second.name_end != first.name_end:
-            return None  # calls are counted
+            return None  # calls are numbered
         call_end = _whole_tags(common_start(there.rest, tail))
         again, end = there.rest.removeprefix(call_end), tail.removeprefix(call_end)
         if not again.strip() or not begin.endswith(again.lstrip(", \n")):
-            return None  # the second is opened in another way
+            return None  # the second call starts differently
         return ToolFormat(begin, first.name_end, call_end, again, end, first.tagged)
 
     def _start(self, name: int) -> int:
-        """Where the answer begins: up to there a text alone is rendered alike."""
+        """The start of the answer: the prompt before it equals that of the rendering with text only."""
         answer_at = self._plain.rfind(ANSWER)
         return len(_whole_tags(common_start(self._one[:name], self._plain[:answer_at])))
 
     def _written(self, shown: str) -> "_Written | None":
-        """How arguments are written, what stands before and what behind them."""
+        """Find the arguments in the text after a name: the text before and after them, and their tags, if any."""
         text = json.dumps(ARGUMENTS)
         for written in (text, text.replace(": ", ":").replace(", ", ",")):
             before, found, behind = shown.partition(written)
@@ -170,7 +169,7 @@ class _Probe:
         return _Written(first.removesuffix(before_key), behind.removeprefix(after_value), tagged)
 
     def _without_end(self, tail: str) -> str:
-        """Without what ends an answer."""
+        """Remove the end of the answer."""
         found = [tail.find(end) for end in self._ends if end and end in tail]
         if found:
             return tail[: min(found)]
@@ -185,12 +184,12 @@ class _Written:
 
 
 def _whole_tags(text: str) -> str:
-    """Without half of a tag at its end."""
+    """Remove an incomplete tag at the end."""
     return _HALF_TAG.sub("", text)
 
 
 def _from_tag(text: str) -> str:
-    """Without the end of a tag at its beginning."""
+    """Remove the rest of a tag at the start."""
     found = re.search(r"\s*<", text)
     return text[found.start() :] if found else text
 

@@ -1,10 +1,9 @@
-"""Reads an answer character by character: thoughts, text, calls. What comes out joined does not depend on how the
-answer was cut into pieces, because nothing here knows where a piece ends. Pure.
+"""Parses an answer character by character into reasoning, text and tool calls. Pure. The joined output does not depend
+on how the answer was split into pieces, because characters are processed one by one.
 
-    [thought ─end─►] text ─mark─► calls (`call_reader`)
+    [reasoning ─end─►] text ─marker─► calls (`call_reader`)
 
-White space between two parts belongs to neither. An answer that breaks off keeps all that has come; what began like a
-mark and is none is text.
+White space between two parts is dropped. All text of an answer that ends early is kept; an incomplete marker is text.
 """
 
 from collections.abc import Callable
@@ -19,39 +18,38 @@ from quire.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """What the parts of an answer look like."""
+    """The formats of the parts of an answer."""
 
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
-    """The prompt ended inside a thought."""
+    """The prompt ends inside the reasoning."""
     tools: ToolFormat | None = None
-    """None where no tool may be called: what looks like a call is text."""
+    """None if no tool may be called: text that looks like a call stays text."""
     text_keys: TextKeys = field(default_factory=dict)
     shown_token_ids: frozenset[int] = frozenset()
-    """Special tokens that mark a part: they are read, where others are left out of a text."""
+    """Special tokens in the markers of parts. They are detokenized for this parser, other special tokens are not."""
 
     @property
     def has_short_ids(self) -> bool:
-        """Calls have ids in a form of the model's."""
+        """Whether the model's format requires short call ids."""
         form = self.tools
         return form is not None and CALL_ID in form.begin + form.name_end + form.call_end
 
     @property
     def is_plain(self) -> bool:
-        """All of an answer is text."""
         return self.reasoning is None and self.tools is None
 
 
 @dataclass(frozen=True, slots=True)
 class PartDelta:
-    """Characters of one part. A call begins with none."""
+    """Characters of one part. The first delta of a call is empty."""
 
     part: Part
     delta: str
 
 
 class AnswerReader:
-    """One answer. Push its text as it comes, finish once."""
+    """Parser of one answer. Push its text as it arrives, and call `finish` once."""
 
     def __init__(self, form: AnswerFormat, call_id: Callable[[int], str]) -> None:
         self._reasoning = form.reasoning
@@ -62,38 +60,38 @@ class AnswerReader:
         self._out: list[tuple[Part, list[str]]] = []
         self._part: Part = TEXT
         self._is_fresh = False
-        """The part has begun behind another, and nothing of it was shown."""
+        """A new part has started and has no output yet, so its leading white space is dropped."""
         self._space: list[str] = []
-        """White space at the end of a part that may not go on. A model may write nothing else: joined once."""
+        """White space that is dropped if the part ends here. A list, because a model may write any amount of it."""
         self._held: list[str] = []
-        """The beginning of an answer, while it may be that of a thought or a call."""
+        """The start of an answer, while it may be the start of reasoning or a call."""
         self._seen = ""
-        """The same without the white space in front."""
+        """`_held` without skipped leading white space."""
         self._search = StopStrings([])
         self._unmarked = None
         if form.tools is not None and form.tools.object_keys is not None:
             self._unmarked = UnmarkedSearch(form.tools.object_keys, form.text_keys.keys())
         self._state: ReadState
-        if form.reasoning is None:
+        reasoning = form.reasoning
+        if reasoning is None:
             self._speak()
         elif form.is_thinking:
-            self._think(form.reasoning.end)
+            self._think(reasoning.end)
         else:
-            self._state = self._before_thought
+            self._await(reasoning.begin, lambda: self._think(reasoning.end), self._speak)
 
     @property
     def num_calls(self) -> int:
-        """Calls that have begun."""
         return 0 if self._calls is None else self._calls.num_calls
 
     def push(self, text: str) -> list[PartDelta]:
-        """What these characters add to which parts."""
+        """Process these characters and return the new deltas."""
         for character in text:
             self._state(character)
         return self._taken()
 
     def finish(self) -> list[PartDelta]:
-        """The answer is over: what was held back is no mark."""
+        """Return the deltas of all held text, at the end of the answer."""
         self._emit("".join(self._held) + self._no_call() + self._search.flush())
         if self._space and self._part is TEXT:
             self._show("".join(self._space))
@@ -116,7 +114,7 @@ class AnswerReader:
             self._out.append((self._part, [text]))
 
     def _emit(self, text: str) -> None:
-        """Text or a thought: white space waits until it is known that the part goes on."""
+        """Emit text or reasoning. White space is held until the part continues."""
         for character in text:
             if not character.isspace():
                 self._show("".join([*self._space, character]) if self._space else character)
@@ -124,32 +122,28 @@ class AnswerReader:
             elif not self._is_fresh:
                 self._space.append(character)
 
-    def _again(self) -> None:
-        """What was held back is read once more, by another state."""
-        for character in self._let_go():
-            self._state(character)
+    def _await(
+        self, literal: str, then: Callable[[], None], otherwise: Callable[[], None], *, is_space_skipped: bool = True
+    ) -> None:
+        """Hold text back while it may become this literal. If it does not, another state processes it again."""
 
-    def _hold(self, character: str) -> str:
-        """Keep it back. Returns what is kept, from its first character that is no white space."""
-        self._held.append(character)
-        if self._seen or not character.isspace():
-            self._seen += character
-        return self._seen
+        def hold(character: str) -> None:
+            self._held.append(character)
+            if self._seen or not (is_space_skipped and character.isspace()):
+                self._seen += character
+            if self._seen == literal:
+                self._let_go()
+                then()
+            elif not literal.startswith(self._seen):
+                otherwise()
+                for one in self._let_go():
+                    self._state(one)
+
+        self._state = hold
 
     def _let_go(self) -> list[str]:
         held, self._held, self._seen = self._held, [], ""
         return held
-
-    def _before_thought(self, character: str) -> None:
-        """A thought, if the answer opens one."""
-        seen = self._hold(character)
-        begin = "" if self._reasoning is None else self._reasoning.begin
-        if not begin.startswith(seen):
-            self._speak()
-            self._again()
-        elif seen == begin and self._reasoning is not None:
-            self._let_go()
-            self._think(self._reasoning.end)
 
     def _think(self, end: str) -> None:
         self._turn(REASONING)
@@ -166,30 +160,23 @@ class AnswerReader:
     def _speak(self) -> None:
         self._search = StopStrings([])
         if self._reasoning is not None and self._reasoning.text_begin:
-            self._state = self._before_text
+            # Some models write a marker before the text; it is not part of the text.
+            self._await(self._reasoning.text_begin, self._listen, self._listen, is_space_skipped=False)
         else:
             self._listen()
 
-    def _before_text(self, character: str) -> None:
-        """What some models write before a text is no part of it."""
-        self._held.append(character)
-        held = "".join(self._held)
-        begin = "" if self._reasoning is None else self._reasoning.text_begin
-        if held == begin:
-            self._let_go()
-            self._listen()
-        elif not begin.startswith(held):
-            self._listen()
-            self._again()
-
     def _listen(self) -> None:
         if self._tools is None:
-            self._state = self._emit
+            self._show_all()
         elif self._tools.marker:
             self._search = StopStrings([self._tools.marker])
             self._state = self._in_text
         else:
-            self._state = self._before_call
+            # Without a mark, an answer is a call if it begins like one.
+            self._await(self._tools.begin, lambda: self._call(""), self._show_all)
+
+    def _show_all(self) -> None:
+        self._state = self._emit
 
     def _in_text(self, character: str) -> None:
         delta = self._search.push(character)
@@ -200,30 +187,19 @@ class AnswerReader:
             self._call(self._tools.begin.removeprefix(delta.stop))
 
     def _emit_unless_call(self, character: str) -> None:
-        """Text, as far as it does not become a call without a mark. No mark begins inside of what begins one."""
+        """Emit text that cannot be the start of a call without markers. Such a start never includes a marker."""
         if self._unmarked is None:
             self._emit(character)
             return
-        searched = self._unmarked.push(character)
-        self._emit(searched.text)
-        if searched.name is not None and self._calls is not None:
-            self._calls.start_unmarked(searched.name)
+        text, name = self._unmarked.push(character)
+        self._emit(text)
+        if name is not None and self._calls is not None:
+            self._calls.start_unmarked(name)
             self._state = self._calls.feed
 
     def _no_call(self) -> str:
-        """What was held back because a call might have begun."""
+        """Text that was held back as the possible start of a call."""
         return "" if self._unmarked is None else self._unmarked.flush()
-
-    def _before_call(self, character: str) -> None:
-        """Without a mark, an answer is a call if it begins like one."""
-        seen = self._hold(character)
-        begin = "" if self._tools is None else self._tools.begin
-        if not begin.startswith(seen):
-            self._state = self._emit
-            self._again()
-        elif seen == begin:
-            self._let_go()
-            self._call("")
 
     def _call(self, rest: str) -> None:
         self._search = StopStrings([])

@@ -1,4 +1,4 @@
-"""How a model writes calls of tools, as data. Pure; imports nothing of quire.
+"""Formats of tool calls, as data. Pure; imports nothing else of quire.
 
     text  begin NAME name_end ARGUMENTS call_end  (again NAME name_end ARGUMENTS call_end)*  end
 
@@ -6,47 +6,47 @@
               again  \\n<tool_call>\\n{"name": "    end       (nothing)
     Mistral   begin  [TOOL_CALLS]                   name_end  [CALL_ID](an id)[ARGS]    call_end  (nothing)
 
-The arguments are one JSON object, or each stands between tags of its own:
+The arguments are one JSON object, or each argument has its own tags:
 
     before_key KEY after_key VALUE after_value
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 CALL_ID = "\ue000"
-"""Stands in a literal where a model writes an id of its own for the call. A private-use character."""
+"""Placeholder in a literal for the call id that the model writes. A private-use character."""
 ID_CHARS = 9
-"""Letters and digits of such an id."""
+"""Number of letters and digits of a call id that the model writes."""
 NAME_PATTERN = r"[a-zA-Z0-9_.:/-]{1,128}"
-"""Names of tools, and no character that a format has behind a name."""
+"""Valid tool names. No format has one of these characters directly after a name."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-"""A tag, a special token: whatever is not written by chance."""
+"""A tag or special token, which ordinary text does not have by chance."""
 _BEFORE_NAME, _BEHIND_NAME = re.compile(r'\{"(\w+)": "$'), re.compile(r'", "(\w+)": ')
 SHARED_MARK = "<|channel|>"
-"""A token that texts and thoughts have in front of them, too."""
+"""A token that also starts text and reasoning, so it does not identify a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """Each argument between tags: texts as they are, all else as JSON."""
+    """Arguments with tags around each: strings as plain text, other values as JSON."""
 
     before_key: str
     after_text_key: str
-    """Between a key and a value that is a text."""
+    """Literal between a key and a string value."""
     after_json_key: str
-    """Between a key and any other value."""
+    """Literal between a key and any other value."""
     after_value: str
 
 
 JSON_ONLY = TaggedArguments("", "", "", "")
-"""Of a format whose arguments are one object."""
+"""For formats whose arguments are one JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectKeys:
-    """Of a call that is one JSON object: where its name and its arguments stand."""
+    """Keys of the name and the arguments in a call that is one JSON object."""
 
     name: str
     arguments: str
@@ -54,61 +54,58 @@ class ObjectKeys:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """What stands around names and arguments."""
+    """The literals around names and arguments."""
 
     begin: str
     name_end: str
     call_end: str
     again: str | None
-    """None: an answer has one call."""
+    """Literal between two calls. None: an answer has at most one call."""
     end: str
     tagged: TaggedArguments | None = None
-    """None: arguments are one JSON object."""
-    marker: str = field(init=False)
-    """What shows that a call begins, wherever it stands in an answer. Empty where calls have no mark: there an answer
-    is a call if it begins like one."""
-    object_keys: ObjectKeys | None = field(init=False)
-    """Where a call is an object between marks: it is known without them, too."""
+    """Tags of the arguments. None: arguments are one JSON object."""
 
-    def __post_init__(self) -> None:
-        """The mark is the first tag of what begins a call, or the beginning of a tag that ends behind the name."""
+    @property
+    def marker(self) -> str:
+        """The text that identifies a call anywhere in an answer: the first tag of `begin`, or all of `begin` if it is
+        the start of a tag that includes the name. Empty if there is none: an answer is then a call if it starts like
+        one."""
         found = _MARKER.match(self.begin)
-        marker = found[0] if found and found[0] != SHARED_MARK else self.begin if self.begin.startswith("<") else ""
-        object.__setattr__(self, "marker", marker)
-        object.__setattr__(self, "object_keys", self._object_keys() if marker else None)
+        return found[0] if found and found[0] != SHARED_MARK else self.begin if self.begin.startswith("<") else ""
 
-    def _object_keys(self) -> ObjectKeys | None:
+    @property
+    def object_keys(self) -> ObjectKeys | None:
+        """Keys of a call that is a JSON object between markers, to recognize it without the markers; else None."""
         before, behind = _BEFORE_NAME.search(self.begin), _BEHIND_NAME.fullmatch(self.name_end)
-        if before is None or behind is None or self.tagged is not None or not self.call_end.startswith("}"):
-            return None
-        return ObjectKeys(before[1], behind[1])
+        is_object = self.marker and self.tagged is None and self.call_end.startswith("}")
+        return ObjectKeys(before[1], behind[1]) if is_object and before and behind else None
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """What stands around a model's thoughts."""
+    """The markers around a model's reasoning."""
 
     begin: str
     end: str
     text_begin: str = ""
-    """What stands before a text that is no thought."""
+    """Marker before the text of an answer."""
 
     def is_open(self, prompt: str) -> bool:
-        """A prompt ends inside the thought: the model goes on with it and writes no beginning."""
+        """Return whether a prompt ends inside the reasoning, so that the model writes no start marker."""
         return prompt.rstrip().endswith(self.begin)
 
 
 TextKeys = Mapping[str, frozenset[str]]
-"""By a tool's name, the arguments that are texts: where arguments stand between tags, these have no quotes."""
+"""String arguments by tool name. Tagged formats write them without quotes."""
 
 
 def common_start(one: str, other: str) -> str:
-    """How both begin."""
+    """Return the longest common prefix."""
     same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:same]
 
 
-# ruff: noqa: RUF001 - some models write their marks with letters that look like others
+# ruff: noqa: RUF001 - some models' markers have characters that look like ASCII
 HERMES = ToolFormat(
     begin='<tool_call>\n{"name": "',
     name_end='", "arguments": ',
@@ -134,4 +131,4 @@ HARMONY_REASONING = ReasoningFormat(
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 )
 RULES = (("<|channel|>analysis", HARMONY), ("<｜tool▁calls▁begin｜>", DEEPSEEK), ("<tool_call>", HERMES))
-"""Of templates that name a format in their text and do not show it in a conversation, or not as the model writes it."""
+"""Formats by a text in the template's source, for templates whose renderings do not show the format correctly."""

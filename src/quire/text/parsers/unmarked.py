@@ -1,40 +1,29 @@
-"""Finds a call that stands in a text without the mark of its format: small models leave it out, or write a fence. Pure.
+"""Finds tool calls without their format's markers, which small models omit or replace by a code fence. Pure.
 
     ```json
-    {"name": "read_file", "arguments":        so much makes it a call, if there is a tool of that name
+    {"name": "read_file", "arguments":        up to here it becomes a call, if a tool of that name exists
 
-Until then it is a text like any other, so it is held back: at most as long as the pattern may be.
+Until that point it may be ordinary text, so it is held back, at most for the maximum length of the pattern.
 """
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from quire.text.parsers.tool_format import NAME_PATTERN, ObjectKeys
 
 BLANKS = r"[ \t\r\n]{0,40}"
-"""Between the parts of an object, in readers and in grammars alike."""
+"""White space between the parts of an object, for both the parser and the grammar."""
 FENCE = "```"
 LANGUAGE = "[a-z]{0,12}"
 
 
 def unmarked_pattern(keys: ObjectKeys, name: str) -> str:
-    """A regular expression of what begins a call of this tool."""
+    """Return a regular expression for the start of a call of this tool."""
     return "".join(_pieces(keys, re.escape(name)))
 
 
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """What one more character told."""
-
-    text: str
-    """What is certainly no call."""
-    name: str | None = None
-    """The tool whose call has begun: its arguments come next."""
-
-
 class UnmarkedSearch:
-    """One text, character by character."""
+    """Searches one text, character by character."""
 
     def __init__(self, keys: ObjectKeys, names: Collection[str]) -> None:
         pieces = _pieces(keys, f"({NAME_PATTERN})")
@@ -44,22 +33,22 @@ class UnmarkedSearch:
         self._names = names
         self._held = ""
 
-    def push(self, character: str) -> Searched:
-        """Hold the character back, or say what was held."""
+    def push(self, character: str) -> tuple[str, str | None]:
+        """Return the text that cannot belong to a call, and the name of the tool if its arguments come next."""
         self._held += character
         found = self._whole.fullmatch(self._held)
         if found and found[1] in self._names:
             self._held = ""
-            return Searched("", found[1])
-        return Searched(self._no_longer())
+            return "", found[1]
+        return self._no_longer(), None
 
     def flush(self) -> str:
-        """What is held back, which will be no call."""
+        """Return the text held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
     def _no_longer(self) -> str:
-        """From the front of what is held, what no call can begin with."""
+        """The longest prefix of the held text with which no call can start."""
         start = 0
         while start < len(self._held) and not self._begun.fullmatch(self._held, start):
             start += 1
@@ -68,13 +57,13 @@ class UnmarkedSearch:
 
 
 def _pieces(keys: ObjectKeys, name: str) -> list[str]:
-    """Of the pattern, each matched whole or not at all but for blanks and names."""
+    """The pieces of the pattern. Each is one character, a name or white space."""
     first, second = ([*f'"{key}"', BLANKS, ":"] for key in (keys.name, keys.arguments))
     return [r"\{", BLANKS, *first, BLANKS, '"', name, '"', BLANKS, ",", BLANKS, *second]
 
 
 def _begun(pieces: list[str]) -> str:
-    """A regular expression of all that the pieces in a row may begin with."""
+    """A regular expression for every prefix of the sequence of pieces."""
     pattern = ""
     for piece in reversed(pieces):
         pattern = rf"(?:{piece}(?:\Z|{pattern}))" if pattern else piece

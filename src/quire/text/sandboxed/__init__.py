@@ -1,1 +1,1 @@
-"""Helper processes: work that a client's input could make last or grow, in processes with bounds."""
+"""Helper processes with time and memory limits, for work whose cost depends on a client's input."""

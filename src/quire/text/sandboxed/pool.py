@@ -1,42 +1,133 @@
-"""The server's side of helper processes: started when there is work, loaded once, killed when one takes too long.
+"""The server's side of helper processes: started on demand, loaded once, killed if a request takes too long.
 
     turn ─► request: a free helper, or a new one that is loaded first ─► free again, or killed
 
-A helper works for one thread at a time. What takes longer than it may is killed with its process, and the next request
-starts another. Threads take turns in the order in which they came.
+A helper works for one thread at a time. If a request exceeds its time limit, the helper is killed, and the next request
+starts a new one. Threads take turns in order of arrival.
 """
 
 import atexit
+import os
+import socket
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import clock_gettime, monotonic
 from typing import Generic, TypeVar
 
+import msgspec
+
 from quire.errors import CapacityError, EngineDeadError
-from quire.text.sandboxed.helper import Helper, StoppedError
+from quire.text.sandboxed.helper import receive, send
 
 T = TypeVar("T")
 
 
+START_S = 60.0
+"""Time limit for starting a helper; long, because an interpreter may start slowly on a busy machine."""
+ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
+"""Environment variables that a helper inherits; no tokens or keys."""
+BROKEN = (OSError, EOFError, msgspec.MsgspecError)
+"""Exceptions that mean a helper has failed: no response in time, no process, or an invalid response."""
+
+
+class StoppedError(Exception):
+    """A helper was killed, or ended by itself, before it responded."""
+
+    def __init__(self, message: str, *, is_starved: bool = False) -> None:
+        super().__init__(message)
+        self.is_starved = is_starved
+        """The helper got almost no CPU time, so the timeout is not due to its work."""
+
+
+class Helper:
+    """One helper process. For one thread at a time, except `stop`, which any thread may call."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        """Start the process and wait for its first frame. Raises OSError."""
+        self._end, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 - our own modules
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    env={name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+                    start_new_session=True,  # Ctrl-C must reach only the server
+                )
+        except OSError:
+            self._end.close()
+            raise
+        try:
+            receive(self._end, monotonic() + START_S)
+        except BROKEN as error:
+            raise OSError(f"it {self._stopped(error)}") from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, frame: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
+        """Return the response to a frame. After `time_s` or on failure, kill the process and raise StoppedError."""
+        begun_s, deadline_s = processor_s(self.pid), monotonic() + time_s
+        try:
+            send(self._end, frame, deadline_s)
+            return decode(receive(self._end, deadline_s))
+        except BROKEN as error:
+            ended_s = processor_s(self.pid)
+            is_starved = begun_s is not None and ended_s is not None and ended_s - begun_s < time_s / 10
+            raise self._stopped(error, is_starved=is_starved) from None
+
+    def stop(self) -> None:
+        """Kill the process; a thread that waits for its response gets StoppedError."""
+        self._process.kill()
+
+    def kill(self) -> None:
+        """Kill the process, reap it and close the socket."""
+        self.stop()
+        self._process.wait()
+        self._end.close()
+
+    def _stopped(self, error: Exception, *, is_starved: bool = False) -> StoppedError:
+        self.kill()
+        if isinstance(error, TimeoutError):
+            return StoppedError("took longer and was stopped", is_starved=is_starved)
+        return StoppedError("ended unexpectedly")
+
+
+def processor_s(pid: int) -> float | None:
+    """Return the CPU time that a child process has used so far; None if the system has no such clock."""
+    try:
+        return clock_gettime((~pid << 3) | 2)  # the id that clock_getcpuclockid(3) returns on Linux
+    except OSError:
+        return None
+
+
 class NotLoadedError(StoppedError):
-    """It was what a helper is loaded with that took too long, or broke it."""
+    """A helper took too long, or ended, while it processed its load frame."""
 
 
 class IdleHelpers:
-    """Helpers between two models: starting one costs more than a hundred renderings."""
+    """Idle helpers for reuse by other models, because starting one costs more than a hundred renderings."""
 
     def __init__(self, module: str, purpose: str, most: int = 0) -> None:
         self.command: tuple[str, ...] = (sys.executable, "-m", module)
         self._purpose = purpose
         self._most = most
         self._idle: list[Helper] = []
-        # An owner that is collected as garbage gives its helpers back, in the middle of whatever its thread does.
+        # Reentrant, because garbage collection of an owner returns its helpers at any point of a thread's code.
         self._lock = threading.RLock()
         atexit.register(self.kill_all)
 
     def take(self) -> Helper:
-        """One that waits, or a new one. Raises CapacityError if none can be started."""
+        """Return an idle helper or start a new one. Raises CapacityError if none can be started."""
         with self._lock:
             helper = _pop_alive(self._idle)
         try:
@@ -46,7 +137,7 @@ class IdleHelpers:
             raise CapacityError(why, code="process_not_started") from None
 
     def give_back(self, helper: Helper) -> None:
-        """Its model no longer needs it."""
+        """Keep a helper that its model no longer needs, or kill it if `most` are idle already."""
         with self._lock:
             if len(self._idle) < self._most:
                 self._idle.append(helper)
@@ -54,7 +145,7 @@ class IdleHelpers:
         helper.kill()
 
     def kill_all(self) -> None:
-        """At the end of this process."""
+        """Kill all idle helpers; runs when this process exits."""
         with self._lock:
             idle, self._idle = self._idle, []
         for helper in idle:
@@ -62,7 +153,7 @@ class IdleHelpers:
 
 
 class HelperPool(Generic[T]):
-    """The helpers of one model, at most so many, loaded with the same frame. Safe from several threads. Close it."""
+    """The helpers of one model, at most `most`, loaded with the same frame. Thread-safe. The owner calls `close`."""
 
     def __init__(
         self, idle: IdleHelpers, load: Callable[[], bytes], decode: Callable[[bytes], T], load_s: float, most: int = 1
@@ -74,14 +165,14 @@ class HelperPool(Generic[T]):
         self._most = most
         self._changed = threading.Condition()
         self._turns: list[object] = []
-        """Of those that have one, at most so many, and behind them of those that wait."""
+        """Tickets in order of arrival: the first `most` have a turn, the rest wait."""
         self._free: list[Helper] = []
         self._busy: set[Helper] = set()
         self._is_closed = False
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Be one of the threads that may use a helper. Raises EngineDeadError if the pool is closed."""
+        """Wait for a turn to use a helper. Raises EngineDeadError if the pool is closed."""
         ticket = object()
         with self._changed:
             self._turns.append(ticket)
@@ -96,23 +187,19 @@ class HelperPool(Generic[T]):
                 self._changed.notify_all()
 
     def request(self, frame: bytes, time_s: float) -> T:
-        """A helper's answer; only within a turn. Raises StoppedError, or as `load` and `turn`."""
+        """Return a helper's response; only within a turn. Raises StoppedError and the errors of `load` and `turn`."""
         with self._changed:
             helper = _pop_alive(self._free)
         load = self._load() if helper is None else None
-        with self._use(helper or self._idle.take()) as used:
-            if load is not None:
-                self._loaded(used, load)
-            return used.request(frame, self._decode, time_s)
+        return self._used(helper or self._idle.take(), load, frame, time_s)
 
     def load(self) -> T:
-        """Start a helper and return its answer to what it is loaded with. Raises NotLoadedError, CapacityError."""
+        """Start a helper and return its response to the load frame. Raises NotLoadedError, CapacityError."""
         load = self._load()
-        with self._use(self._idle.take()) as helper:
-            return self._loaded(helper, load)
+        return self._used(self._idle.take(), load)
 
     def close(self) -> None:
-        """The model is closed: what helpers do ends at once."""
+        """Close the pool with its model: stop busy helpers at once, return free ones to the idle helpers."""
         with self._changed:
             self._is_closed = True
             free, self._free = self._free, []
@@ -122,32 +209,36 @@ class HelperPool(Generic[T]):
         for helper in free:
             self._idle.give_back(helper)
 
+    def _used(self, helper: Helper, load: bytes | None, frame: bytes | None = None, time_s: float = 0.0) -> T:
+        """Send these frames and return the response to the last. Frees the helper afterwards, or kills it on errors."""
+        try:
+            with self._changed:
+                self._check_open()
+                self._busy.add(helper)
+            if load is not None:
+                answer = self._loaded(helper, load)
+            if frame is not None:
+                answer = helper.request(frame, self._decode, time_s)
+        except BaseException as error:
+            helper.kill()
+            with self._changed:
+                self._busy.discard(helper)
+            if isinstance(error, StoppedError):
+                self._check_open()
+            raise
+        with self._changed:
+            self._busy.discard(helper)
+            if not self._is_closed:
+                self._free.append(helper)
+                return answer
+        helper.kill()
+        return answer
+
     def _loaded(self, helper: Helper, load: bytes) -> T:
         try:
             return helper.request(load, self._decode, self._load_s)
         except StoppedError as error:
             raise NotLoadedError(str(error)) from None
-
-    @contextmanager
-    def _use(self, helper: Helper) -> Iterator[Helper]:
-        """It is free again afterwards, unless something went wrong."""
-        try:
-            with self._changed:
-                self._check_open()
-                self._busy.add(helper)
-            yield helper
-        except BaseException as error:
-            helper.kill()
-            if isinstance(error, StoppedError):
-                self._check_open()
-            raise
-        finally:
-            with self._changed:
-                self._busy.discard(helper)
-                if helper.is_alive and not self._is_closed:
-                    self._free.append(helper)
-                else:
-                    helper.kill()
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -155,7 +246,7 @@ class HelperPool(Generic[T]):
 
 
 def _pop_alive(helpers: list[Helper]) -> Helper | None:
-    """The system may have ended others for its own reasons."""
+    """Return a running helper and discard those that have ended, for example killed by the system."""
     while helpers:
         helper = helpers.pop()
         if helper.is_alive:

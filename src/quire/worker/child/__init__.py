@@ -1,1 +1,1 @@
-"""The process that owns a model."""
+"""The worker: the process that owns a model."""

@@ -1,8 +1,8 @@
-"""Injected faults: a runner that aborts, hangs, spoils blocks or slows down. For tests and proofs alone.
+"""Injects faults: a runner that aborts, hangs, corrupts blocks or slows down. Only for tests and proofs.
 
     QUIRE_TESTING=1 QUIRE_FAULTS='[{"kind": "abort", "token": 7}]'
 
-Without the first variable the second is refused: no server breaks by a variable left behind.
+QUIRE_FAULTS without QUIRE_TESTING is refused, so that a leftover variable cannot break a production server.
 """
 
 import os
@@ -23,25 +23,25 @@ FAULTS, TESTING = "QUIRE_FAULTS", "QUIRE_TESTING"
 FOR_EVER_S = 86_400
 ABORT, HANG, NAN, SLOW = "abort", "hang", "nan", "slow"
 KINDS = (ABORT, HANG, NAN, SLOW)
-"""What can go wrong on purpose: the process ends, a step never does, a block gets invalid values, steps take longer."""
+"""Kinds of faults: the process aborts, a step never returns, a block gets NaN values, steps take longer."""
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What goes wrong, and when: every condition that is set must hold of a row."""
+    """A fault and its conditions: it applies to a row that meets all conditions that are set."""
 
     kind: str
     step: int | None = None
-    """From this step of the worker on."""
+    """Minimum step number of the worker."""
     token: int | None = None
-    """While this token is fed."""
+    """The row feeds this token."""
     seed: int | None = None
-    """A row of the request with this seed chooses a token."""
+    """The row samples for a request with this seed."""
     after: int = 0
-    """It has produced so many tokens before."""
+    """The row samples after at least this many output tokens."""
     by: Annotated[float, msgspec.Meta(ge=1.0)] = 1.0
-    """A slow step takes so many times as long."""
+    """Factor on the duration of a slow step."""
     share: float | None = None
-    """This share of all chosen tokens, by a hash of seed and position: the same rows in any batch."""
+    """Share of sampled tokens, by a hash of seed and position, so that batching does not change the affected rows."""
 
     def hits(self, plan: StepPlan, item: WorkItem) -> bool:
         """Whether the fault applies to this row."""
@@ -58,13 +58,13 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def falls(seed: int, position: int, share: float) -> bool:
-    """Whether a hash of the two lies within this share of all."""
+    """Whether the hash of seed and position falls within this share."""
     digest = blake2b(f"{seed} {position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 
 
 def faults_from(environment: Mapping[str, str]) -> list[Fault]:
-    """The requested faults. Raises ConfigError where they are not allowed or not valid."""
+    """Read the faults from the environment. Raises ConfigError if they are invalid or not allowed."""
     text = environment.get(FAULTS)
     if not text:
         return []
@@ -82,14 +82,14 @@ def faults_from(environment: Mapping[str, str]) -> list[Fault]:
 
 
 def with_faults(engine: Engine, faults: Sequence[Fault]) -> Engine:
-    """The engine, with a faulty runner if there are faults."""
+    """Wrap the engine's runner if there are faults; return the engine."""
     if faults:
         engine.runner = FaultyRunner(engine.runner, faults)
     return engine
 
 
 class FaultyRunner:
-    """Computes as the runner inside it does, except for the faults."""
+    """Passes plans to its runner, and injects the faults."""
 
     def __init__(self, runner: Runner, faults: Sequence[Fault]) -> None:
         self.capacity = runner.capacity
@@ -98,11 +98,11 @@ class FaultyRunner:
         self._faults = faults
 
     def hits(self, plan: StepPlan) -> list[tuple[Fault, WorkItem]]:
-        """The faults that apply to rows of this step."""
+        """Return the faults that apply to this plan, with their rows."""
         return [(fault, item) for fault in self._faults for item in plan.items if fault.hits(plan, item)]
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Break, or compute, perhaps slowly."""
+        """Inject the faults that apply, then start the step."""
         hits = self.hits(plan)
         for fault, item in hits:
             if fault.kind == ABORT:
@@ -115,7 +115,7 @@ class FaultyRunner:
         return _SlowStep(time.perf_counter(), self.runner.start(plan), slowdown)
 
     def _spoil(self, item: WorkItem) -> None:
-        """What is already in the block this row writes into becomes NaN in any float format."""
+        """Set all bytes of the block that this row appends to, so that its values are NaN in every float format."""
         if item.first_position % self.capacity.block_size:
             block_id = item.block_ids[item.first_position // self.capacity.block_size]
             self.write_blocks([block_id], [b"\xff" * self.capacity.num_kv_bytes])

@@ -1,11 +1,11 @@
-"""KV-cache events for routers, in the format of vLLM: msgpack over a ZMQ publisher.
+"""Publishes KV-cache events for routers, in vLLM's format: msgpack over a ZMQ publisher.
 
-    PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed anything
-    ROUTER  a client requests batches from a number on and gets every one that is still kept, then an end mark
-            or requests all that is cached, in quire's own format: `kv_snapshot`
+    PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed the cache
+    ROUTER  a client requests batches from a number on and receives all of them that are kept, then an end mark;
+            or it requests all cached blocks, in quire's own format: `kv_snapshot`
 
-A batch is [seconds, events, rank]. Publishing never blocks a step: a slow reader loses batches, and sees that by
-the gap in their numbers. Runs in the worker, between two steps.
+A batch is [seconds, events, rank]. Publishing never blocks a step: a slow subscriber loses batches, and detects it by
+the gap in their numbers. Runs in the worker, between steps.
 """
 
 from collections import deque
@@ -32,23 +32,23 @@ from quire.worker.child.kv_snapshot import (
 from quire.worker.kv_event_settings import Encoding, KVEventSettings
 
 RANK = 0
-"""Of replicas that share one engine; there is one. Always sent, because readers decode three elements."""
+"""The data-parallel rank, always 0. Always sent, because subscribers decode three elements."""
 MEDIUM = "GPU"
-"""Other servers' word for the memory a model computes in, whatever that is."""
+"""vLLM's name for the memory in which a model computes; used for any device."""
 HASH_MASK = (1 << 63) - 1
-"""Readers of signed integers exist: 63 bits fit them all."""
+"""Keeps 63 bits, because some subscribers decode hashes as signed 64-bit integers."""
 END = (-1).to_bytes(8, "big", signed=True)
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class KVEventPublisher:
-    """Collects what a step does to the cache and sends it when the step is over."""
+    """Collects the cache events of a step, and publishes them after it."""
 
     def __init__(self, settings: KVEventSettings) -> None:
         self._settings = settings
-        # Readers must drop the blocks of the worker before this one; sent with the first batch, because a reader
-        # needs a moment to reconnect.
+        # Tells subscribers to drop the blocks of the previous worker. Sent with the first batch, because subscribers
+        # need time to reconnect.
         self._first: tuple[KVEvent, ...] = (AllBlocksCleared(),)
         self._events: list[KVEvent] = []
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
@@ -59,7 +59,7 @@ class KVEventPublisher:
         self._out = self._context.socket(zmq.PUB)
         self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
         self.replay = self._context.socket(zmq.ROUTER)
-        # Beyond its mark a router drops silently: room for all that is kept, twice, and some.
+        # Above its mark a ROUTER socket drops messages silently: allow all kept batches twice, and some more.
         self.replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
         try:
             _attach(self._out, settings.endpoint)
@@ -73,32 +73,32 @@ class KVEventPublisher:
             ) from error
 
     def emit(self, event: KVEvent) -> None:
-        """Called by the memory in the middle of a step: only noted."""
+        """Collect an event. Called by the memory during a step."""
         self._events.append(event)
 
     def publish(self, now_s: float) -> None:
-        """Send what was noted as one batch, and respond to requests for earlier ones."""
+        """Publish the collected events as one batch, and respond to requests on the replay socket."""
         if self._events:
             events, self._events, self._first = [*self._first, *self._events], [], ()
             batch = self._batch(now_s, events)
             self._kept.append((self._next_number, batch))
-            # A publisher drops for slow readers; it never waits.
+            # A PUB socket drops messages for slow subscribers and never blocks.
             self._out.send_multipart([self.topic, _number(self._next_number), batch], zmq.DONTWAIT)
             self._next_number += 1
         self._answer()
         self._send_snapshot()
 
     def follow(self, stored_events: StoredEvents) -> None:
-        """`stored_events` has all that is cached: from now on snapshots can be requested."""
+        """Enable snapshots; `stored_events` iterates over all cached blocks."""
         self.snapshots.stored_events = stored_events
 
     @property
     def has_work(self) -> bool:
-        """A snapshot is under way: `publish` is to be called soon, even without events."""
+        """Whether a snapshot is in progress; if so, `publish` should be called soon even without events."""
         return self.snapshots.has_work
 
     def close(self) -> None:
-        """Release the addresses."""
+        """Close the sockets."""
         self._context.destroy(linger=0)
 
     def _batch(self, now_s: float, events: Sequence[KVEvent]) -> bytes:
@@ -108,7 +108,7 @@ class KVEventPublisher:
         replay = self.replay
         while replay.poll(0):
             frames = replay.recv_multipart()
-            if 3 <= len(frames) <= 4:  # one more where a member has forwarded the request
+            if 3 <= len(frames) <= 4:  # one more frame if a fleet member forwarded the request
                 self._answer_one(tuple(frames[:-2]), frames[-1])
 
     def _answer_one(self, route: Route, question: bytes) -> None:
@@ -124,7 +124,7 @@ class KVEventPublisher:
             _send(self.replay, [*route, b"", b"", END, b""])
 
     def _send_snapshot(self) -> None:
-        """One piece, because a step waits."""
+        """Send one piece, so that the next step is not delayed for long."""
         response = self.snapshots.next_answer(self.topic, self._next_number)
         if response is not None:
             self._reply(*response)
@@ -135,7 +135,7 @@ class KVEventPublisher:
 
 
 def _attach(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """The usual convention: connect to readers that bind; otherwise bind."""
+    """Like vLLM: bind wildcard, local, ipc and inproc endpoints; connect to all others."""
     is_ours = any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "127.0.0.1", "localhost", "0.0.0.0"))  # noqa: S104
     (socket.bind if is_ours else socket.connect)(endpoint)
 
@@ -144,7 +144,7 @@ def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
     try:
         socket.send_multipart(frames, zmq.DONTWAIT)
     except zmq.Again:
-        return  # it requested more than it reads
+        return  # the client requests more than it reads
 
 
 def _number(value: int) -> bytes:
@@ -152,12 +152,12 @@ def _number(value: int) -> bytes:
 
 
 def block_hash(digest: bytes) -> int:
-    """A block's name for readers outside."""
+    """Return the 63-bit hash of a block for subscribers, from its digest."""
     return int.from_bytes(digest[-8:], "big") & HASH_MASK
 
 
 def _as_map(event: KVEvent) -> Mapping[str, Any]:
-    """Fields with default values are left out."""
+    """Fields that would always have their default values are omitted."""
     match event:
         case BlockStored():
             parent = event.parent_digest
@@ -171,7 +171,7 @@ def _as_map(event: KVEvent) -> Mapping[str, Any]:
                 "medium": MEDIUM,
                 "lora_name": event.adapter or None,
                 "extra_keys": _extra_keys(event),
-                # Read by routers that keep one tenant's blocks from counting as another's.
+                # For routers that must not match blocks of different tenants.
                 "cache_salt": event.cache_group,
             }
         case BlockRemoved():
@@ -182,7 +182,7 @@ def _as_map(event: KVEvent) -> Mapping[str, Any]:
 
 
 def _as_array(event: KVEvent) -> list[Any]:
-    """The same for readers of before mid-2026: the tag, then fields by position."""
+    """The event for subscribers released before mid-2026: its tag, then its fields by position."""
     fields = dict(_as_map(event))
     fields.pop("cache_salt", None)
     return list(fields.values())
@@ -197,6 +197,6 @@ _ENCODERS = {"map": _as_map, "array": _as_array}
 
 
 def encode_kv_batch(now_s: float, events: Sequence[KVEvent], encoding: Encoding = "map") -> bytes:
-    """What one step did to the cache, as readers outside get it."""
+    """Encode the cache events of one step as a published batch."""
     encoder = _ENCODERS[encoding]
     return _encode([now_s, [encoder(event) for event in events], RANK])

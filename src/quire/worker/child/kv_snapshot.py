@@ -1,11 +1,11 @@
-"""Two requests beyond those of vLLM's replay socket, and how a worker responds to them.
+"""Two requests in addition to those of vLLM's replay socket, and a worker's responses.
 
-    SNAPSHOT    every block that is cached now, in pieces of bounded size, then the number of the batch to go on with
-    POSITION    which batch comes next, and of which incarnation of the publisher
+    SNAPSHOT    all cached blocks, in pieces of bounded size, then the number of the next batch
+    POSITION    the number of the next batch, and the publisher's incarnation
 
-A router that starts late, or has missed more than is kept, needs the first; one that may have missed the last batch of
-all, with none after it, the second. A snapshot shows one moment; its pieces are made one at a time, each
-between two steps. A request that comes meanwhile gets the next one.
+A router requests a snapshot if it starts late or has missed batches that are no longer kept. It requests the position
+to detect that it missed the most recent batch. All pieces of a snapshot describe one point in time; one piece is sent
+between two steps. A request that arrives during a snapshot gets the next snapshot.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,25 +14,25 @@ from typing import Annotated
 import msgspec
 
 from quire.core.events import BlockStored
-from quire.errors import MessageError
+from quire.engine.calls import wire_decoder
 
 SNAPSHOT, POSITION = b"quire snapshot", b"quire position"
-"""Not of eight bytes: such a request is a number."""
+"""Never eight bytes long: an eight-byte request is a batch number."""
 OWN = b"quire"
-"""In the place of the topic of other responses."""
+"""Replaces the topic, to distinguish these responses from batches."""
 PIECE_BLOCKS = 512
 MAX_WAITING = 256
 
 Route = tuple[bytes, ...]
-"""The frames before a response: its address."""
+"""The routing frames before a response: the client's address."""
 StoredEvents = Callable[[], Iterator[BlockStored]]
 
 
 class _Answer(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True):
     incarnation: bytes
-    """The topic of the publisher's batches: a new one in each incarnation, if configured so."""
+    """The topic of the publisher's batches. If so configured, it is new in each incarnation (process) of a worker."""
     number: Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
-    """Of the batch to continue with."""
+    """Number of the next batch."""
 
 
 class Position(_Answer, frozen=True):
@@ -40,16 +40,16 @@ class Position(_Answer, frozen=True):
 
 
 class SnapshotPiece(_Answer, frozen=True):
-    """Some of the blocks that were cached when all batches before this number were sent."""
+    """Part of the blocks that were cached when all batches before this number had been sent."""
 
     index: int
     """Counted from 0 in each snapshot."""
     batch: bytes
-    """As they are published: all are stored, parents before their children."""
+    """A batch as published: only BlockStored events, parents before children."""
 
 
 class SnapshotEnd(_Answer, frozen=True):
-    """The number of pieces before it."""
+    """The end of a snapshot, with its number of pieces."""
 
     num_pieces: int
 
@@ -57,42 +57,35 @@ class SnapshotEnd(_Answer, frozen=True):
 KVAnswer = Position | SnapshotPiece | SnapshotEnd
 
 encode_kv_answer = msgspec.msgpack.Encoder().encode
-_answers = msgspec.msgpack.Decoder(KVAnswer)
-
-
-def decode_kv_answer(data: bytes) -> KVAnswer:
-    """A publisher's response. Raises MessageError."""
-    try:
-        return _answers.decode(data)  # type: ignore[no-any-return]
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        raise MessageError(f"malformed response of a KV event publisher ({len(data)} bytes): {error}") from error
+decode_kv_answer: Callable[[bytes], KVAnswer] = wire_decoder(KVAnswer, "response of a KV event publisher")
+"""Decode a publisher's response. Raises MessageError."""
 
 
 class SnapshotSender:
-    """Makes one snapshot after the other for routes that wait."""
+    """Makes snapshots one after another, each for all routes that requested it before it began."""
 
     def __init__(self, encode_batch: Callable[[Sequence[BlockStored]], bytes]) -> None:
         self.stored_events: StoredEvents | None = None
-        """All that is cached now; None: not available, and requests get no response."""
+        """Iterates over all cached blocks; None: snapshots are unavailable, and requests get no response."""
         self._encode_batch = encode_batch
         self._waiting: dict[Route, None] = {}
         self._recipients: Sequence[Route] = ()
-        """The routes that get the one under way."""
+        """The routes of the snapshot in progress."""
         self._left: Iterator[BlockStored] | None = None
         self._number = self._num_pieces = 0
 
     @property
     def has_work(self) -> bool:
-        """A route waits."""
+        """Whether a snapshot is in progress or requested."""
         return self._left is not None or bool(self._waiting)
 
     def request(self, route: Route) -> None:
-        """Send this route the next snapshot that begins."""
+        """Send this route the next snapshot. Ignored if MAX_WAITING routes are waiting already."""
         if self.stored_events is not None and len(self._waiting) < MAX_WAITING:
             self._waiting[route] = None
 
     def next_answer(self, incarnation: bytes, number: int) -> tuple[KVAnswer, Sequence[Route]] | None:
-        """A little more, and its routes. All batches before `number` were sent; nothing has changed since."""
+        """Return the next response and its routes. Batches before `number` are sent; the cache is unchanged since."""
         if self._left is None:
             if not self._waiting or self.stored_events is None:
                 return None

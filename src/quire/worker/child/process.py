@@ -1,9 +1,9 @@
-"""The process that owns a model: an inbox, the engine's loop, an outbox. Token ids in, events out.
+"""The worker process, which owns a model: an inbox, the engine's loop, an outbox. Token ids in, events out.
 
-    parent ─► inbox ─► [ beat · obey · name · step · send ] ─► outbox ─► parent
+    parent ─► inbox ─► [ beat · execute commands · record ids · step · send ] ─► outbox ─► parent
 
-It names a step's requests before it runs them and beats from inside the loop, both on the shared status. It may die at
-any moment; any error that it cannot handle ends it, and its parent replaces it. It never outlives its parent.
+It records a step's request ids before running the step, and counts its loop's iterations (beats), both in the shared
+status. It may die at any time: any unhandled error ends it, and its parent replaces it. It never outlives its parent.
 
     python -m quire.worker.child.process SOCKET PAGE LEASH PARENT
 """
@@ -16,11 +16,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
 from shutil import rmtree
 from time import monotonic, time
+from typing import TypeVar
 
 import zmq
 
@@ -32,6 +35,7 @@ from quire.core.work_budget import WorkSpent
 from quire.engine.calls import CallReply
 from quire.engine.commands import Command
 from quire.engine.engine import Engine
+from quire.engine.grammar_thread import NICENESS, lower_thread_priority
 from quire.engine.loading import open_engine
 from quire.engine.loop import run_loop
 from quire.errors import InvariantError, QuireError
@@ -39,29 +43,30 @@ from quire.lasting_objects import freeze_startup_objects
 from quire.worker import messages
 from quire.worker.child.faults import faults_from, with_faults
 from quire.worker.child.kv_events import KVEventPublisher
-from quire.worker.child.low_priority import at_low_priority
 from quire.worker.child.shared_status import SharedStatus
 from quire.worker.messages import Open, Ready, SnapshotMade, Stepped, ToParent, ToWorker, WorkerLoad
 
 LOAD_S = 0.1
-"""The maximum age of the load that the parent has while nothing but tokens come."""
+"""Longest time between two load reports while only tokens are sent."""
 TENANTS_SHOWN = 64
-"""Tenants whose work is reported to the parent."""
+"""Number of tenants whose grammar work is reported to the parent."""
 IDLE_S = 0.25
-"""How long an idle worker sleeps between two beats."""
+"""Longest sleep of an idle worker between two beats."""
 MAX_BACKLOG_BYTES = 64 << 20
-"""A parent that leaves more than this unread has stopped reading."""
+"""With more unread bytes, the parent has stopped reading and the worker ends."""
 LINGER_MS = 1000
 PR_SET_PDEATHSIG = 1
+SESSION = Path("/proc/self/autogroup")
 FAILED = 70
-"""Exit code of a worker that reported why it ended."""
+"""Exit code of a worker that sent a Failed message."""
 
+T = TypeVar("T")
 Emit = Callable[[KVEvent], None]
 Opener = Callable[[Open, Progress, Emit | None], Engine]
 
 
 class Channel:
-    """The worker's end of the socket. Sending never waits: what a slow reader has not taken is kept here, bounded."""
+    """The worker's end of the socket. Sending never blocks: unread messages are kept in a bounded backlog."""
 
     def __init__(self, pair: "zmq.Socket[bytes]") -> None:
         self._pair = pair
@@ -69,7 +74,7 @@ class Channel:
         self._num_backlog_bytes = 0
 
     def send(self, message: ToParent) -> None:
-        """Send a message, now or as soon as the parent reads."""
+        """Send a message, or queue it until the parent reads. Raises InvariantError if the backlog is too large."""
         data = messages.encode_message(message)
         self._backlog.append(data)
         self._num_backlog_bytes += len(data)
@@ -81,11 +86,11 @@ class Channel:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the reader has left something unread."""
+        """Whether the parent has unread messages in the backlog."""
         return bool(self._backlog)
 
     def flush(self) -> None:
-        """Send what the reader has room for."""
+        """Send as much of the backlog as the socket accepts."""
         while self._backlog:
             try:
                 self._pair.send(self._backlog[0], zmq.DONTWAIT)
@@ -94,7 +99,7 @@ class Channel:
             self._num_backlog_bytes -= len(self._backlog.popleft())
 
     def receive(self, timeout_s: float) -> ToWorker | None:
-        """The next message, or None if none comes in time."""
+        """Return the next message, or None on timeout."""
         if timeout_s and not self._pair.poll(int(timeout_s * 1000)):
             return None
         try:
@@ -104,7 +109,7 @@ class Channel:
 
 
 class Worker:
-    """Hosts the engine's loop: commands come from the channel, and events go there."""
+    """The host of the engine's loop: passes it commands from the channel and sends its events there."""
 
     def __init__(
         self, engine: Engine, channel: Channel, status: SharedStatus, publisher: KVEventPublisher | None
@@ -114,27 +119,19 @@ class Worker:
         self._status = status
         self._publisher = publisher
         self._step_tokens: list[int] = []
-        """Of steps that were not reported yet."""
+        """Token counts of steps that are not reported yet."""
         self._num_steps = self._num_computed = 0
         self._load_sent_s = -inf
 
-    def run(self) -> None:
-        """Until the parent closes it."""
-        run_loop(self._engine, self)
-
-    def close(self) -> None:
-        """Write what is left of a trace."""
-        self._engine.recorder.close()
-
     def name_suspects(self) -> None:
-        """A step that was under way has named its requests; for any other error all live requests are named."""
+        """After an error, record all live requests as in flight, unless a step had recorded its own."""
         if not self._status.read().request_ids:
             self._status.name([*self._engine.scheduler.live])
 
     # -- the loop's host -----------------------------------------------------------------------------------------------
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """The next one, or None: if there is nothing to do, after a while. The requests of the last step are done."""
+        """Return the next command or None; `waits` allows sleeping. Clears the requests in flight and counts a beat."""
         self._status.clear_in_flight()
         self._status.beat()
         self._channel.flush()
@@ -145,7 +142,7 @@ class Worker:
         return command
 
     def began(self, request_ids: list[str]) -> None:
-        """Name them: if this process dies now, they are the first suspects."""
+        """Record the ids of a step's requests: they are the suspects if this process dies now."""
         self._status.name(request_ids)
         plan = self._engine.scheduler.in_flight
         if plan is not None:
@@ -154,8 +151,8 @@ class Worker:
                 self._channel.send(Stepped((), load))
 
     def send(self, events: Sequence[RequestEvent]) -> None:
-        """No request is in flight any more; send the events to the parent, and publish those of the cache. A step that
-        only prefills has no events, but a load."""
+        """Send events to the parent and publish cache events, after a step or commands. A step of only prefill has no
+        events, but is reported in the load."""
         self._status.clear_in_flight()
         self._count_step()
         has_news = any(type(event) is not Token for event in events)
@@ -166,12 +163,12 @@ class Worker:
             self._publisher.publish(time())
 
     def show(self, snapshot: EngineSnapshot) -> None:
-        """For observers. A parent that is behind misses it: there will be another."""
+        """Send a snapshot, unless the parent is behind: the next snapshot replaces a skipped one."""
         if not self._channel.is_behind:
             self._channel.send(SnapshotMade(snapshot))
 
     def reply(self, reply: CallReply) -> None:
-        """To the parent."""
+        """Send the reply to the parent."""
         self._channel.send(reply)
 
     def _idle_s(self) -> float:
@@ -185,7 +182,7 @@ class Worker:
             self._num_steps, self._num_computed = totals.num_steps, totals.num_computed_tokens
 
     def _load_when_due(self, *, has_news: bool) -> WorkerLoad | None:
-        """With every event that is more than a token, and else now and then: hardly anything has changed since."""
+        """Return the load with every event other than a token, and otherwise at most every LOAD_S."""
         now_s = monotonic()
         if not has_news and now_s - self._load_sent_s < LOAD_S:
             return None
@@ -200,7 +197,7 @@ class Worker:
         return WorkerLoad(
             len(scheduler.running),
             scheduler.queue.num_waiting,
-            memory.config.num_blocks - memory.num_free_blocks,
+            memory.config.num_blocks - memory.pool.num_free,
             totals.num_steps,
             totals.num_computed_tokens,
             totals.num_preemptions,
@@ -216,18 +213,38 @@ class Worker:
         )
 
 
+def at_low_priority(work: Callable[[], T]) -> T:
+    """Return the result of the work, which must not slow down other models on this machine.
+
+    The work runs in its own thread, because an unprivileged thread cannot raise its priority again; threads that it
+    starts inherit the low priority. Where the kernel divides time between sessions first (autogroups), the session's
+    priority is lowered as well until the work ends.
+    """
+    _make_session(NICENESS)
+    try:
+        with ThreadPoolExecutor(1, "quire-load", lower_thread_priority) as thread:
+            return thread.submit(work).result()
+    finally:
+        _make_session(0)
+
+
+def _make_session(niceness: int) -> None:
+    with suppress(OSError):
+        SESSION.write_text(str(niceness))
+
+
 def open_checkpoint(command: Open, progress: Progress, emit: Emit | None) -> Engine:
-    """The model the parent has resolved: a directory on this machine."""
+    """Load the model from the local directory that the parent has resolved."""
     return open_engine(resolve(command.model), command.settings, command.queue, command.key, progress, emit)
 
 
 def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
-    """Run a worker until it is closed; the exit code."""
+    """Run a worker until it is closed; return its exit code."""
     path, status, leash, parent = arguments
     for inherited in (int(status), int(leash)):
-        os.set_inheritable(inherited, False)  # a child of ours must not keep them open when we are gone
+        os.set_inheritable(inherited, False)  # processes started by the worker must not keep them open after its end
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent decides, and its death is ours
+        signal.signal(number, signal.SIG_IGN)  # only the parent ends a worker
     with zmq.Context() as context, context.socket(zmq.PAIR) as pair:
         pair.setsockopt(zmq.LINGER, LINGER_MS)
         pair.connect(f"ipc://{path}")
@@ -240,7 +257,7 @@ def run_worker(arguments: list[str], opener: Opener = open_checkpoint) -> int:
 
 
 def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
-    """Wait for it; then the socket's path is removed, so that nothing is left behind however this ends."""
+    """Wait for the Open message; None if the parent has died. Removes the socket's folder in either case."""
     try:
         while os.getppid() == parent:
             command = channel.receive(IDLE_S)
@@ -252,7 +269,7 @@ def _first_command(channel: Channel, folder: Path, parent: int) -> Open | None:
 
 
 def _die_with(parent: int, leash: socket.socket) -> None:
-    """The kernel kills us with the thread that spawned us; where it cannot, the other end of the leash closes."""
+    """End with the parent: on Linux the kernel kills this process; elsewhere the closing of the leash is detected."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -268,41 +285,37 @@ def _die_with(parent: int, leash: socket.socket) -> None:
 
 def _live(command: Open, opener: Opener, channel: Channel, status: SharedStatus) -> int:
     worker: Worker | None = None
-    publisher: KVEventPublisher | None = None
 
     def progress(label: str, done_bytes: int, total_bytes: int) -> None:
         channel.send(messages.LoadProgress(label, done_bytes, total_bytes))
 
-    try:
-        if command.kv_events is not None:
-            publisher = KVEventPublisher(command.kv_events)
-        emit = None if publisher is None else publisher.emit
-        load = partial(opener, command, progress, emit)
-        opened = at_low_priority(load) if command.runs_at_low_priority else load()
-        if isinstance(opened.runner, CountsLayers):
-            status.step_layers = opened.runner.count_layers(status.layers)
-        engine = with_faults(opened, faults_from(os.environ))
-        if command.trace is not None:
-            engine.record(command.trace)
-        if publisher is not None:
-            publisher.follow(engine.memory.stored_events)
-        worker = Worker(engine, channel, status, publisher)
-        freeze_startup_objects()
-        status.beat()
-        channel.send(Ready(engine.info))
-        worker.run()
-    except Exception as error:
-        # A broken promise, a device that is gone, no memory: the parent replaces us and submits again.
-        if worker is not None:
-            worker.name_suspects()
-        code = error.code if isinstance(error, QuireError) else None
-        channel.send(messages.Failed(type(error).__name__, str(error), code))
-        return FAILED
-    finally:
-        if worker is not None:
-            worker.close()
-        if publisher is not None:
-            publisher.close()
+    with ExitStack() as held:
+        try:
+            publisher = None if command.kv_events is None else KVEventPublisher(command.kv_events)
+            if publisher is not None:
+                held.callback(publisher.close)
+            load = partial(opener, command, progress, None if publisher is None else publisher.emit)
+            opened = at_low_priority(load) if command.runs_at_low_priority else load()
+            if isinstance(opened.runner, CountsLayers):
+                status.step_layers = opened.runner.count_layers(status.layers)
+            engine = with_faults(opened, faults_from(os.environ))
+            if command.trace is not None:
+                engine.record(command.trace, time())
+            if publisher is not None:
+                publisher.follow(engine.memory.stored_events)
+            worker = Worker(engine, channel, status, publisher)
+            held.callback(engine.recorder.close)
+            freeze_startup_objects()
+            status.beat()
+            channel.send(Ready(engine.info))
+            run_loop(engine, worker)
+        except Exception as error:
+            # A bug, a lost device or no memory: the parent starts a new worker and resubmits the requests.
+            if worker is not None:
+                worker.name_suspects()
+            code = error.code if isinstance(error, QuireError) else None
+            channel.send(messages.Failed(type(error).__name__, str(error), code))
+            return FAILED
     return 0
 
 

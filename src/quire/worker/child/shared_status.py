@@ -1,13 +1,13 @@
-"""What a worker was doing when it died: a page of memory shared with its parent, which outlives it.
+"""A worker's status in memory shared with its parent, so that it survives the worker's crash.
 
     ┌──────────┬──────────────┬───────────────────────────────┬─ ─ ─┬───────────────────────────┐
-    │ beats    │ length       │ ids of the requests in flight │     │ how far the step is       │
+    │ beats    │ length       │ ids of the requests in flight │     │ progress of the step      │
     └──────────┴──────────────┴───────────────────────────────┴─ ─ ─┴───────────────────────────┘
 
-A message waits in the sender until a thread has passed it on, and a worker that aborts loses what it had not passed on.
-Memory is written at once, and read while the worker is in native code. The worker beats from inside its loop
-and names a step's requests before it runs them; kernels count the layers they have done. The parent notes by its own
-clock when there was another beat or layer, and reads the names when the worker is gone. No file has a name on disk.
+A message is sent by another thread, so a worker that aborts loses its unsent messages. Shared memory is updated at once
+and can be read while the worker executes native code. The worker counts its loop's iterations (beats) and writes a
+step's request ids before running it; kernels count finished layers. The parent records on its own clock when beats or
+layers last changed, and reads the request ids after the worker's death. The memory has no file name on disk.
 """
 
 import mmap
@@ -26,42 +26,42 @@ _BEATS = struct.Struct("=Q")
 _LENGTH = struct.Struct("=Q")
 _HEADER = _BEATS.size + _LENGTH.size
 _STEP = struct.Struct("=QQQQQ")
-"""At the page's end: layers done in this life, steps begun, tokens that the step in flight feeds or 0, layers done
-before it, layers of a step or 0."""
+"""At the end of the memory: layers done since the worker started, steps begun, tokens of the step in flight or 0,
+layers done before that step, layers per step or 0."""
 _LAYERS_BYTES = 8
 BYTES_PER_NAME = 40
-"""Our ids are 32 characters and a few bytes of msgpack."""
+"""Request ids are 32 characters, plus a few bytes of msgpack."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A running step."""
+    """The progress of the step in flight."""
 
     number: int
     num_tokens: int
-    """That it feeds."""
+    """Tokens that the step feeds."""
     share: float
-    """Of its layers, done; 0 where they are not counted."""
+    """Share of its layers that are done; 0 if layers are not counted."""
     is_counted: bool = False
-    """Kernels count its layers."""
+    """Whether kernels count its layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """The content of the page."""
+    """The content of the shared memory."""
 
     num_beats: int
-    """How often the worker's loop came round."""
+    """Iterations of the worker's loop."""
     request_ids: tuple[str, ...]
-    """Requests of the step that had not ended."""
+    """Unfinished requests of the step."""
     num_layers: int = 0
-    """Done in the worker's life, where kernels count them."""
+    """Layers done since the worker started, if kernels count them."""
     step: StepInFlight | None = None
-    """None: no step runs."""
+    """None: no step is in flight."""
 
 
 class SharedStatus:
-    """One side of the page. The parent makes it, the worker opens it by its inherited descriptor."""
+    """The shared memory, used by both processes: the parent creates it, the worker inherits its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -69,16 +69,16 @@ class SharedStatus:
         self._num_beats = self._num_steps = 0
         self._step_at = len(self.memory) - _STEP.size
         self.step_layers = 0
-        """The number of a step's layers, if they are counted."""
+        """Number of layers of one step; 0 if they are not counted."""
 
     @property
     def layers(self) -> memoryview:
-        """Eight bytes, in which kernels count the layers they have done."""
+        """The eight bytes in which kernels count finished layers."""
         return memoryview(self.memory)[self._step_at : self._step_at + _LAYERS_BYTES]
 
     @classmethod
     def make(cls, max_names: int) -> "SharedStatus":
-        """A blank page with room for so many names."""
+        """Create empty shared memory with space for `max_names` request ids."""
         size = mmap.PAGESIZE + max_names * BYTES_PER_NAME
         if hasattr(os, "memfd_create"):
             descriptor = os.memfd_create("quire-flight")
@@ -89,26 +89,26 @@ class SharedStatus:
         return cls(descriptor)
 
     def beat(self) -> None:
-        """The loop has come round."""
+        """Count an iteration of the loop."""
         self._num_beats += 1
         _BEATS.pack_into(self.memory, 0, self._num_beats)
 
     def name(self, request_ids: Sequence[str]) -> None:
-        """These are in flight from now on."""
+        """Record the requests in flight. Raises InvariantError if their ids do not fit."""
         names = msgspec.msgpack.encode(request_ids)
         if _HEADER + len(names) > self._step_at:
             raise InvariantError(f"the shared status holds {len(self.memory)} bytes, {len(names)} of names given")
         self.memory[_HEADER : _HEADER + len(names)] = names
-        # Last, so that a length is never there before its names.
+        # The length is written last, so that it never covers ids that are not written yet.
         _LENGTH.pack_into(self.memory, _BEATS.size, len(names))
 
     def begin_step(self, num_tokens: int) -> None:
-        """A step that feeds so many is about to run."""
+        """Record the start of a step."""
         self._num_steps += 1
         self._put_step(num_tokens)
 
     def clear_in_flight(self) -> None:
-        """No request is in flight."""
+        """Record that no request is in flight."""
         _LENGTH.pack_into(self.memory, _BEATS.size, 0)
         self._put_step(0)
 
@@ -119,7 +119,7 @@ class SharedStatus:
         )
 
     def read(self) -> Flight:
-        """Its content now. A page that a dying worker damaged names no request."""
+        """Read the content. If a dying worker corrupted the request ids, they are empty."""
         num_beats = _BEATS.unpack_from(self.memory, 0)[0]
         length = _LENGTH.unpack_from(self.memory, _BEATS.size)[0]
         num_layers, step = self._read_step()
@@ -139,6 +139,6 @@ class SharedStatus:
         return num_layers, StepInFlight(number, num_tokens, share, is_counted=step_layers > 0)
 
     def close(self) -> None:
-        """Release the descriptor and the memory."""
+        """Release the memory and its descriptor."""
         self.memory.close()
         os.close(self.descriptor)

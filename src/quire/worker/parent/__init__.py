@@ -1,1 +1,1 @@
-"""What supervises that process: start, sessions, the ledger of open requests."""
+"""The supervisor of a worker: spawning, sessions, and the ledger of open requests."""

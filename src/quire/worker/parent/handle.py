@@ -1,4 +1,4 @@
-"""One worker process, from the parent's side: a process that was spawned, and a socket to it. Decides nothing."""
+"""The parent's handle of one worker process and the socket to it. Decides nothing."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from quire.worker.parent.spawned_worker import SpawnedWorker
 
 
 class WorkerProcess:
-    """A worker that was spawned. It belongs to the thread that spawned it, and dies with that."""
+    """A spawned worker. It belongs to the thread that spawned it, and is killed when that thread ends."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         spawned: SpawnedWorker | None = None,
     ) -> None:
-        """`spawned`: one that was spawned already, with room for as many names; from now on it is ours."""
+        """`spawned`: a worker that was spawned earlier with the same `max_names`; this object takes ownership of it."""
         self._spawned = spawned or SpawnedWorker(max_names, command, environment)
         try:
             self._pair = _bound(context, f"ipc://{self._spawned.path}")
@@ -32,34 +32,34 @@ class WorkerProcess:
             self._spawned.close()
             raise
         self.gone = asyncio.Event()
-        """Set at the moment the process has ended."""
+        """Set when the process has ended."""
         self._spawned.leash.setblocking(False)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._spawned.leash, self._on_leash)
 
     @property
     def pid(self) -> int:
-        """For logs, and for tests that kill it."""
+        """The process id, for logs and for tests that kill the worker."""
         return self._spawned.process.pid
 
     def send(self, message: ToWorker) -> None:
-        """Queue a message; a worker that has not connected yet gets it when it has."""
+        """Queue a message; it is delivered once the worker has connected."""
         self._pair.send(messages.encode_message(message))
 
     async def receive(self) -> ToParent:
-        """The next message. Raises MessageError for malformed ones."""
+        """Return the next message. Raises MessageError if it is malformed."""
         return messages.decode_to_parent(await self._pair.recv())
 
     def flight(self) -> Flight:
-        """The worker's status, also after its death."""
+        """Return the worker's status, also after its death."""
         return self._spawned.status.read()
 
     def kill(self) -> None:
-        """Kill it at once; `gone` follows."""
+        """Kill the worker; `gone` is set when it has ended."""
         self._spawned.kill()
 
     async def close(self) -> int:
-        """Kill it if it lives, and release its resources; the exit code."""
+        """Kill the worker if it is alive, and release its resources; return its exit code."""
         self._loop.remove_reader(self._spawned.leash)
         self._pair.close()
         return await asyncio.to_thread(self._spawned.close)
@@ -72,10 +72,10 @@ class WorkerProcess:
 
 
 def _bound(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
-    """A socket for one worker."""
+    """Bind a socket for one worker."""
     pair = context.socket(zmq.PAIR)
     try:
-        # What is on its way is bounded by the ledger, not here: a send that failed would lose its message.
+        # Unlimited: the ledger bounds unsent messages, and a send that failed here would lose its message.
         pair.setsockopt(zmq.SNDHWM, 0)
         pair.setsockopt(zmq.LINGER, 0)
         pair.bind(address)

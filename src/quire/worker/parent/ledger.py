@@ -1,24 +1,25 @@
-"""The open requests of clients, so that a worker may die. Pure: no process, no socket, no clock.
+"""The open requests of clients, kept so that they survive a worker's crash. Pure: no process, no socket, no clock.
 
-    held ──► assigned ──► sent its last event
+    held ──► assigned ──► last event sent
       ▲         │
-      └─ crash ─┘         assigned again as prompt + tokens; the client sees the next token and nothing of this
+      └─ crash ─┘         assigned again as prompt + tokens; the client sees only its next token
 
-A new worker has no record of what the client has received. So the ledger keeps it (tokens, ends, cached tokens at the
-first admission, prompt log-probabilities), requests the rest only, and passes on only what is new. A request that
-begins here with tokens produced elsewhere is no different from one whose worker has died.
+A new worker does not know what the client has received. The ledger therefore records it (tokens, ends, cached tokens at
+the first admission, prompt log-probabilities), requests only the rest, and forwards only new events. A request with
+tokens produced by another server is handled like one whose worker has died.
 
-**Epochs.** Every assignment of a request to a worker has a number of its own, larger than all before it, and every
-event names the assignment it is of. When an assignment is over, by its last event, by a crash or because the request
-was taken back, later events of it are dropped (`take`): however late they come, and however often.
+**Epochs.** Every assignment of a request to a worker has its own number, larger than all earlier ones, and every
+event contains the number of its assignment. An assignment is over after its last event, after a crash, or when the
+request is taken back. Later or repeated events of it are dropped (`take`).
 
-**Suspects.** A worker names a step's requests before it runs them. A request in flight at two consecutive crashes, with
-no token between, is a suspect. Suspects run alone, one after the other, until each has a token or its end; one that is
-in flight alone when the worker dies is ended with an error of its own. All others wait meanwhile.
+**Suspects.** A worker records a step's request ids before running the step. A request in flight at two consecutive
+crashes, without a token in between, is a suspect. Suspects run alone, one after another, until each has a token or
+ends; a suspect in flight when the worker crashes again ends with an error. All other requests wait meanwhile.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -35,14 +36,72 @@ from quire.core.events import (
     SequenceFinished,
     Token,
 )
-from quire.core.request import FinishReason, Request
+from quire.core.request import Continuation, FinishReason, Request
 from quire.core.step import RowError
 from quire.engine.commands import Cancel, Restore, Submit
 from quire.errors import MessageError, QuireError
-from quire.worker.parent.ledger_entry import LedgerEntry
 
 QUARANTINED = "request_quarantined"
 POISON = "this request crashed the worker repeatedly, at last while it ran alone, and was quarantined"
+
+STRIKES = 2
+"""Number of consecutive crashes without a token in between after which a request must run alone."""
+
+
+@dataclass(slots=True)
+class LedgerEntry:
+    """One request, and what its client has received."""
+
+    request: Request
+    is_queued: bool = False
+    """A worker has queued it; the next worker must not refuse it."""
+    epoch: int | None = None
+    """Its current assignment; None: it is held, and the worker does not have it."""
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, FinishReason] = field(default_factory=dict)
+    dropped: set[int] = field(default_factory=set)
+    """Continuations that were cancelled by this process; events of them are dropped until the worker has ended them."""
+    admitted: Admitted | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens that were cached when the prompt was first computed; None before that."""
+    first_pass_epoch: int | None = None
+    """The assignment that first computed the prompt; its last event may correct the number of cached tokens."""
+    num_prompt_logprobs: int = 0
+    is_cancelled: bool = False
+    num_strikes: int = 0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether every continuation has ended, so that nothing is left to request."""
+        return len(self.ends) == len(self.tokens)
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the request must run alone."""
+        return self.num_strikes >= STRIKES
+
+    @property
+    def has_sent_output(self) -> bool:
+        """Whether the ledger has forwarded tokens or an end to the client."""
+        answers = self.request.continuations
+        return bool(self.ends) or any(len(self.tokens[one.index]) > len(one.produced) for one in answers)
+
+    @property
+    def left(self) -> tuple[Continuation, ...]:
+        """The unfinished continuations, with their tokens so far."""
+        return tuple(
+            Continuation(one.index, tuple(self.tokens[one.index]))
+            for one in self.request.continuations
+            if one.index not in self.ends
+        )
+
+    def assigned(self, epoch: int, now_s: float) -> Submit | Restore:
+        """Return the command for the worker, with the remaining work and the request's age."""
+        request = self.request
+        kind = Restore if self.is_queued or request.has_begun else Submit
+        # A request with output keeps its place, even if the queue is full now.
+        has_place = request.has_reservation or bool(self.ends) or any(self.tokens.values())
+        return kind.sent(replace(request, epoch=epoch, continuations=self.left, has_reservation=has_place), now_s)
 
 
 class Ledger:
@@ -50,38 +109,38 @@ class Ledger:
 
     def __init__(self, vocabulary_size: int = 1 << 31, poison: str = POISON) -> None:
         self._poison = poison
-        """The error of a quarantined request."""
+        """Error message of quarantined requests."""
         self.entries: dict[str, LedgerEntry] = {}
         self.num_open_of: Counter[str] = Counter()
         self.vocabulary_size = vocabulary_size
-        """Of the worker, once it is ready."""
+        """Vocabulary size of the worker, once it is ready."""
         self.num_progress = 0
-        """Tokens that came, requests that a worker ended or refused, and poison found: a worker with none of these made
-        no progress."""
+        """Number of received tokens, of requests that a worker finished or refused, and of quarantined requests. A
+        worker that does not increase it has made no progress."""
         self.num_quarantined = 0
-        """Times a request was alone when its worker died of it."""
+        """Number of requests that crashed a worker while they ran alone."""
         self._held: dict[str, LedgerEntry] = {}
-        """Requests that the worker does not have, suspects among them."""
+        """Requests that the worker does not have, including suspects."""
         self._assigned: dict[int, LedgerEntry] = {}
-        """Requests that it has, by their epochs."""
+        """Requests that the worker has, by epoch."""
         self._last_epoch = 0
         self._alone: LedgerEntry | None = None
-        """The suspect that runs now."""
+        """The suspect that is running alone."""
 
     def add(self, request: Request) -> None:
-        """A client's request, perhaps the rest of one begun elsewhere. Ids are the server's own and never repeat."""
+        """Add a client's request, which may have tokens already. Request ids are unique and made by the server."""
         entry = LedgerEntry(request, tokens={one.index: [*one.produced] for one in request.continuations})
         if request.has_begun:
-            entry.num_prompt_logprobs = len(request.prompt) - 1  # sent before the first token
+            entry.num_prompt_logprobs = len(request.prompt) - 1  # the other server sent them before the first token
         self.entries[request.request_id] = self._held[request.request_id] = entry
         self.num_open_of[request.tenant] += 1
 
     def names_sent(self) -> tuple[str, ...]:
-        """Requests that the worker has."""
+        """Return the ids of the requests that the worker has."""
         return tuple(entry.request.request_id for entry in self._assigned.values())
 
     def abandon(self, error: QuireError) -> list[RequestEvent]:
-        """Refuse requests that are not admitted: there will be no worker any more. Open streams are not ended here."""
+        """Refuse requests that no worker has queued, because no worker will follow. Open streams are not ended here."""
         entries, self.entries, self._held, self._assigned = self.entries, {}, {}, {}
         self.num_open_of.clear()
         return [Refused.of(request_id, error) for request_id, entry in entries.items() if not entry.is_queued]
@@ -89,17 +148,17 @@ class Ledger:
     # -- to the worker -------------------------------------------------------------------------------------------------
 
     def due(self, now_s: float) -> list[Submit | Restore | Cancel]:
-        """The commands for the worker now, in this order."""
+        """Return the commands that must be sent to the worker now, in order."""
         if self._alone is not None and self._alone.is_suspect:
             return []
-        # A request that ran alone did no harm, and is taken back where another suspect waits.
+        # A request that ran alone without a crash is taken back if another suspect waits.
         self._alone = next((entry for entry in self._held.values() if entry.is_suspect), None)
         if self._alone is None:
             return [self._assign(entry, now_s) for entry in list(self._held.values())]
         return [*self._take_back(), self._assign(self._alone, now_s)]
 
     def _take_back(self) -> list[Cancel]:
-        """All that the worker would continue: it ends them before it receives anything else."""
+        """Cancel all unfinished assignments; the worker ends them before it receives further commands."""
         taken = [entry for entry in self._assigned.values() if not entry.is_cancelled and not entry.is_answered]
         for entry in taken:
             self._hold(entry)
@@ -112,7 +171,7 @@ class Ledger:
         return entry.assigned(epoch, now_s)
 
     def cancel(self, request_id: str) -> tuple[list[Cancel], list[RequestEvent]]:
-        """The client has gone: commands for the worker, and events for the client's side if the worker has none."""
+        """Cancel a request. Returns commands for the worker, or the last events if the worker lacks the request."""
         entry = self.entries.get(request_id)
         if entry is None or entry.is_cancelled:
             return [], []
@@ -122,7 +181,7 @@ class Ledger:
         return [Cancel(request_id)], []
 
     def cancel_answer(self, request_id: str, index: int) -> tuple[list[Cancel], list[RequestEvent]]:
-        """The client needs no more of one answer. It ends here and now, so that no worker gets it again."""
+        """Cancel one continuation. It ends immediately, so that no later worker continues it."""
         entry = self.entries.get(request_id)
         if entry is None or index not in entry.tokens or index in entry.ends:
             return [], []
@@ -138,14 +197,14 @@ class Ledger:
     # -- from the worker -----------------------------------------------------------------------------------------------
 
     def take(self, events: Sequence[RequestEvent], new_events: list[RequestEvent]) -> None:
-        """Add to `new_events` what is new to the clients in a worker's events. Raises MessageError for invalid ones.
+        """Append the events that are new to the clients to `new_events`. Raises MessageError for an invalid event.
 
-        Events added before that are recorded here and must be sent all the same.
+        Events appended before the error are recorded as sent, so the caller must send them even then.
         """
         for event in events:
             entry = self._assigned.get(event.epoch)
             if entry is None and 0 < event.epoch <= self._last_epoch:
-                continue  # of an assignment that is over
+                continue  # its assignment is over
             if entry is None or entry.request.request_id != event.request_id:
                 raise MessageError(
                     f"the worker sent an event of {event.request_id[:64]!r} in epoch {event.epoch}, which was not "
@@ -174,7 +233,7 @@ class Ledger:
                 raise _unexpected(event)
 
     def _take_refusal(self, entry: LedgerEntry, event: Refused) -> list[RequestEvent]:
-        """It was not admitted. If its client has output already, the refusal is its end."""
+        """The worker refused the request. If the client has output already, the request ends with an error instead."""
         error = event.error
         self.num_progress += 1
         if entry.has_sent_output:
@@ -183,7 +242,7 @@ class Ledger:
         return [event]
 
     def _take_once(self, entry: LedgerEntry, event: Queued | Admitted | FirstToken) -> list[RequestEvent]:
-        """How far it is. A new worker reports it again; the client has received it."""
+        """Forward a progress event only once, because each new worker repeats it."""
         if isinstance(event, Queued):
             is_news, entry.is_queued = not entry.is_queued, True
         elif isinstance(event, Admitted):
@@ -244,13 +303,13 @@ class Ledger:
 
     @staticmethod
     def _first_pass(entry: LedgerEntry, num_cached_tokens: int) -> int:
-        """What a dead worker had cached counts, though its successor had to compute it."""
+        """Return the larger number of cached prompt tokens: that of the first admission, or this one."""
         if not 0 <= num_cached_tokens <= len(entry.request.prompt):
             raise MessageError(f"{num_cached_tokens} of {len(entry.request.prompt)} prompt tokens reported as cached")
         return max(num_cached_tokens, 0 if entry.admitted is None else entry.admitted.num_cached_tokens)
 
     def _take_prompt_logprobs(self, entry: LedgerEntry, event: PromptLogprobs) -> list[RequestEvent]:
-        """A new worker reports from the first token on; the client has had some of them."""
+        """Forward only new log-probabilities, because each new worker starts again at the first token."""
         end = event.first_position + len(event.logprobs)
         next_position = 1 + entry.num_prompt_logprobs
         if event.first_position > next_position or end > len(entry.request.prompt):
@@ -264,7 +323,7 @@ class Ledger:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def crash(self, in_flight: Iterable[str]) -> list[RequestEvent]:
-        """The worker is gone: all it had is held again. Returns the ends that follow from that."""
+        """Hold all requests of a crashed worker, and count strikes of those in flight. Returns the resulting events."""
         flying = set(in_flight)
         new_events: list[RequestEvent] = []
         alone = self._alone
@@ -279,7 +338,7 @@ class Ledger:
         return new_events + self.set_aside()
 
     def set_aside(self) -> list[RequestEvent]:
-        """The worker is gone, and no request is to blame: all it had is held until there is another."""
+        """Hold all requests of a worker that ended for another reason than a request. Returns the resulting events."""
         new_events: list[RequestEvent] = []
         self._alone = None
         for entry in list(self.entries.values()):
@@ -292,7 +351,7 @@ class Ledger:
         return new_events
 
     def expire(self, now_s: float) -> list[RequestEvent]:
-        """End requests that are held beyond their deadline; the worker ends the others."""
+        """End held requests whose deadline has passed; the worker does so for assigned requests."""
         late = [
             entry
             for entry in self.entries.values()
@@ -301,7 +360,7 @@ class Ledger:
         return [event for entry in late for event in self._end(entry, FinishReason.DEADLINE)]
 
     def _end(self, entry: LedgerEntry, reason: FinishReason, error: RowError | None = None) -> list[RequestEvent]:
-        """The last events of a request no worker will end."""
+        """Return the last events of a request that no worker will end."""
         name = entry.request.request_id
         code, message = error or (None, None)
         events: list[RequestEvent] = [
@@ -314,7 +373,7 @@ class Ledger:
 
     @staticmethod
     def _finished(entry: LedgerEntry) -> Finished:
-        """Counted over all workers it ran on."""
+        """The last event of a request, with totals over all its workers."""
         admitted = 0 if entry.admitted is None else entry.admitted.num_cached_tokens
         num_cached = admitted if entry.num_cached_tokens is None else entry.num_cached_tokens
         num_output = sum(len(tokens) for tokens in entry.tokens.values())
@@ -342,10 +401,10 @@ class Ledger:
 
 
 def _pardoned(entry: LedgerEntry) -> int:
-    """A suspect that has not run since stays one; all others start anew."""
+    """Return the strikes of a request not in flight: a suspect that was held keeps them, others start at 0."""
     return entry.num_strikes if entry.is_suspect and entry.epoch is None else 0
 
 
 def _unexpected(event: Replayed) -> MessageError:
-    """Only the ledger makes such events. A kind that is not handled above is a type error here."""
+    """Only the ledger makes `Replayed`. By the argument's type, mypy reports events that `_take` does not handle."""
     return MessageError(f"{event.request_id}: unexpected event Replayed", code="unexpected_event")

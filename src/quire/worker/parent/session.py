@@ -1,4 +1,4 @@
-"""One worker from its first message to its end, as the supervisor sees it."""
+"""The session of one worker, from its first message to its end, from the supervisor's side."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from quire.worker.messages import ToParent
 from quire.worker.parent.handle import WorkerProcess
 
 QUIET_S = 0.03
-"""After a worker's end its messages are read until none has come for this long."""
+"""After a worker's death, reading stops when no message has arrived for this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Why a worker ended, the requests in flight, and the error for a caller that waits for the first worker."""
+    """Why a worker ended, the requests in flight, and the error for a caller that is waiting for the first worker."""
 
     reason: str
     request_ids: tuple[str, ...] = ()
@@ -26,13 +26,13 @@ class SessionEnd:
 
 @dataclass(slots=True)
 class WorkerSession:
-    """One worker, and what is known of why it ends."""
+    """One worker, its progress, and the reason of its end."""
 
     process: WorkerProcess
     last_message_s: float
     progress_s: float = 0.0
     progress_seen: tuple[int, int] = (0, 0)
-    """Beats and layers."""
+    """Beats and layers at the last check."""
     step_seen: int = 0
     step_began_s: float = 0.0
     is_ready: bool = False
@@ -43,7 +43,7 @@ class WorkerSession:
     async def run(
         self, on_message: Callable[[ToParent], None], names_sent: Callable[[], tuple[str, ...]]
     ) -> SessionEnd:
-        """Forward the worker's messages until it has ended, or has sent an invalid one."""
+        """Forward the worker's messages until it ends or sends an invalid message."""
         listening = asyncio.create_task(self._listen(on_message))
         gone = asyncio.create_task(self.process.gone.wait())
         try:
@@ -55,8 +55,7 @@ class WorkerSession:
                 task.cancel()
 
     def last_progress_s(self, now_s: float) -> float:
-        """When its loop was first seen to have come round, or a layer of its step to be done, as often as they have: on
-        our clock, whatever its own shows."""
+        """Return when the worker's beats or layers were last seen to change, on this process's clock."""
         flight = self.process.flight()
         progress = flight.num_beats, flight.num_layers
         if progress != self.progress_seen:
@@ -64,15 +63,15 @@ class WorkerSession:
         return self.progress_s
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """It would have shown progress for this long if it made any: idle it beats, and in a step layers are counted.
-        Where they are not, and while it takes in a request, this is always false."""
+        """Whether progress was expected but none was seen for `limit_s`: an idle worker beats, and a step counts
+        layers. Always false in a step without counted layers, and while the worker admits a request."""
         if now_s - self.last_progress_s(now_s) < limit_s:
             return False
         flight = self.process.flight()
         return not flight.request_ids if flight.step is None else flight.step.is_counted
 
     def step_in_flight(self, now_s: float) -> tuple[StepInFlight | None, float]:
-        """The step that runs, and for how long it was seen to."""
+        """Return the step in flight, and for how long it has been observed."""
         step = self.process.flight().step
         if step is None:
             return None, 0.0
@@ -86,11 +85,11 @@ class WorkerSession:
             self.last_message_s = monotonic()
             self.num_received += 1
             on_message(message)
-            # A message that is there already does not make us wait; other tasks of this loop need a turn too.
+            # Receiving a message that has already arrived does not yield; other tasks of this loop need a turn too.
             await asyncio.sleep(0)
 
     async def _drain_messages(self, listening: "asyncio.Task[None]") -> None:
-        """A dead worker's messages may still be on their way."""
+        """Read the messages of a dead worker that are still in transit."""
         num_received = -1
         while num_received != self.num_received and not listening.done():
             num_received = self.num_received
@@ -99,7 +98,7 @@ class WorkerSession:
     def _end(self, listening: "asyncio.Task[None]", names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
         error = listening.exception() if listening.done() else None
         if error is not None:
-            # Its messages cannot be trusted, and neither can its status: all requests it had count as in flight.
+            # Neither its messages nor its status can be trusted: all its requests count as in flight.
             reason = f"worker {self.process.pid} sent an invalid message: {error}"
             return SessionEnd(reason, names_sent(), was_ready=self.is_ready)
         names = self.process.flight().request_ids

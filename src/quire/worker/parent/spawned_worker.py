@@ -1,10 +1,10 @@
-"""A process that is going to be a worker: spawned, with a folder for its socket, a shared status and a leash.
+"""Spawns a worker process, with a folder for its socket, a shared status, and a leash.
 
-The folder is one only we may enter; as soon as the worker has found the socket it is gone. The page has no name. The
-leash is a pair of sockets that carries no data: each side sees it close when the other ends. So however either of the
-two ends, nothing is left behind.
+The folder is private to this user, and the worker removes it after connecting. The shared status has no file name. The
+leash is a socket pair that carries no data: each process detects its closing when the other ends. Nothing remains after
+either process ends, however it ends.
 
-Imports next to nothing, so that a worker can be on its way, and importing, before its parent has imported the rest.
+Imports little, so that the worker can start, and import, before its parent has finished importing.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from quire.worker.child.shared_status import SharedStatus
 COMMAND = (sys.executable, "-m", "quire.worker.child.process")
 FOLDER = "quire-socket-"
 MAX_SOCKET_PATH = 100
-"""Bytes of a Unix socket's path; systems take a few more."""
+"""Length limit of a Unix socket's path, in bytes; systems allow slightly more."""
 
 
 class SpawnedWorker:
-    """It waits for a parent at `path`. It belongs to the thread that spawned it, and dies with that."""
+    """A process that waits for its parent at `path`. It is killed when the thread that spawned it ends."""
 
     def __init__(
         self,
@@ -41,12 +41,12 @@ class SpawnedWorker:
             self.status = SharedStatus.make(max_names)
             held.callback(self.status.close)
             self.path = private_folder(held) / "worker"
-            """Of the socket that its parent binds."""
+            """Path of the socket that the parent binds."""
             self.leash, other = socket.socketpair()
             held.callback(self.leash.close)
             with other:
                 ends = (self.status.descriptor, other.fileno())
-                self.process = subprocess.Popen(  # noqa: S603 - our own module, or what a test hands in
+                self.process = subprocess.Popen(  # noqa: S603 - quire's own module, or a test's command
                     [*command, str(self.path), *map(str, ends), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -57,14 +57,14 @@ class SpawnedWorker:
             self._held = held.pop_all()
 
     def kill(self) -> None:
-        """Kill it at once, if it lives."""
+        """Kill the process if it is alive."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
 
     def close(self) -> int:
-        """Kill it if it lives, and release its resources; the exit code. A second call does nothing.
+        """Kill the process if it is alive and release its resources; return its exit code. May be called again.
 
-        A process with gigabytes takes its time to go: not for an event loop.
+        Blocks: a process with gigabytes of memory takes long to end. Do not call it on an event loop.
         """
         self.kill()
         code = self.process.wait()
@@ -73,10 +73,11 @@ class SpawnedWorker:
 
 
 def private_folder(held: contextlib.ExitStack) -> Path:
-    """A new folder that only we may enter, with a path short enough for a socket; ours until the stack is closed."""
+    """Create a folder private to this user, with a path short enough for a socket. It is removed with the stack. Raises
+    ConfigError if the path is too long."""
     _sweep(Path(tempfile.gettempdir()))
     lock = None
-    while lock is None:  # another process may have swept it before our lock
+    while lock is None:  # another process may remove the folder before it is locked
         folder = Path(tempfile.mkdtemp(prefix=FOLDER))
         lock = _lock(folder)
     held.callback(os.close, lock)
@@ -90,9 +91,9 @@ def private_folder(held: contextlib.ExitStack) -> Path:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that keeps the folder ours for as long as it is open; None if it is another's, or gone.
+    """Lock the folder and return the descriptor that holds the lock; None if another process has locked or removed it.
 
-    The kernel releases it with its owner, whichever container that ran in: process ids mean nothing to others.
+    The kernel releases the lock when its owner ends, also across containers, where process ids are ambiguous.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -107,9 +108,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _sweep(parent: Path) -> None:
-    """A parent that is killed between making a folder and spawning the worker that removes it leaves it: the next one
-    removes it.
-    """
+    """Remove folders whose parent was killed before it spawned the worker that would have removed the folder."""
     for folder in parent.glob(f"{FOLDER}*"):
         lock = _lock(folder)
         if lock is not None:

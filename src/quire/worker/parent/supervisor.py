@@ -1,17 +1,20 @@
-"""The parent's side of a worker: spawn, watch, replace, and resubmit the requests of a dead one.
+"""The parent's side of a worker: spawns, watches and replaces it, and resubmits the requests of a dead worker.
 
-    spawn ─► load ─► serve ─► gone ─┬─► spawn again, at once if the last worker made progress, else with growing delays
+    spawn ─► load ─► serve ─► end ──┬─► spawn again, at once if the last worker made progress, else with growing delays
                                     └─► after too many workers without progress: give up, and refuse all requests
 
-To a client it is a port like the thread that steps in process, only that it survives its engine. It decides nothing
-about requests: the ledger does. It lives on one event loop, the one that spawned it.
+For clients it is an engine port, like a thread that steps an engine in this process, but it outlives its engine. The
+ledger makes all decisions about requests. Belongs to the event loop that spawned the worker.
 """
 
 import asyncio
 import contextlib
 import logging
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from enum import Enum
+from itertools import accumulate
 from time import monotonic
 
 import msgspec
@@ -38,17 +41,36 @@ from quire.worker.parent.handle import WorkerProcess
 from quire.worker.parent.ledger import Ledger
 from quire.worker.parent.session import SessionEnd, WorkerSession
 from quire.worker.parent.spawned_worker import SpawnedWorker
-from quire.worker.parent.step_sizes import StepSizes
 from quire.worker.parent.worker_plan import WorkerPlan
 from quire.worker.parent.worker_watch import WorkerWatch
 
 log = logging.getLogger("quire.worker")
 
 TICK_S = 0.1
-"""How often beats and deadlines of held requests are checked."""
+"""Interval between checks of a worker's progress and of held requests' deadlines."""
 NOT_READY = "no worker is ready; retry when one is"
 LATE_S = 2.0
-"""A check this late after the one before: the whole container was suspended, and the worker with it."""
+"""If a check is later than this, the process was suspended, and probably the worker too."""
+
+
+STEP_SIZE_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""Histogram buckets as used by other servers."""
+
+
+class StepSizes(Counter[int]):
+    """Number of steps by token count, over all workers. A step's token budget bounds the number of keys."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(size * count for size, count in self.items())
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return cumulative counts: for each bound, and finally +Inf, the number of steps that are not larger."""
+        counts = [0] * (len(STEP_SIZE_BOUNDS) + 1)
+        for size, count in self.items():
+            counts[bisect_left(STEP_SIZE_BOUNDS, size)] += count
+        bounds = [*(str(float(bound)) for bound in STEP_SIZE_BOUNDS), "+Inf"]
+        return list(zip(bounds, accumulate(counts), strict=True))
 
 
 class State(Enum):
@@ -63,12 +85,12 @@ class State(Enum):
 
 
 class Supervisor:
-    """Keeps one model's worker alive, and replaces it without its clients noticing."""
+    """Keeps a worker running for one model, and replaces it without interrupting clients."""
 
     def __init__(
         self, plan: WorkerPlan, listener: Listener, failed: OnFailure, first: SpawnedWorker | None = None
     ) -> None:
-        """`first`: a worker that was spawned already, for the first life."""
+        """`first`: an already spawned process to use as the first worker."""
         self._plan = plan
         self._first = first
         self._context = zmq.asyncio.Context()
@@ -86,9 +108,9 @@ class Supervisor:
         """Not set: open requests are set aside, and no worker is spawned."""
         self._may_live.set()
         self._is_away = asyncio.Event()
-        """Set aside, and no worker is left."""
+        """Set while requests are set aside and no worker is left."""
         self.open_sent = asyncio.Event()
-        """Set once a worker has its model's name, or none will come: the parent should do nothing else before."""
+        """Set when a worker was sent its model, or never will be. Until then the parent should do no other work."""
         self._tasks: list[asyncio.Task[None]] = []
         self._awake_since_s = monotonic()
         self.state = State.LOADING
@@ -111,7 +133,7 @@ class Supervisor:
         return await asyncio.shield(self._ready)
 
     async def set_aside(self) -> None:
-        """End the worker and spawn no other: open requests are held, and continue when `go_on` has brought one."""
+        """End the worker without replacing it. Open requests are held until `go_on` spawns another."""
         self._may_live.clear()
         if self.session is not None:
             self.session.reason = "was ended; what it answered is set aside"
@@ -119,7 +141,7 @@ class Supervisor:
         await self._is_away.wait()
 
     async def go_on(self) -> None:
-        """Spawn a worker again and wait until its model is loaded. Raises what `start` does."""
+        """Spawn a worker after `set_aside` and wait until its model is loaded. Raises the errors of `start`."""
         if self._closing.is_set():
             raise EngineDeadError("the worker failed and is not restarted; restart the server")
         self._ready = asyncio.get_running_loop().create_future()
@@ -130,8 +152,8 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """There is a worker that is not known to be stuck. However long its step is: new requests are served
-        after it."""
+        """Whether a worker has loaded its model and is not known to be stuck. A long step does not change this, because
+        new requests are served after it."""
         session = self.session
         if self.state not in (State.READY, State.DRAINING) or session is None or not session.is_ready:
             return False
@@ -140,18 +162,18 @@ class Supervisor:
 
     @property
     def step_s(self) -> float:
-        """For how long the step in flight has run; 0: none does."""
+        """Duration of the step in flight so far, in seconds; 0 if there is none."""
         session = self.session
         return 0.0 if session is None or not session.is_ready else session.step_in_flight(monotonic())[1]
 
     @property
     def load(self) -> WorkerLoad:
-        """As the worker sent it last, with the part of the step in flight that is computed by now."""
+        """The worker's last reported load, plus the finished share of the step in flight."""
         session, computed = self.session, self._load.num_computed_tokens
         step = None if session is None or not session.is_ready else session.step_in_flight(monotonic())[0]
         if step is not None:
             computed += int(step.share * step.num_tokens)
-        # The end of a step is seen before its load has come: a number once shown never decreases.
+        # The end of a step is visible before its load arrives, but the counter must never decrease.
         self._num_computed_shown = max(computed, self._num_computed_shown)
         return msgspec.structs.replace(self._load, num_computed_tokens=self._num_computed_shown)
 
@@ -163,24 +185,14 @@ class Supervisor:
     def num_open(self) -> int:
         return len(self.ledger.entries)
 
-    @property
-    def num_progress(self) -> int:
-        """Tokens that came and requests that ended, since the start."""
-        return self.ledger.num_progress
-
-    @property
-    def num_quarantined(self) -> int:
-        """Times a request was alone when its worker died of it: each is the end of that request."""
-        return self.ledger.num_quarantined
-
     def flight(self) -> Flight:
-        """The worker's status. Raises EngineDeadError if there is none."""
+        """Return the worker's status. Raises EngineDeadError if there is no worker."""
         if self.session is None:
             raise EngineDeadError(NOT_READY)
         return self.session.process.flight()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until open requests have ended; false on timeout."""
+        """Refuse new requests and wait until open requests have ended. Returns False on timeout or failure."""
         if self.state in (State.LOADING, State.READY, State.RESTARTING):
             self.state = State.DRAINING
         self._look_idle()
@@ -191,7 +203,7 @@ class Supervisor:
         return self.state is not State.FAILED
 
     async def close(self) -> None:
-        """End the worker: gracefully if it is ready; open requests are cut off."""
+        """End the worker, gracefully if it is ready; open requests are cut off."""
         self.state = State.FAILED if self.state is State.FAILED else State.CLOSED
         self._closing.set()
         self._may_live.set()
@@ -224,14 +236,14 @@ class Supervisor:
         self._send_due()
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Query the worker. If it exits first, the call fails."""
+        """Query the worker. If the worker ends first, the call fails."""
         if self.session is None or not self.session.is_ready:
             on_reply(EngineDeadError(NOT_READY))
             return
         self._send([self._calls.open(op, on_reply)])
 
     def clear_cache(self) -> None:
-        """Drop every unused cached block."""
+        """Drop every cached block that is not in use."""
         self._send([ClearCache()])
 
     def _check_room(self, request: Request) -> None:
@@ -241,9 +253,9 @@ class Supervisor:
             raise DrainingError(
                 "the server is shutting down and takes no new requests; use another one, or retry later"
             )
-        # The worker's own queue decides about classes and shares; but it may be stuck, on trial or absent, and then no
-        # more may wait here than it would ever take of one tenant. Requests that others will displace, and those with a
-        # reservation or begun elsewhere, are here beside them: as many again, or a few hundred.
+        # The worker's queue applies classes and shares. While the worker is stuck, absent or testing a suspect,
+        # requests wait here: per tenant at most as many as the worker could hold. Requests that displace others, have a
+        # reservation or began on another server may exceed that, in total by as much again (at least MIN_RESERVED).
         num_own, most = self.ledger.num_open_of[request.tenant], self._max_open + max(self._max_open, MIN_RESERVED)
         if num_own >= self._max_open and not request.has_reservation and not request.has_begun:
             raise QueueFullError(num_own, self._max_open)
@@ -253,7 +265,7 @@ class Supervisor:
     # -- one worker after the other ------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """One worker after the other; however that ends, all waiting requests get their refusal."""
+        """Run one worker after another; at the end, refuse all requests that are not queued."""
         error: QuireError = EngineDeadError("the worker was closed")
         try:
             error = await self._sessions()
@@ -264,7 +276,7 @@ class Supervisor:
             self._end(error)
 
     async def _sessions(self) -> QuireError:
-        """Why no other worker is to be spawned."""
+        """Run workers until no further one should be spawned; return the reason as an error."""
         num_without_progress = 0
         while not self._closing.is_set():
             if not self._may_live.is_set():
@@ -288,7 +300,7 @@ class Supervisor:
             if self._closing.is_set():
                 break
             if ending.error is not None and self._ready is not None and not self._ready.done():
-                return ending.error  # the model or a setting is at fault: another attempt does not help
+                return ending.error  # the model or a setting is wrong, so a retry cannot succeed
             if num_without_progress >= self._plan.limits.max_restarts_without_progress:
                 rule = f"giving up: {num_without_progress} consecutive workers made no progress; last: {ending.reason}"
                 return EngineDeadError(rule, code="workers_made_no_progress")
@@ -299,7 +311,7 @@ class Supervisor:
         return EngineDeadError("the worker was closed")
 
     def _end(self, error: QuireError) -> None:
-        """There will be no other worker: the one way out of here."""
+        """Fail everything that waits, because no further worker will be spawned. Called exactly once."""
         self.open_sent.set()
         self._is_away.set()
         if self._ready is not None and not self._ready.done():
@@ -315,7 +327,7 @@ class Supervisor:
             self._failed(error)
 
     async def _live_once(self) -> SessionEnd:
-        """One worker from its spawning to its end."""
+        """Run one worker from spawning to its end."""
         plan = self._plan
         first, self._first = self._first, None
         try:
@@ -332,7 +344,7 @@ class Supervisor:
         finally:
             self.session = None
             code = await process.close()
-            level = logging.DEBUG if self._closing.is_set() else logging.INFO  # we ended it
+            level = logging.DEBUG if self._closing.is_set() else logging.INFO  # ended by this process
             log.log(level, "worker %d has ended with code %d", process.pid, code)
 
     def _on_message(self, session: WorkerSession, message: ToParent) -> None:
@@ -341,7 +353,7 @@ class Supervisor:
         self._look_idle()
 
     def handle(self, session: WorkerSession, message: ToParent) -> None:
-        """One message of this worker."""
+        """Handle one message of a worker."""
         match message:
             case Stepped():
                 if message.load is not None:
@@ -375,7 +387,7 @@ class Supervisor:
     def _begin(self, session: WorkerSession, ready: Ready) -> None:
         session.is_ready = True
         self._load, self._num_computed_shown = WorkerLoad(), 0
-        self.verdicts = ()  # of a queue that is no more
+        self.verdicts = ()  # those were hints of the previous worker's queue
         self.ledger.vocabulary_size = ready.info.vocabulary_size
         if self.state in (State.LOADING, State.RESTARTING):
             self.state = State.READY
@@ -385,8 +397,8 @@ class Supervisor:
             self._ready.set_result(ready)
 
     async def _watch(self) -> None:
-        """Kill a worker that makes no progress; end requests that are held too long. After a suspension of this
-        process, the worker gets all its time again."""
+        """Kill a worker without progress, and end held requests at their deadline. After a suspension of this process,
+        the worker's time limits start again."""
         last_s = monotonic()
         while not self._closing.is_set():
             now_s = monotonic()
@@ -399,7 +411,7 @@ class Supervisor:
             await _within(TICK_S, self._closing)
 
     def look_at(self, session: WorkerSession, now_s: float) -> None:
-        """End a worker that is stuck or silent for too long."""
+        """Kill a worker that made no progress, or sent nothing while loading, for too long."""
         limits = self._plan.limits
         last_sign_s = session.last_progress_s(now_s) if session.is_ready else session.last_message_s
         session.step_in_flight(now_s)
@@ -432,7 +444,7 @@ class Supervisor:
 
 
 async def _within(timeout_s: float, event: asyncio.Event) -> None:
-    """Wait for the event, but no longer than this."""
+    """Wait for the event, at most `timeout_s`."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), timeout_s)
 

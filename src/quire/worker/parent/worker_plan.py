@@ -1,4 +1,4 @@
-"""What a worker is spawned with, and how long its supervisor waits for it."""
+"""The configuration with which a worker is spawned, and its supervisor's time limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,23 +9,23 @@ from quire.worker.parent.spawned_worker import COMMAND
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a worker counts as stuck, and when as hopeless."""
+    """When a worker counts as stuck, and when the supervisor stops restarting."""
 
     stuck_s: float = 30.0
-    """A worker may be without progress for this long: no step and no layer of one is done."""
+    """Longest time without progress (a finished step or layer) before a worker is killed."""
     silent_s: float = 4.5
-    """One that would have shown progress, and has not for this long, is not ready: before five seconds are over."""
+    """Longest time without expected progress before a worker counts as not ready; below 5 s, so that probes see it."""
     max_restarts_without_progress: int = 5
-    """After so many consecutive workers without progress, the supervisor gives up."""
+    """The supervisor gives up after this many consecutive workers without progress."""
     load_s: float = 900.0
-    """A worker that loads may be silent for this long."""
+    """Longest time without a message while a worker loads."""
     close_s: float = 5.0
-    """A worker may take this long to close."""
+    """Longest time for a worker to close."""
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
 
     def delay_s(self, num_without_progress: int) -> float:
-        """How long to wait before the next worker."""
+        """Return the delay before the next worker is spawned (exponential backoff)."""
         return (
             min(self.max_delay_s, self.first_delay_s * 2 ** (num_without_progress - 1)) if num_without_progress else 0.0
         )
@@ -33,7 +33,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """Everything a worker needs to begin."""
+    """Everything needed to start a worker."""
 
     open: Open
     limits: Limits = field(default_factory=Limits)

@@ -51,12 +51,7 @@ def test_factors_have_limits_whatever_the_weights_are() -> None:
     assert (factors >= 1 / MOST).all() and (factors <= MOST).all()  # noqa: PT018 - one sentence
 
 
-def test_an_outputs_size_is_that_of_its_row_behind_the_norm() -> None:
-    weight, norm, bias = (
-        np.array([[3.0, 4.0]], np.float32),
-        np.array([1.0, 0.0], np.float32),
-        np.array([4.0], np.float32),
-    )
-    assert sizes_of_outputs(weight, None, None) == 5.0
-    assert sizes_of_outputs(weight, None, norm) == 3.0
-    assert sizes_of_outputs(weight, bias, norm) == 5.0
+def test_an_outputs_size_is_that_of_its_row_and_its_bias() -> None:
+    weight, bias = np.array([[3.0, 4.0]], np.float32), np.array([12.0], np.float32)
+    assert sizes_of_outputs(weight, None) == 5.0
+    assert sizes_of_outputs(weight, bias) == 13.0

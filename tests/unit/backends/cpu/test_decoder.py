@@ -18,7 +18,7 @@ from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.load import why_not_cpu
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.host.batch import make_batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.kernels import extension
 from quire.backends.load import load_backend
 from quire.checkpoints import resolve

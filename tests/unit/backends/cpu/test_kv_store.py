@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.config import ModelSettings
 from quire.core.step import BlockCopy
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quire.backends.cpu.decoder import Decoder
-from quire.backends.cpu.formats import FORMATS, Arithmetic
 from quire.backends.cpu.formats.gguf_source import _warn_widened
+from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.cpu.layers import LAYER
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.kernels import extension

@@ -6,14 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats import SCHEMES, Arithmetic, PackedWeight, StoredArray, gguf_source
-from quire.backends.cpu.formats.safetensors_source import SchemeOptions
+from quire.backends.cpu.formats.gguf_source import gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.safetensors_source import SCHEMES, StoredArray
+from quire.backends.cpu.formats.weight_format import Arithmetic
 from quire.backends.kernels.large_pages import Arena
+from quire.checkpoints.quantisation import Quantisation
 from quire.errors import CheckpointError
 from tests.support.errors import raises_code
+from tests.support.models.gguf_blocks import panel_product
 from tests.support.models.quantised import Codes, Pack, Quantised, awq, compressed, gptq
 
 pytest.importorskip("quire._native")
+
+
+def scheme_of(num_bits: int, group: int | None, *, is_symmetric: bool = True) -> Quantisation:
+    """As a config of any scheme is read, and of GPTQ's first file format."""
+    return Quantisation("", num_bits, group, is_symmetric, zeros_are_less_one=True)
+
 
 CASES = [
     ("pack-quantized", compressed, 4),
@@ -37,28 +47,27 @@ def test_a_scheme_gives_the_weights_its_codes_stand_for(
     eights, group, num_groups = sizes
     num_in = group * num_groups
     made = Quantised.draw(num_bits, 8 * eights, num_in, num_in if is_by_channel else group, seed)
-    options = SchemeOptions(num_bits, None if is_by_channel else group, is_symmetric=False)
-    weight = PackedWeight([SCHEMES[name](pack(made, num_bits), options)], Arena(), 2)
+    options = scheme_of(num_bits, None if is_by_channel else group, is_symmetric=False)
+    weight = PackedWeight([SCHEMES[name](pack(made, num_bits), options)], Arena())
     assert np.array_equal(weight.rows(np.arange(8 * eights)), made.weight)
 
 
 def test_both_arithmetics_multiply_the_codes_of_a_scheme() -> None:
     made = Quantised.draw(4, 48, 256, 128, 1)
-    options = SchemeOptions(4, 128)
-    weight = PackedWeight([SCHEMES["gptq"](gptq(made, 4), options)], Arena(), 1)
+    options = scheme_of(4, 128)
+    weight = PackedWeight([SCHEMES["gptq"](gptq(made, 4), options)], Arena())
     rows = np.random.default_rng(2).standard_normal((9, 256)).astype(np.float32)
     wanted = rows.astype(np.float64) @ made.weight.astype(np.float64).T
     sizes = np.abs(rows).astype(np.float64) @ np.abs(made.weight).astype(np.float64).T
     for kind, most in ((Arithmetic.FLOAT, 2e-6), (Arithmetic.INTEGER, 5e-3)):
-        out = np.empty((9, 48), np.float32)
-        weight.product(rows, out, kind, 1)
+        out = panel_product(weight, rows, kind)
         assert np.max(np.abs(out - wanted) / sizes) < most
 
 
 def test_symmetric_codes_have_their_zero_in_the_middle() -> None:
     made = Quantised.draw(4, 16, 64, 32, 3)
     tensors = {name: tensor for name, tensor in compressed(made, 4).items() if name != "weight_zero_point"}
-    weight = PackedWeight([SCHEMES["pack-quantized"](tensors, SchemeOptions(4, 32))], Arena(), 1)
+    weight = PackedWeight([SCHEMES["pack-quantized"](tensors, scheme_of(4, 32))], Arena())
     middle = Quantised(made.codes, made.scales, np.full_like(made.zeros, 8), 32)
     assert np.array_equal(weight.rows(np.arange(16)), middle.weight)
 
@@ -67,19 +76,19 @@ def test_groups_in_an_order_of_their_own_are_refused() -> None:
     made = Quantised.draw(4, 16, 64, 32, 3)
     tensors = gptq(made, 4) | {"g_idx": StoredArray("I32", np.arange(64, dtype=np.int32)[::-1] // 32)}
     with raises_code(CheckpointError, "groups_in_other_order"):
-        SCHEMES["gptq"](tensors, SchemeOptions(4, 32))
+        SCHEMES["gptq"](tensors, scheme_of(4, 32))
 
 
 def test_bits_groups_and_scales_that_do_not_fit_are_refused() -> None:
     made = Quantised.draw(4, 16, 64, 32, 3)
     with raises_code(CheckpointError, "invalid_checkpoint"):
-        SCHEMES["gptq"](gptq(made, 4), SchemeOptions(3, 32))
+        SCHEMES["gptq"](gptq(made, 4), scheme_of(3, 32))
     with raises_code(CheckpointError, "wrong_num_bits"):
-        SCHEMES["awq"](awq(made, 4), SchemeOptions(8, 32))
+        SCHEMES["awq"](awq(made, 4), scheme_of(8, 32))
     with raises_code(CheckpointError, "wrong_scales"):
-        SCHEMES["awq"](awq(made, 4), SchemeOptions(4, 64))
+        SCHEMES["awq"](awq(made, 4), scheme_of(4, 64))
     with raises_code(CheckpointError, "wrong_group_size"):
-        SCHEMES["awq"](awq(Quantised.draw(4, 16, 64, 16, 3), 4), SchemeOptions(4, 16))
+        SCHEMES["awq"](awq(Quantised.draw(4, 16, 64, 16, 3), 4), scheme_of(4, 16))
 
 
 def e4m3(codes: Codes) -> NDArray[np.float64]:
@@ -104,7 +113,7 @@ def test_fp8_codes_are_their_numbers_times_their_scales(
     name: str, scales: NDArray[np.float32], group: int | None
 ) -> None:
     tensors = {"weight": StoredArray("F8_E4M3", ALL_CODES), name: StoredArray("F32", scales)}
-    weight = PackedWeight([SCHEMES["fp8"](tensors, SchemeOptions(8, group))], Arena(), 1)
+    weight = PackedWeight([SCHEMES["fp8"](tensors, scheme_of(8, group))], Arena())
     each = (
         scales
         if scales.size == 1
@@ -120,7 +129,7 @@ def test_plain_numbers_stay_what_they_are(name: str) -> None:
     halves = (numbers.view(np.uint32) >> 16).astype(np.uint16)
     kept = {"F32": StoredArray("F32", numbers), "F16": StoredArray("F16", numbers.astype(np.float16))}
     stored = kept.get(name, StoredArray("BF16", halves))
-    weight = PackedWeight([gguf_source(name, stored.array.view(np.uint8), 24)], Arena(), 1)
+    weight = PackedWeight([gguf_source(name, stored.array.view(np.uint8), 24)], Arena())
     assert weight.format.name == name
     assert np.array_equal(weight.rows(np.arange(20)), stored.floats())
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quire.backends.cpu.state_store import StateStore, no_runs, slot_bytes
+from quire.backends.cpu.state_store import StateStore, no_runs
 from quire.backends.host.batch import Batch, make_batch
 from quire.core.step import SlotCopy, WorkItem
 from quire.errors import InvariantError
@@ -36,7 +36,7 @@ def test_a_store_begins_with_zeros_and_a_slot_takes_four_bytes_a_number() -> Non
     store = StateStore(SIZE, 3)
     assert store.numbers.shape == (4, SIZE)
     assert not store.numbers.any()
-    assert store.numbers[1].nbytes == slot_bytes(SIZE) == 4 * SIZE
+    assert store.numbers[1].nbytes == 4 * SIZE
     assert store.numbers.ctypes.data % 64 == 0
 
 

@@ -319,13 +319,13 @@ def test_what_does_not_fit_is_refused() -> None:
     world = World()
     item = world.add(40, 2)
     with raises_code(InvariantError, "too_few_blocks"):
-        StepTiles([item._replace(block_ids=item.block_ids[:1])], 32, 3)
+        StepTiles([changed(item, block_ids=item.block_ids[:1])], 32, 3)
     with raises_code(InvariantError, "negative_block_id"):
-        StepTiles([item._replace(block_ids=(-1, 1))], 32, 3)
+        StepTiles([changed(item, block_ids=(-1, 1))], 32, 3)
     with raises_code(InvariantError, "step_without_items"):
         StepTiles([], 32, 3)
     with raises_code(InvariantError, "invariant_broken"):
-        StepTiles([item._replace(token_ids=())], 32, 3)
+        StepTiles([changed(item, token_ids=())], 32, 3)
     with raises_code(InvariantError, "invariant_broken"):
         sampling.argmax(np.zeros((2, 8)))  # type: ignore[arg-type]
 
@@ -369,7 +369,7 @@ print(json.dumps({"isa": extension.available().isa, "exp_double": wide.tolist(),
 
 
 def _run_build(isa: str) -> dict[str, Any]:
-    environment = {**os.environ, "QUIRE_NATIVE": isa, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "QUIRE_INSTRUCTION_SET": isa, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", _OTHER_BUILD], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -380,7 +380,7 @@ def _run_build(isa: str) -> dict[str, Any]:
 def _is_there(isa: str) -> bool:
     """Whether this processor can run that build."""
     program = "from quire.backends.kernels import extension; print(extension.available().is_available)"
-    environment = {**os.environ, "QUIRE_NATIVE": isa}
+    environment = {**os.environ, "QUIRE_INSTRUCTION_SET": isa}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip() == "True"
 
@@ -403,9 +403,10 @@ def test_every_build_agrees() -> None:
 
 def test_a_build_that_is_not_there_is_refused() -> None:
     program = "from quire.backends.kernels import extension; a = extension.available(); print(a.is_available, a.reason)"
-    environment = {**os.environ, "QUIRE_NATIVE": "quantum"}
+    environment = {**os.environ, "QUIRE_INSTRUCTION_SET": "quantum"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("False QUIRE_NATIVE must be")
+    assert done.stdout.startswith("False expected an instruction set of this processor, ")
+    assert done.stdout.rstrip().endswith("portable, got quantum")
 
 
 def test_without_the_extension_the_reason_says_so() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from quire.backends.host.batch import make_batch
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import padded

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.backends.host.kv_shape import LayerShape
+from quire.backends.host.block_store import LayerShape
 from quire.backends.kernels import products
 from quire.backends.torch import linear
 from quire.backends.torch.adapter import _any_shape

@@ -72,7 +72,7 @@ def test_tensors_lie_where_the_package_of_the_format_finds_them(path: Path) -> N
         )
         for tensor in GGUFReader(path).tensors
     }
-    assert {name: (t.shape, t.type.name, t.offset, t.num_bytes) for name, t in file.tensors.items()} == found
+    assert {name: (t.shape, t.type, t.offset, t.num_bytes) for name, t in file.tensors.items()} == found
 
 
 def test_version_2_is_read_like_version_3(path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from quire.checkpoints import resolve
+from quire.checkpoints import cache, resolve
 from quire.checkpoints.hub import download as hub_download
 from quire.checkpoints.hub import files as hub_files
 from quire.checkpoints.hub import listing as hub_listing
@@ -223,7 +223,7 @@ def test_formats_that_nobody_here_runs_are_named(hub: HubStandIn) -> None:
 
 
 def test_a_full_disk_is_noticed_before_it_is_full(hub: HubStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_download, "free_bytes", lambda _folder: 1 << 20)
+    monkeypatch.setattr(cache, "SPARE_BYTES", 1 << 62)
     with raises_code(CheckpointError, "disk_full"):
         fetch()
 

@@ -20,7 +20,6 @@ from quire.checkpoints.hub.variants import (
 from quire.errors import CheckpointError
 from tests.support.errors import raises_code
 
-BESIDE = ("*.json",)
 GB = 10**9
 
 
@@ -38,7 +37,7 @@ def test_a_repository_has_a_variant_for_each_file_and_one_for_all_parts_of_one()
         HubFile("mmproj-model-F16.gguf", 1),
         HubFile("README.md", 1),
     ]
-    found = variants_of(files, BESIDE)
+    found = variants_of(files)
     assert [(one.label, one.size_bytes, one.first_name) for one in found] == [
         ("Q4_K_M", 4, "model-Q4_K_M.gguf"),
         ("Q8_0", 8, "model-Q8_0.gguf"),
@@ -48,7 +47,7 @@ def test_a_repository_has_a_variant_for_each_file_and_one_for_all_parts_of_one()
 
 def test_safetensors_are_one_variant_with_what_is_read_beside_them() -> None:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json", "a/b.json", "x.bin"]
-    (variant,) = variants_of([HubFile(name, 10) for name in names], BESIDE)
+    (variant,) = variants_of([HubFile(name, 10) for name in names])
     assert variant.label == SAFETENSORS
     assert [file.name for file in variant.files] == [*names[:2], "config.json"]
     assert variant.weight_bytes == 20
@@ -66,7 +65,7 @@ def test_safetensors_are_one_variant_with_what_is_read_beside_them() -> None:
     ],
 )
 def test_a_label_stands_at_the_end_of_a_name_or_of_a_folder(name: str, label: str) -> None:
-    (variant,) = variants_of([HubFile(name, 1)], BESIDE)
+    (variant,) = variants_of([HubFile(name, 1)])
     assert variant.label == label
     assert (variant.bits is None) == (label == "strange")
 

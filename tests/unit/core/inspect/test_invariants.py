@@ -134,7 +134,7 @@ def a_pin_that_runs(memory: KVMemory) -> None:
 STATE_BREAKS: dict[str, Callable[[KVMemory], object]] = {
     r"Counter\(\{3: 1\}\) missing": lambda m: m.slots.blank_slots.pop(),
     r"Counter\(\{2: 1\}\) too many": lambda m: m.slots.blank_slots.append(2),
-    "2 promised, 1 counted": lambda m: setattr(m.slots, "_num_promised", 2),
+    "2 promised, 1 counted": lambda m: setattr(m.slots, "num_promised", 2),
     "2 are promised or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
     "outlives its block 7": carried_by_a_block_without_a_name,
     "held by a pin that is gone": kept_for_a_pin_that_is_gone,

@@ -1,16 +1,8 @@
-"""Positions, packing, caps."""
+"""Parents, packing, caps."""
 
 import pytest
 
-from quire.core.memory.block_table import BlockTable, Slot, hit_cap, num_blocks_for, pack_tokens, unpack_tokens
-
-
-def test_a_position_lives_in_the_block_of_its_index_at_its_remainder() -> None:
-    table = BlockTable(1, -1, block_size=4)
-    table.blocks = [17, 4, 23]
-    assert table.slot(0) == Slot(17, 0)
-    assert table.slot(7) == Slot(4, 3)
-    assert table.slot(8) == Slot(23, 0)
+from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for, pack_tokens, unpack_tokens
 
 
 def test_the_parent_of_the_first_block_is_the_root() -> None:

@@ -172,7 +172,7 @@ class TestNames:
         assert (table.num_reserved, len(table.blocks)) == (9, 3)
         memory.commit(table, 5)
         invariants.check(memory)
-        assert (table.num_computed, len(table.blocks), memory.num_free_blocks) == (5, 2, 6)
+        assert (table.num_computed, len(table.blocks), memory.pool.num_free) == (5, 2, 6)
         assert memory.divergence(SPACE, [1, 2, 3, 4, 5, 6, 7, 8, 9]).num_cached_tokens == 4
         memory.reserve(table, [1, 2, 3, 4, 5, 0], 1, [0, 0])
         memory.commit(table, 3)
@@ -468,7 +468,7 @@ class TestMisuse:
         table = memory.open(SPACE)
         with pytest.raises(OverflowError):
             memory.reserve(table, [1, 2, 3, -4], 4)
-        assert memory.num_free_blocks == 8
+        assert memory.pool.num_free == 8
 
     @pytest.mark.parametrize(
         ("setting", "value"),

@@ -38,21 +38,21 @@ class TestRunning:
     def test_who_begins_with_nothing_gets_the_state_before_the_first_token(self) -> None:
         slots = StateSlots(3, 3)
         running = slots.begin(None)
-        assert slots._copies == [SlotCopy(ZERO_SLOT, running)]
+        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running),)
 
     def test_who_begins_again_keeps_its_slot(self) -> None:
         slots = StateSlots(3, 1)
         source, running = kept(slots, 10), slots.begin(None)
         slots.take_moves()
         assert (slots.begin(running), slots.begin_after(10, running)) == (running, running)
-        assert slots._copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(source, running)]
+        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(source, running))
 
     def test_who_goes_on_behind_a_block_gets_a_copy_and_the_block_keeps_its_state(self) -> None:
         slots = StateSlots(3, 1)
         source = kept(slots, 10)
         running = slots.begin_after(10, None)
         assert running != source
-        assert slots._copies == [SlotCopy(source, running)]
+        assert slots.take_moves()[0] == (SlotCopy(source, running),)
         assert slots.slot_of(10) == source
 
     def test_where_nothing_else_makes_room_the_state_itself_is_run_from(self) -> None:
@@ -62,14 +62,14 @@ class TestRunning:
         slots.take_moves()
         assert slots.begin_after(10, None) == source
         assert slots.slot_of(10) is None
-        assert slots._copies == []
+        assert slots.take_moves()[0] == ()
 
     def test_a_fork_gets_a_copy_in_a_slot_of_its_own(self) -> None:
         slots = StateSlots(2, 2)
         running = slots.begin(None)
         child = slots.fork(running)
         assert child != running
-        assert slots._copies == [SlotCopy(ZERO_SLOT, running), SlotCopy(running, child)]
+        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(running, child))
 
     def test_a_slot_given_back_is_taken_again_before_a_state_has_to_leave(self) -> None:
         slots = StateSlots(2, 1)
@@ -121,7 +121,7 @@ class TestKeeping:
         promised = slots.promise(1, None)
         assert promised is not None
         slots.break_promise(promised)
-        assert (slots.num_promised, slots.num_cached, promised in slots.blank) == (0, 0, True)
+        assert (slots.num_promised, slots.num_cached, promised in slots.blank_slots) == (0, 0, True)
 
     def test_of_two_equal_states_the_first_stays_and_counts_as_used(self) -> None:
         slots = StateSlots(6, 1)
@@ -129,18 +129,18 @@ class TestKeeping:
         kept(slots, 11)
         second = kept(slots, 10, TRANSIENT)
         assert slots.slot_of(10) == first
-        assert second in slots.blank
-        assert not slots.is_passing(10)
+        assert second in slots.blank_slots
+        assert 10 not in slots.passing
         assert [*slots.cached()] == [11, 10]
         assert slots.num_promised == 0
 
     def test_a_state_kept_in_passing_is_given_up_for_the_next_of_its_sequence(self) -> None:
         slots = StateSlots(9, 1)
         first = kept(slots, 10, TRANSIENT)
-        assert (slots.num_passing, slots.is_passing(10)) == (1, True)
+        assert (len(slots.passing), 10 in slots.passing) == (1, True)
         assert kept(slots, 11, TRANSIENT, last_kept=10) == first
         assert [*slots.cached()] == [11]
-        assert slots.num_passing == 1
+        assert len(slots.passing) == 1
         assert slots.num_evictions == 0, "it did not make room for somebody else"
 
     def test_it_stays_once_somebody_has_used_it(self) -> None:
@@ -199,7 +199,7 @@ class TestLeaving:
         kept(slots, 10, TRANSIENT)
         slots.begin(None)
         slots.begin(None)
-        assert (slots.num_passing, slots.slot_of(10)) == (0, None)
+        assert (len(slots.passing), slots.slot_of(10)) == (0, None)
 
     def test_a_state_leaves_with_its_block(self) -> None:
         slots = StateSlots(4, 1)
@@ -207,8 +207,8 @@ class TestLeaving:
         kept(slots, 11)
         slots.forget([10, 99])
         assert [*slots.cached()] == [11]
-        assert slot in slots.blank
-        assert (slots.num_passing, slots.num_evictions) == (0, 0)
+        assert slot in slots.blank_slots
+        assert (len(slots.passing), slots.num_evictions) == (0, 0)
 
     def test_clearing_takes_all_states_the_pinned_ones_too(self) -> None:
         slots = StateSlots(4, 1)
@@ -216,7 +216,12 @@ class TestLeaving:
         kept(slots, 11)
         slots.pin_state(11)
         slots.clear()
-        assert (slots.num_cached, slots.num_pinned, slots.num_passing, sorted(slots.blank)) == (0, 0, 0, [1, 2, 3, 4])
+        assert (slots.num_cached, len(slots.pinned_slots), len(slots.passing), sorted(slots.blank_slots)) == (
+            0,
+            0,
+            0,
+            [1, 2, 3, 4],
+        )
 
     def test_the_deepest_block_with_a_state_says_how_many_are_usable(self) -> None:
         slots = StateSlots(5, 1)
@@ -236,7 +241,7 @@ class TestPinning:
         slots.pin_state(10)
         for block in (11, 12, 13, 14):
             kept(slots, block)
-        assert (slots.slot_of(10), slots.use(10), slots.num_pinned) == (slot, slot, 1)
+        assert (slots.slot_of(10), slots.use(10), len(slots.pinned_slots)) == (slot, slot, 1)
         with raises_code(InvariantError, "invariant_broken"):
             slots.forget([10])
 
@@ -244,7 +249,7 @@ class TestPinning:
         slots = StateSlots(4, 2)
         kept(slots, 10, TRANSIENT)
         slots.pin_state(10)
-        assert not slots.is_passing(10)
+        assert 10 not in slots.passing
         kept(slots, 11, TRANSIENT, last_kept=10)
         assert slots.slot_of(10) is not None
 
@@ -252,7 +257,7 @@ class TestPinning:
         slots = StateSlots(4, 2)
         slots.pin_state(10)
         slots.unpin_states([10])
-        assert (slots.num_pinned, slots.num_cached) == (0, 0)
+        assert (len(slots.pinned_slots), slots.num_cached) == (0, 0)
 
     def test_an_unpinned_state_is_the_most_recently_used(self) -> None:
         slots = StateSlots(5, 2)
@@ -263,7 +268,7 @@ class TestPinning:
         slots.unpin_states([10, 11, 12])
         kept(slots, 12)
         assert [*slots.cached()] == [11, 10, 12]
-        assert not slots.is_pinned(10)
+        assert 10 not in slots.pinned_slots
 
     def test_pins_may_hold_their_share_of_what_nobody_needs_to_run(self) -> None:
         slots = StateSlots(6, 2)

@@ -48,7 +48,7 @@ class TestHits:
         (block,) = cached(shadow, list(range(4)), [4])
         table = shadow.begin(SPACE, list(range(5))).table
         assert table.state_slot is not None
-        assert shadow.memory.slots._copies == [SlotCopy(shadow.memory.slots.cached()[block], table.state_slot)]
+        assert shadow.memory.slots.take_moves()[0] == (SlotCopy(shadow.memory.slots.cached()[block], table.state_slot),)
 
     def test_a_sequence_without_a_hit_begins_with_the_state_before_the_first_token(self) -> None:
         memory = KVMemory(config(), BlockHasher(KEY))
@@ -269,10 +269,10 @@ class TestRelease:
     def test_release_gives_the_slot_back_and_the_second_call_does_nothing(self) -> None:
         shadow = new_shadow()
         table = computed(shadow, list(range(6)), [4]).table
-        before = len(shadow.memory.slots.blank)
+        before = len(shadow.memory.slots.blank_slots)
         for _ in range(2):
             shadow.memory.release(table)
-        assert len(shadow.memory.slots.blank) == before + 1
+        assert len(shadow.memory.slots.blank_slots) == before + 1
         assert table.state_slot is None
         invariants.check_at_rest(shadow.memory)
 

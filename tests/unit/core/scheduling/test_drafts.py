@@ -80,7 +80,7 @@ def test_wrong_guesses_cost_no_step_and_hold_no_block() -> None:
     while plain.scheduler.live:
         for server in (guessing, plain):
             server.step()
-        assert guessing.memory.num_free_blocks == plain.memory.num_free_blocks
+        assert guessing.memory.pool.num_free == plain.memory.pool.num_free
     assert not guessing.scheduler.live
     stats = guessing.scheduler.stats
     assert stats.num_draft_tokens > stats.num_accepted_tokens == 0
@@ -91,9 +91,9 @@ def test_blocks_are_taken_for_guesses_and_given_back_if_they_were_wrong() -> Non
     server = Server(num_blocks=8, propose=up_to(9, wrong))
     server.ask(range(3), 12)
     plan = server.plan()
-    assert (len(plan.items[0].block_ids), server.memory.num_free_blocks) == (3, 5)
+    assert (len(plan.items[0].block_ids), server.memory.pool.num_free) == (3, 5)
     server.finish(plan)
-    assert server.memory.num_free_blocks == 7
+    assert server.memory.pool.num_free == 7
     server.run()
 
 

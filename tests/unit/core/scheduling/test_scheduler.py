@@ -829,9 +829,9 @@ class TestPressure:
         server.ask(range(200, 240), 2)
         server.step()
         assert server.running == ["r1", "r2"], "what r2 still needs is set aside"
-        free = server.memory.num_free_blocks
+        free = server.memory.pool.num_free
         server.cancel("r2")
-        assert server.memory.num_free_blocks == free, "it had computed nothing itself"
+        assert server.memory.pool.num_free == free, "it had computed nothing itself"
         server.step()
         assert server.running == ["r1", "r3"]
         server.run()

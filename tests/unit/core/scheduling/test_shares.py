@@ -14,6 +14,7 @@ from quire.core.scheduling.shares import (
     Granted,
     Shares,
 )
+from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.errors import QueueFullError, TenantShareError
 
 HIGH, NORMAL, LOW = (one.value for one in PriorityClass)
@@ -129,7 +130,7 @@ def test_with_more_tenants_than_places_each_may_have_one() -> None:
 
 
 def test_a_class_that_has_not_used_what_is_kept_for_it_loses_nothing_to_another() -> None:
-    places = Places(Bounds.of_queue(40))
+    places = Places(QueueConfig(40).bounds)
     low = places.fill("a", 4, LOW)
     normal = places.fill("a", 40, NORMAL)
     assert len(normal) == 32
@@ -180,7 +181,7 @@ def test_looking_whether_there_is_room_changes_nothing() -> None:
 
 
 def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
-    places = Places(Bounds.of_queue(100))
+    places = Places(QueueConfig(100).bounds)
     places.fill("b", 1, NORMAL)
     assert places.shares.update_hints() == ()
     names = places.fill("a", 41, NORMAL)

@@ -22,7 +22,7 @@ class TestMisuse:
         table = memory.open(SPACE)
         with raises_code(InvariantError, "drafts_with_state"):
             memory.reserve(table, [1, 2], 2, [3, 4])
-        assert memory.num_free_blocks == 16
+        assert memory.pool.num_free == 16
 
     @pytest.mark.parametrize("num_tokens", [1, 3, 5])
     def test_a_state_beside_a_border_is_refused(self, num_tokens: int) -> None:
@@ -30,7 +30,7 @@ class TestMisuse:
         table = memory.open(SPACE)
         with raises_code(InvariantError, "cannot_keep_state"):
             memory.reserve(table, [1] * 6, num_tokens, keep=StateCheckpoint.PINNED)
-        assert memory.num_free_blocks == 16
+        assert memory.pool.num_free == 16
 
     def test_a_state_of_a_model_without_any_is_refused(self) -> None:
         memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(KEY))
@@ -64,7 +64,7 @@ class TestPins:
         for token in range(20, 24):
             computed(shadow, [token] * 5, [4])
         assert shadow.memory.slots.num_evictions > 0
-        assert shadow.memory.slots.is_pinned(first)
+        assert first in shadow.memory.slots.pinned_slots
         assert shadow.memory.divergence(SPACE, list(range(14))).num_cached_tokens == 4
         invariants.check(shadow.memory)
 
@@ -73,7 +73,7 @@ class TestPins:
         shadow = new_shadow()
         cached(shadow, list(range(5)), [4])
         pin = shadow.memory.pin(SPACE, list(range(5)), 10.0)
-        assert (shadow.memory.slots.num_pinned, shadow.memory.slots.num_cached) == (1, 1)
+        assert (len(shadow.memory.slots.pinned_slots), shadow.memory.slots.num_cached) == (1, 1)
         if end == "unpin":
             shadow.memory.unpin(pin)
             shadow.memory.unpin(pin)
@@ -81,7 +81,7 @@ class TestPins:
             shadow.memory.advance(10.0)
         else:
             shadow.memory.clear()
-        assert (shadow.memory.slots.num_pinned, shadow.memory.slots.num_cached) == (0, end != "clear")
+        assert (len(shadow.memory.slots.pinned_slots), shadow.memory.slots.num_cached) == (0, end != "clear")
         invariants.check_at_rest(shadow.memory)
 
     def test_a_state_that_two_pins_hold_stays_until_the_last_goes(self) -> None:
@@ -89,9 +89,9 @@ class TestPins:
         cached(shadow, list(range(5)), [4])
         first, second = (shadow.memory.pin(SPACE, list(range(5)), 10.0) for _ in range(2))
         shadow.memory.unpin(first)
-        assert shadow.memory.slots.num_pinned == 1
+        assert len(shadow.memory.slots.pinned_slots) == 1
         shadow.memory.unpin(second)
-        assert shadow.memory.slots.num_pinned == 0
+        assert len(shadow.memory.slots.pinned_slots) == 0
 
     def test_pins_hold_no_more_than_their_share_of_the_slots(self) -> None:
         shadow = new_shadow(num_kept=4, pin_share=0.5)
@@ -115,7 +115,7 @@ class TestPins:
         cached(shadow, [1] * 12, [12])
         with raises_code(PinBudgetError, "pin_budget_exceeded"):
             shadow.memory.pin(SPACE, [1] * 12, 10.0)
-        assert shadow.memory.slots.num_pinned == 0
+        assert len(shadow.memory.slots.pinned_slots) == 0
         shadow.verify_all()
 
 

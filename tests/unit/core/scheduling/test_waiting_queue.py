@@ -25,7 +25,7 @@ class Waiting:
     def add(self, name: str, at_s: float = 0.0, priority: PriorityClass = NORMAL, tenant: str = "t") -> Sequence:
         request = Request(name, (1,), namespace(4), at_s, tenant=tenant, priority=priority)
         number = len(self.sequences) + 1
-        sequence = Sequence(number, request, self.queue.key(at_s, priority, number))
+        sequence = Sequence(number, request, self.queue.key(request, at_s, number))
         room = self.queue.request_place(request, at_s)
         if room.gives_up is not None:
             self.queue.remove(self.sequences[room.gives_up])
@@ -123,7 +123,7 @@ def test_a_preempted_sequence_comes_back_to_where_its_key_says() -> None:
     assert victim is not None
     waiting.queue.remove(victim)
     victim.num_preemptions += 1
-    waiting.queue.put_back(victim)
+    waiting.queue.wait(victim)
     assert victim in waiting.queue
     assert waiting.order() == ["first", "second"]
     assert waiting.queue.tenants["t"].num_waiting == 0
@@ -302,7 +302,7 @@ def test_who_comes_back_finds_its_place_among_those_who_wait() -> None:
         waiting.queue.remove(sequence)
         sequence.num_preemptions += 1
     for sequence in gone[:80]:
-        waiting.queue.put_back(sequence)
+        waiting.queue.wait(sequence)
     for sequence in gone[:40]:
         waiting.queue.remove(sequence)
     expected = sorted({*sequences} - {*gone[80:]} - {*gone[:40]}, key=lambda sequence: sequence.key)

@@ -44,7 +44,7 @@ def test_two_members_answer_as_one_server_does_and_both_are_used() -> None:
         expected = await alone()
         async with small_fleet(2) as (model, members):
             assert await answers(model) == expected
-            assert all(member.supervisor.num_progress for member in members)
+            assert all(member.supervisor.ledger.num_progress for member in members)
 
     asyncio.run(run())
 
@@ -54,7 +54,7 @@ def test_a_stream_goes_on_elsewhere_when_its_member_is_killed() -> None:
         expected = await alone()
         async with small_fleet(2, step_s=0.02) as (model, members):
             asking = asyncio.create_task(answers(model))
-            while not all(member.supervisor.num_progress > 8 for member in members):
+            while not all(member.supervisor.ledger.num_progress > 8 for member in members):
                 await asyncio.sleep(0.01)
             await members[0].kill()
             assert await asking == expected
@@ -71,7 +71,7 @@ def test_a_member_that_comes_later_takes_over_what_nobody_else_can() -> None:
             source = FixedMembers([first.address, "ipc:///tmp/quire-nobody-is-there"])
             async with FleetModel("oracle", source, None) as model:
                 asking = asyncio.create_task(model.generate("once", ASKED[0]))
-                while not first.supervisor.num_progress:
+                while not first.supervisor.ledger.num_progress:
                     await asyncio.sleep(0.01)
                 await first.kill()
                 while model.fleet.num_ready:

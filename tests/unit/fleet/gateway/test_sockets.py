@@ -99,7 +99,7 @@ def test_all_kinds_of_answers_survive_the_death_of_their_member() -> None:
         expected = await alone(everything)
         async with small_fleet(2, step_s=0.03) as (model, members):
             asking = asyncio.create_task(everything(model))
-            await until(lambda: all(member.supervisor.num_progress > 20 for member in members))
+            await until(lambda: all(member.supervisor.ledger.num_progress > 20 for member in members))
             await members[0].kill()
             assert await asking == expected
             assert model.fleet.counts.num_moved > 0
@@ -157,7 +157,7 @@ def test_a_stream_goes_on_when_the_wire_to_its_only_member_is_mended(way: str) -
             FleetModel("oracle", FixedMembers([address]), None, suspect_after_s=1.6) as model,
         ):
             asking = asyncio.create_task(answer(model))
-            await until(lambda: member.supervisor.num_progress > 20)
+            await until(lambda: member.supervisor.ledger.num_progress > 20)
             wire.cut() if way == "cut" else wire.freeze()
             await until(lambda: model.fleet.num_ready == 0)
             assert model.fleet.num_held == 1
@@ -179,7 +179,7 @@ def test_streams_leave_a_member_that_hangs_and_it_comes_back() -> None:
                     await until(lambda: model.fleet.num_ready == 2)
                     asking = [asyncio.create_task(answer(model, number)) for number in range(8)]
                     await until(lambda: model.fleet.router.membership.num_open(hung.address) > 0)
-                    await until(lambda: other.supervisor.num_progress > 20)
+                    await until(lambda: other.supervisor.ledger.num_progress > 20)
                     hung.send_signal(signal.SIGSTOP)
                     assert [await one for one in asking] == expected
                     assert model.fleet.counts.num_moved > 0

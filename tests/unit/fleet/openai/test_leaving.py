@@ -271,7 +271,7 @@ class TestStreams:
         first = line(choices=[choice(5, prompt_token_ids=prompt)])
         assert len(first) > MAX_LINE_BYTES
         stream = OpenAIStream(prompt, 100, None, 16)
-        assert stream.feed(first).token_ids == (5,)
+        assert stream.feed(first).token_ids == [5]
         with raises_code(MessageError, "event_too_long"):
             stream.feed(first[:-2])
         with raises_code(MessageError, "another_prompt"):
@@ -316,11 +316,11 @@ class TestFlights:
         assert flight.accepted(0) == []
         events: list[RequestEvent] = flight.accepted(1)
         assert (flight.is_taken, flight.num_uncomputed_tokens) == (True, 3)
-        events += flight.take_chunk(1, OpenAIChunk((4, 5)))
+        events += flight.take_chunk(1, OpenAIChunk([4, 5]))
         assert flight.num_uncomputed_tokens == 0
-        events += flight.take_chunk(0, OpenAIChunk((6,), reason=FinishReason.STOP))
+        events += flight.take_chunk(0, OpenAIChunk([6], reason=FinishReason.STOP))
         events += flight.take_chunk(0, OpenAIChunk(num_cached_tokens=0)) + flight.over(0)
-        final = OpenAIChunk((7,), reason=FinishReason.LENGTH, num_cached_tokens=2)
+        final = OpenAIChunk([7], reason=FinishReason.LENGTH, num_cached_tokens=2)
         events += flight.take_chunk(1, final) + flight.over(1)
         kinds = [type(event) for event in events]
         ends = [SequenceFinished, Token, SequenceFinished, Finished]
@@ -332,14 +332,14 @@ class TestFlights:
         assert isinstance(last, Finished)
         assert (last.num_cached_tokens, last.num_output_tokens) == (0, 5)
         assert flight.is_over
-        assert flight.ended(FinishReason.ERROR) == flight.take_chunk(0, OpenAIChunk((1,))) == []
+        assert flight.ended(FinishReason.ERROR) == flight.take_chunk(0, OpenAIChunk([1])) == []
 
     def test_one_answer_can_be_left_and_the_other_goes_on(self) -> None:
         flight = OpenAIAssignment(submit(continuations=(Continuation(0), Continuation(1))), 3)
         flight.accepted(0)
         kinds = [type(event) for event in flight.cancelled(1)]
         assert kinds == [Queued, Admitted, SequenceFinished]
-        assert flight.take_chunk(1, OpenAIChunk((4,))) == []
+        assert flight.take_chunk(1, OpenAIChunk([4])) == []
         assert [type(event) for event in flight.ended(FinishReason.DEADLINE)] == [SequenceFinished, Finished]
 
 
@@ -374,7 +374,7 @@ class TestFigures:
 class TestCards:
     def test_the_named_model_or_the_first_is_taken(self) -> None:
         body = b'{"object": "list", "data": [{"id": "a", "max_model_len": 9}, {"id": "b"}]}'
-        assert (read_model(body, "").name, read_model(body, "b").max_sequence_tokens) == ("a", None)
+        assert (read_model(body, "").id, read_model(body, "b").max_model_len) == ("a", None)
         for wrong in (b"[]", b"", b'{"data": []}'):
             with pytest.raises(MessageError):
                 read_model(wrong, "")

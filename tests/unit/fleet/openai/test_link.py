@@ -465,7 +465,7 @@ def test_quire_may_join_a_fleet_that_began_with_strangers_alone() -> None:
             await until(lambda: model.fleet.num_ready == 2)
             done = await asyncio.gather(*(model.generate(f"{at} is how it begins", GREEDY) for at in range(6)))
             assert all(len(one.answers[0].token_ids) == 24 for one in done)
-            assert member.supervisor.num_progress > 0
+            assert member.supervisor.ledger.num_progress > 0
             assert (await model.explain("number 1")).num_cached_tokens >= 0
 
     asyncio.run(run())
@@ -501,7 +501,7 @@ def test_what_a_stranger_publishes_fills_the_index() -> None:
                     fingerprint = model.text.info.identity.fingerprint
                     names = names_of(root_name(fingerprint, "", "group"), ids, 4)
                     index, number = model.fleet.router.index, 0
-                    while not any(depth for depth, _ in index.groups(names, frozenset({line}))):
+                    while line not in index.depths(names):
                         batch = msgspec.msgpack.encode([float(number), [event]])
                         await news.send_multipart([b"", number.to_bytes(8, "big"), batch])
                         number += 1

@@ -15,7 +15,6 @@ from quire.fleet.ray.config import (
     MemberCount,
     RayFleetArgs,
     read_args,
-    rule_of,
     serve_config,
     settings_of_args,
 )
@@ -36,8 +35,7 @@ def test_arguments_say_what_members_load_and_by_what_they_are_scaled() -> None:
     settings = settings_of_args(args)
     assert (settings.model.memory_bytes, settings.server.no_page) == (2 << 30, True)
     assert args.served_name == "model"
-    rule = rule_of(args, settings)
-    assert (rule.num_tokens, rule.num_running) == (4096, 8)
+    assert (args.tokens_per_member, settings.model.max_running) == (4096, 8)
 
 
 @pytest.mark.parametrize(

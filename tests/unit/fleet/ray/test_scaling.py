@@ -2,12 +2,10 @@
 
 import pytest
 
-from quire.errors import ConfigError
 from quire.fleet.member.status import MemberStatus
-from quire.fleet.ray.scaling import ScalingRule, load_of, wanted_members
-from tests.support.errors import raises_code
+from quire.fleet.ray.registry import load_of, wanted_members
 
-RULE = ScalingRule(num_tokens=1000, num_running=8)
+ENOUGH = 1000, 8
 
 
 def status(num_uncomputed_tokens: int = 0, num_running: int = 0) -> MemberStatus:
@@ -19,7 +17,7 @@ def status(num_uncomputed_tokens: int = 0, num_running: int = 0) -> MemberStatus
     [(status(), 0.0), (status(500), 0.5), (status(2500, 8), 2.5), (status(0, 8), 1.0), (status(100, 4), 0.5)],
 )
 def test_a_members_load_is_what_its_work_would_fill(one: MemberStatus, load: float) -> None:
-    assert load_of(one, RULE) == load
+    assert load_of(one, *ENOUGH) == load
 
 
 @pytest.mark.parametrize(
@@ -31,11 +29,5 @@ def test_all_loads_together_are_the_members_that_are_needed(loads: list[float], 
 
 
 def test_members_that_are_full_of_answers_are_not_taken_away() -> None:
-    full = [load_of(status(0, 8), RULE)] * 3
+    full = [load_of(status(0, 8), *ENOUGH)] * 3
     assert wanted_members(full) == 3
-
-
-@pytest.mark.parametrize("limits", [(0, 1), (1, 0)])
-def test_a_rule_by_which_nothing_could_be_scaled_is_refused(limits: tuple[int, int]) -> None:
-    with raises_code(ConfigError, "invalid_config"):
-        ScalingRule(*limits)

@@ -12,6 +12,7 @@ from quire.fleet.routing.block_names import names_of, root_name
 from quire.fleet.routing.membership import Assignment, MemberState
 from quire.fleet.routing.router import RoutedPrompt, Router, RoutingChoice
 from tests.support.errors import raises_code
+from tests.support.fleet.router_invariants import ranked
 
 SIZE = 4
 ROOT = root_name("model", "", "")
@@ -49,7 +50,7 @@ def test_the_cost_is_four_times_the_uncached_tokens_and_those_in_flight() -> Non
     router.index.stored("b", prompt.names[SIZE][:3])
     router.loads.report("a", 5, 0.0)
     router.loads.report("b", 60, 0.0)
-    assert router.rank(prompt) == [RoutingChoice("a", 1, 0, 4 * 21 + 5), RoutingChoice("b", 2, 12, 4 * 9 + 60)]
+    assert ranked(router, prompt) == [RoutingChoice("a", 1, 0, 4 * 21 + 5), RoutingChoice("b", 2, 12, 4 * 9 + 60)]
     router.loads.report("b", 40, 1.0)
     assert chosen(router, prompt) == RoutingChoice("b", 2, 12, 4 * 9 + 40)
 
@@ -88,7 +89,7 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
             expected.append((cost, in_flight[member], last[member], member, same * size))
         expected.sort()
         prompt = prompt_of(f"r{number}", tokens, 2, 3)
-        assert [(one.member, one.num_cached_tokens, one.cost) for one in router.rank(prompt, exclude)] == [
+        assert [(one.member, one.num_cached_tokens, one.cost) for one in ranked(router, prompt, exclude, weight)] == [
             (member, num_cached, cost) for cost, _, _, member, num_cached in expected
         ]
         choice = router.choose(prompt, float(number), exclude)
@@ -106,7 +107,8 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
 def test_the_choice_is_the_first_of_all_with_whatever_is_believed_and_in_flight(seed: int) -> None:
     """The search that a choice makes ends early; that of a ranking does not."""
     random = Random(seed)
-    router = Router(uncached_weight=random.choice((0.5, 4.0)))
+    weight = random.choice((0.5, 4.0))
+    router = Router(uncached_weight=weight)
     for number in range(6):
         router.join(f"m{number}", 2, 0.0)
         router.ready(f"m{number}", 0.0)
@@ -114,7 +116,7 @@ def test_the_choice_is_the_first_of_all_with_whatever_is_believed_and_in_flight(
         # A long way in common, so that depths lie behind the exact marks.
         tokens = [0] * random.randrange(1, 200) + [number] * random.randrange(1, 40)
         prompt = prompt_of(f"r{number}", tokens, 2)
-        best = router.rank(prompt)[0]
+        best = ranked(router, prompt, weight=weight)[0]
         assert router.choose(prompt, float(number)) == best
         if random.random() < 0.6:
             router.computed(prompt.request_id)
@@ -131,7 +133,7 @@ def test_members_of_different_block_sizes_are_compared_in_tokens() -> None:
     prompt = prompt_of("r1", tokens, 4, 8)
     router.index.stored("small", prompt.names[4][:5])
     router.index.stored("large", prompt.names[8][:3])
-    assert [(one.member, one.num_cached_tokens) for one in router.rank(prompt)] == [("large", 24), ("small", 20)]
+    assert [(one.member, one.num_cached_tokens) for one in ranked(router, prompt)] == [("large", 24), ("small", 20)]
     chosen(router, prompt)
     assert router.index.depths(prompt.names[8]) == {"large": 4}, "it is believed to bring its own kind of blocks"
 
@@ -144,8 +146,7 @@ def test_a_prompt_without_names_is_routed_by_load() -> None:
 
 def test_looking_changes_nothing() -> None:
     router, prompt = router_of("a", "b"), fresh("r1")
-    assert router.rank(prompt) == router.rank(prompt)
-    assert router.best(prompt) == router.rank(prompt)[0] == router.choose(prompt, 0.0)
+    assert router.best(prompt) == router.best(prompt) == ranked(router, prompt)[0] == router.choose(prompt, 0.0)
 
 
 # -- bursts ------------------------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_equal_costs_go_to_who_has_less_in_flight() -> None:
     router, prompt = router_of("a", "b"), prompt_of("r1", list(range(9)))
     router.index.stored("a", prompt.names[SIZE][:1])
     router.loads.report("a", 16, 0.0)
-    assert [one.cost for one in router.rank(prompt)] == [36, 36]
+    assert [one.cost for one in ranked(router, prompt)] == [36, 36]
     assert chosen(router, prompt).member == "b"
 
 
@@ -218,8 +219,8 @@ def test_nobody_ready_is_nobody_chosen() -> None:
     assert router.choose(fresh("r1"), 0.0) is None
     router.ready("a", 0.0)
     assert router.choose(fresh("r1"), 0.0, exclude=("a",)) is None
-    assert router.rank(fresh("r1"), exclude=("a",)) == []
-    assert router.assignment_of("r1") is None
+    assert ranked(router, fresh("r1"), exclude=("a",)) == []
+    assert "r1" not in router.routed
 
 
 def test_draining_and_suspect_members_get_nothing() -> None:
@@ -261,7 +262,7 @@ def test_who_comes_back_has_another_epoch_and_an_empty_cache() -> None:
     assert router.moved("r1") == ()
     second = chosen(router, prompt, 1.0)
     assert (second.num_cached_tokens, second.epoch) == (0, first.epoch + 1)
-    assert router.assignment_of("r1") == second.assignment == Assignment("a", second.epoch)
+    assert router.routed["r1"].assignment == second.assignment == Assignment("a", second.epoch)
     assert router.membership.num_open("a") == 1
 
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from quire.errors import InvalidTextError
 from quire.text.chat.canonical import Spelling, canonical, short_id
 from quire.text.chat.rendering.messages import prepare_messages
-from quire.text.chat.tools import Tool
-from quire.text.chat.written_tools import with_written_tools
+from quire.text.chat.tools import Tool, with_written_tools
 
 
 def said(role: str, content: Any = "x", **more: Any) -> dict[str, Any]:

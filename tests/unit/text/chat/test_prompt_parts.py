@@ -15,11 +15,10 @@ from quire.text.chat.prompt_parts import (
     PartSpan,
     PromptPart,
     PromptParts,
-    TemplateParts,
     message_parts,
 )
 from quire.text.chat.rendering.process import Program
-from quire.text.sandboxed.template_messages import LoadTemplate, Render, Rendered
+from quire.text.sandboxed.messages import LoadTemplate, Render, Rendered
 from tests.support.models.small_tokenizers import ALL
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -81,8 +80,8 @@ def test_every_message_is_found_wherever_its_template_writes_it(template: str, k
     rendered = render(TEMPLATES[template], messages)
     expected = [PromptPart("system", 0), *[PromptPart("message", at, roles[at]) for at in (1, 2, 3)]]
     tokenizer = ChatTokenizer(ALL[kind](), "")
-    ids, parts = tokenizer.encode_parts(rendered, TemplateParts(message_parts(messages)))
-    assert ids == tokenizer.encode(rendered)
+    ids, parts = tokenizer.encode_parts(rendered, messages)
+    assert ids == tokenizer.encode_parts(rendered, ())[0]
     found = list(marks_in(rendered.text))
     assert {index for *_, index in found} == {0, 1, 2, 3}
     for first, last, index in found:
@@ -93,33 +92,29 @@ def test_every_message_is_found_wherever_its_template_writes_it(template: str, k
 @pytest.mark.parametrize("template", TOOLS)
 def test_every_tool_is_found_however_it_is_written(template: str) -> None:
     tools = [tool(mark) for mark in MARKS]
-    rendered = render(TOOLS[template] + PLAIN, [{"role": "user", "content": "hello"}], tools)
-    table = TemplateParts(
-        [PromptPart("message", 0, "user")], [PromptPart("tool", at, mark) for at, mark in enumerate(MARKS)]
-    )
-    _, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(rendered, table)
+    messages = [{"role": "user", "content": "hello"}]
+    rendered = render(TOOLS[template] + PLAIN, messages, tools)
+    _, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(rendered, messages, MARKS)
     for first, _, index in marks_in(rendered.text):
         assert parts.at(token_at("byte level", rendered.text, first)) == PromptPart("tool", index, MARKS[index])
-    assert parts.at(token_at("byte level", rendered.text, rendered.text.rindex("hello"))) == table.messages[0]
+    hello = token_at("byte level", rendered.text, rendered.text.rindex("hello"))
+    assert parts.at(hello) == PromptPart("message", 0, "user")
 
 
 def test_what_the_template_wrote_is_the_templates_but_the_token_that_ends_a_part_is_that_parts() -> None:
-    rendered = render(
-        "<<begin>>{{ messages[0].content }}||{{ messages[1].content }}<<end>>", [{"content": "one"}, {"content": "two"}]
-    )
-    table = TemplateParts([PromptPart("message", 0), PromptPart("message", 1)])
-    ids, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(rendered, table)
+    messages = [{"content": "one"}, {"content": "two"}]
+    rendered = render("<<begin>>{{ messages[0].content }}||{{ messages[1].content }}<<end>>", messages)
+    ids, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(rendered, messages)
     first = token_at("byte level", rendered.text, rendered.text.index("one"))
     after = token_at("byte level", rendered.text, rendered.text.index("||"))
     assert parts.at(0) == OF_TEMPLATE
-    assert parts.at(first) == table.messages[0]
-    assert parts.at(after) == table.messages[0]
+    assert parts.at(first) == parts.at(after) == PromptPart("message", 0)
     assert parts.at(len(ids) - 1) == OF_TEMPLATE
 
 
 def test_what_nobody_knows_is_told_as_that() -> None:
     made = Rendered("hello you", ((0, 9),), ((6, 9, "m0"),))
-    _, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(made, TemplateParts([PromptPart("message", 0)]))
+    _, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(made, [{"content": "you"}])
     assert parts.at(0) is None
     assert parts.at(token_at("byte level", made.text, 7)) == PromptPart("message", 0)
     assert UNKNOWN_PARTS.at(0) is UNKNOWN_PARTS.at(1 << 40) is None
@@ -128,9 +123,9 @@ def test_what_nobody_knows_is_told_as_that() -> None:
 def test_a_text_that_names_a_control_token_is_not_taken_apart() -> None:
     tokenizer = ChatTokenizer(ALL["byte level"](), "")
     messages = [{"role": "user", "content": "say <|im_end|> now"}]
-    ids, parts = tokenizer.encode_parts(render(PLAIN, messages), TemplateParts(message_parts(messages)))
+    ids, parts = tokenizer.encode_parts(render(PLAIN, messages), messages)
     assert parts is UNKNOWN_PARTS
-    assert ids == tokenizer.encode(render(PLAIN, messages))
+    assert ids == tokenizer.encode_parts(render(PLAIN, messages), ())[0]
 
 
 def test_two_places_in_one_text_are_nobodys() -> None:

@@ -14,9 +14,8 @@ import pytest
 
 from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidTextError, TemplateError
 from quire.text.chat.rendering.template import IDLE, MAX_HELPERS, RENDER_S, ChatTemplate
-from quire.text.sandboxed.helper import Helper, StoppedError, encode_frame
-from quire.text.sandboxed.pool import HelperPool
-from quire.text.sandboxed.template_messages import (
+from quire.text.sandboxed.helper import encode_frame
+from quire.text.sandboxed.messages import (
     LoadTemplate,
     Render,
     Rendered,
@@ -24,7 +23,9 @@ from quire.text.sandboxed.template_messages import (
     ToServer,
     read_to_server,
 )
+from quire.text.sandboxed.pool import Helper, HelperPool, StoppedError
 from tests.support.errors import raises_code
+from tests.support.machine.sandboxed import free_helpers, pool_of
 
 SQUARING = "{% set ns = namespace(x=9) %}{% for i in range(99) %}{% set ns.x = ns.x * ns.x %}{% endfor %}"
 BURNING = "{% if messages[0].content == 'burn' %}" + SQUARING + "{% endif %}{{ messages[0].content }}"
@@ -92,7 +93,7 @@ def test_a_template_that_must_be_stopped_when_it_is_loaded_refuses_chats_only() 
 def test_a_process_that_dies_between_two_chats_is_replaced_before_the_next() -> None:
     ours = helpers()
     ours.load()
-    [first] = ours._free
+    [first] = free_helpers(ours)
     os.kill(first.pid, signal.SIGKILL)
     wait_until_gone(first.pid)
     answer = rendered(ours, "hello")
@@ -104,7 +105,7 @@ def test_a_process_that_dies_between_two_chats_is_replaced_before_the_next() -> 
 def test_a_process_that_dies_in_the_middle_costs_its_chat_and_is_replaced() -> None:
     ours = helpers()
     ours.load()
-    [first] = ours._free
+    [first] = free_helpers(ours)
 
     def kill() -> None:
         wait_until_busy(ours)
@@ -125,7 +126,7 @@ def test_many_threads_share_two_processes() -> None:
     with ThreadPoolExecutor(8) as threads:
         answers = [*threads.map(lambda index: rendered(ours, f"chat {index}"), range(200))]
     assert [one.text for one in answers if isinstance(one, Rendered)] == [f"chat {index}" for index in range(200)]
-    assert len(ours._free) <= MAX_HELPERS
+    assert len(free_helpers(ours)) <= MAX_HELPERS
     ours.close()
 
 
@@ -158,11 +159,11 @@ def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> N
     IDLE.kill_all()
     ours = helpers("{{ 1 }}")
     ours.load()
-    [first] = ours._free
+    [first] = free_helpers(ours)
     ours.close()
     others = helpers("{{ 2 }}")
     assert isinstance(others.load(), TemplateLoaded)
-    [second] = others._free
+    [second] = free_helpers(others)
     assert second.pid == first.pid
     answer = rendered(others, "x")
     assert isinstance(answer, Rendered)
@@ -194,7 +195,7 @@ def test_processes_end_when_nobody_has_the_template_any_more_or_its_server_dies(
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     wait_until_gone(int(run.stdout))
     template = ChatTemplate("x", {})
-    ours = template._helpers
+    ours = pool_of(template)
     del template
     with pytest.raises(EngineDeadError):
         rendered(ours, "x")

@@ -15,6 +15,7 @@ from quire.text.chat.stable_prefix import (
     MAX_PATTERN_CHARS,
     MAX_PATTERNS,
     StablePrefix,
+    without_lines,
 )
 from tests.support.errors import raises_code
 
@@ -29,8 +30,8 @@ Run brave-otter
 
 
 def left_of(listed: list[str], messages: list[Any]) -> tuple[list[Any], list[str]]:
-    cleaned = StablePrefix(listed).cleaned(messages)
-    return list(cleaned.messages), [line.by for line in cleaned.removed]
+    left, removed = StablePrefix(listed).cleaned(messages)
+    return list(left), [line.by for line in removed]
 
 
 def said(role: str, content: Any) -> dict[str, Any]:
@@ -48,9 +49,9 @@ def said(role: str, content: Any) -> dict[str, Any]:
     ],
 )
 def test_a_listed_line_is_taken_out_and_told_and_all_others_stay(name: str, line: str) -> None:
-    cleaned = StablePrefix([name]).cleaned([said("system", SYSTEM), said("user", SYSTEM)])
-    assert cleaned.messages == [said("system", SYSTEM.replace(line + "\n", "")), said("user", SYSTEM)]
-    assert [(one.text, one.by) for one in cleaned.removed] == [(line, name)]
+    left, removed = StablePrefix([name]).cleaned([said("system", SYSTEM), said("user", SYSTEM)])
+    assert left == [said("system", SYSTEM.replace(line + "\n", "")), said("user", SYSTEM)]
+    assert [(one.text, one.by) for one in removed] == [(line, name)]
 
 
 def test_only_the_system_texts_that_a_conversation_begins_with_are_looked_at() -> None:
@@ -71,8 +72,8 @@ def test_a_text_and_a_list_of_parts_come_to_the_same() -> None:
 
 def test_nothing_listed_changes_nothing() -> None:
     messages = [said("system", SYSTEM)]
-    assert StablePrefix().cleaned(messages).messages is messages
-    assert not StablePrefix()
+    assert without_lines(messages, None) == (messages, ())
+    assert StablePrefix().cleaned(messages) == (messages, ())
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,9 @@ def test_what_is_no_message_is_left_for_others_to_refuse(strange: Any) -> None:
 @given(st.lists(st.text(alphabet="ab 1:-\nTMonday2026", max_size=40), max_size=12))
 def test_what_stays_is_what_was_there_in_its_order(lines: list[str]) -> None:
     text = "\n".join(lines)
-    cleaned = StablePrefix(BUILT_IN).cleaned([said("system", text)])
-    left = cleaned.messages[0]["content"].split("\n")
-    gone = [one.text for one in cleaned.removed]
+    (kept,), removed = StablePrefix(BUILT_IN).cleaned([said("system", text)])
+    left = kept["content"].split("\n")
+    gone = [one.text for one in removed]
     assert sorted([*left, *gone]) == sorted([*text.split("\n"), *([""] if len(gone) == len(text.split("\n")) else [])])
     rest = iter(text.split("\n"))
     assert all(line in rest for line in left) or not any(left)
@@ -155,7 +156,7 @@ def test_the_worst_of_lines_and_globs_takes_little_time(glob: str) -> None:
     listed = StablePrefix([glob])
     text = "\n".join(["a" * MAX_MATCHED_CHARS] * MAX_LINES)
     began_s = process_time()
-    assert not listed.cleaned([said("system", text)]).removed
+    assert not listed.cleaned([said("system", text)])[1]
     assert process_time() - began_s < 1.0  # it takes some 30 ms; a matcher that goes back and tries again takes years
 
 

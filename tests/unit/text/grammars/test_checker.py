@@ -14,16 +14,17 @@ from quire.text.grammars import process as grammar_process
 from quire.text.grammars.checker import GrammarChecker, Verdicts
 from quire.text.grammars.grammar import Grammar
 from quire.text.grammars.process import Checker
-from quire.text.sandboxed.grammar_messages import (
+from quire.text.sandboxed.helper import NICENESS
+from quire.text.sandboxed.messages import (
     CheckGrammar,
     GrammarFine,
     GrammarRefused,
     LoadVocabulary,
     VocabularyLoaded,
 )
-from quire.text.sandboxed.helper import NICENESS
 from tests.support.core.grammars import END_ID
 from tests.support.errors import raises_code
+from tests.support.machine.sandboxed import free_helpers
 from tests.support.models.small_tokenizers import byte_level
 
 
@@ -39,9 +40,9 @@ def checker() -> GrammarChecker:
 
 def test_what_can_be_followed_passes_and_is_not_looked_at_again(checker: GrammarChecker) -> None:
     checker.check(Grammar.json_object())
-    checker._helpers._free[0].kill()
+    free_helpers(checker)[0].kill()
     checker.check(Grammar.json_object())
-    assert not checker._helpers._free[0].is_alive
+    assert not free_helpers(checker)[0].is_alive
 
 
 @pytest.mark.parametrize(("grammar", "words"), [
@@ -99,9 +100,9 @@ def test_a_check_that_takes_long_or_breaks_ends_alone(
 def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_checker, "CHECK_S", 0.5)
     checker.check(Grammar.regex("a"))
-    os.kill(checker._helpers._free[0].pid, signal.SIGSTOP)
+    monkeypatch.setattr(grammar_checker, "CHECK_S", 0.5)
+    os.kill(free_helpers(checker)[0].pid, signal.SIGSTOP)
     with raises_code(InvalidParameterError, "grammar_check_stopped"):
         checker.check(Grammar.regex("b"))
     monkeypatch.undo()
@@ -111,7 +112,7 @@ def test_a_check_that_never_answers_is_refused_and_the_next_is_made(
 
 def test_checks_yield_the_cores_to_the_worker(checker: GrammarChecker) -> None:
     checker.check(Grammar.regex("a"))
-    (helper,) = checker._helpers._free
+    (helper,) = free_helpers(checker)
     assert os.getpriority(os.PRIO_PROCESS, helper.pid) >= NICENESS
     session = Path(f"/proc/{helper.pid}/autogroup")
     assert not session.exists() or session.read_text().endswith(f"nice {NICENESS}\n")
@@ -119,7 +120,7 @@ def test_checks_yield_the_cores_to_the_worker(checker: GrammarChecker) -> None:
 
 def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
     checker.check(Grammar.regex("a"))
-    (helper,) = checker._helpers._free
+    (helper,) = free_helpers(checker)
     checker.close()
     assert not helper.is_alive
     with raises_code(EngineDeadError, "engine_dead"):

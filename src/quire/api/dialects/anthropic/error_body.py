@@ -1,4 +1,4 @@
-"""An error in the shape of the Anthropic API.
+"""Errors in the format of the Anthropic API.
 
 {"type": "error", "error": {"type": …, "message": …}}
 """
@@ -17,23 +17,23 @@ TYPES = {
     503: "overloaded_error",
 }
 THREAD_NOT_FOUND, THREAD_UNSUPPORTED = THREAD_CODES = ("thread_not_found", "thread_unsupported_request")
-"""By these codes clients detect that a conversation cannot be continued by an id, and send all of it."""
+"""Clients detect by these codes that a thread cannot be continued by an id, and resend the whole conversation."""
 
 
 def error_object(error: ApiError) -> dict[str, object]:
-    """The body of a response or of an event."""
+    """Return the error as the JSON object of a response body or an event."""
     kind = TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     details = {"details": {"error_code": error.code}} if error.code in THREAD_CODES else {}
     return {"type": "error", "error": {"type": kind, "message": error.message, **details}}
 
 
 def error_body(error: ApiError) -> bytes:
-    """As it goes over the wire."""
+    """Encode the error as a response body."""
     return msgspec.json.encode(error_object(error))
 
 
 def error_event(error: ApiError) -> bytes:
-    """The last event of a stream that broke."""
+    """Encode the error as the last event of a broken stream."""
     return b"event: error\n" + event(error_body(error))
 
 

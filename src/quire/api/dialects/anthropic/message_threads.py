@@ -1,49 +1,29 @@
-"""Conversations that the server stores: `thread` begins one, or continues one by the id of its last message.
+"""Conversations that the server stores. `thread` in a body creates one, or continues one by the id of its last message.
 
-Later bodies may omit the system text and the tools of the first. A client whose thread is not found sends all of its
-messages.
+Later bodies may omit the system text and the tools that the first body had. A client whose thread is not found resends
+the whole conversation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from quire.api.access.conversation_store import ConversationStore, KeptConversation
 from quire.api.dialects.anthropic.error_body import THREAD_NOT_FOUND, THREAD_UNSUPPORTED
 from quire.api.dialects.anthropic.schemas import CountFields
 from quire.api.dialects.anthropic.turns import known_tools
-from quire.api.dialects.anthropic.writer import valid_calls
-from quire.api.dialects.keeping import answer_message, keeping
 from quire.api.http.errors import ApiError, invalid, shortened
-from quire.client.reply.outputs import Answer
-from quire.client.reply.reply import Reply
+
+Fields = TypeVar("Fields", bound=CountFields)
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
-    """A conversation before its new messages."""
-
-    store: ConversationStore
-    tenant: str
-    stored: KeptConversation
-
-    def keeping(self, answer_id: str, messages: Sequence[dict[str, Any]]) -> Callable[[Sequence[Reply]], None]:
-        """A function that stores it with these messages and their answer."""
-        whole = KeptConversation([*self.stored.messages, *messages], self.stored.fields)
-        return keeping(self.store, self.tenant, answer_id, whole, _sent_back)
-
-    def filled(self, fields: Any) -> Any:
-        """A body with the fields that it omitted."""
-        missing = {name: value for name, value in self.stored.fields.items() if getattr(fields, name) is None}
-        return fields.model_copy(update=missing) if missing else fields
-
-
-def _sent_back(answer: Answer) -> list[dict[str, Any]]:
-    return [answer_message(answer, valid_calls(answer))]
+def filled(fields: Fields, thread: KeptConversation) -> Fields:
+    """Return the body with its missing fields filled from the thread."""
+    missing = {name: value for name, value in thread.fields.items() if getattr(fields, name) is None}
+    return fields.model_copy(update=missing) if missing else fields
 
 
 def check_thread(fields: CountFields, store: ConversationStore | None) -> None:
-    """Raise ApiError for a thread that no server, or not this one, could keep."""
+    """Raise ApiError if `thread` is invalid, or if this server has no conversation store."""
     kind = _kind(fields)
     if kind is None:
         return
@@ -54,8 +34,8 @@ def check_thread(fields: CountFields, store: ConversationStore | None) -> None:
         raise ApiError(400, THREAD_UNSUPPORTED, message, "thread")
 
 
-def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str) -> Thread | None:
-    """The conversation that a body begins or continues; None: it is not stored."""
+def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str) -> KeptConversation | None:
+    """Return the thread that a body creates or continues, without the body's messages; None: no thread."""
     kind = _kind(fields)
     if kind is None or store is None:
         return None
@@ -63,17 +43,17 @@ def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str)
         began: dict[str, Any] = {} if fields.system is None else {"system": _system(fields.system)}
         if fields.tools is not None:
             began["tools"] = known_tools(fields.tools)
-        return Thread(store, tenant, KeptConversation([], began))
+        return KeptConversation([], began)
     previous_id = (fields.thread or {}).get("previous_message_id")
     found = store.find(tenant, previous_id) if isinstance(previous_id, str) else None
     if found is None:
         message = f"no thread with message {shortened(previous_id)}; send all messages and begin another thread"
         raise ApiError(404, THREAD_NOT_FOUND, message, "thread")
-    return Thread(store, tenant, found)
+    return found
 
 
 def _system(system: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    """The part of it that is read: it is stored with each message of the thread."""
+    """Return the parts of a system text that the server reads; each message of the thread stores a copy."""
     if isinstance(system, str):
         return system
     return [{"type": one.get("type"), "text": one.get("text")} for one in system]

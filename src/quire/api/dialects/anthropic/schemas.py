@@ -1,22 +1,23 @@
-"""Bodies of the Anthropic API. Those with a known name have a known type; others were checked before."""
+"""Body schemas of the Anthropic API. Known fields are typed; unknown names were already handled by `field_names`."""
 
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.api.dialects.body_shapes import Loose, Objects, Texts
+from quire.api.dialects.body_shapes import GenerationFields, Loose, Objects, Texts
+from quire.api.dialects.field_names import FieldNames, names
 from quire.api.http.limits import MAX_MESSAGES
 
 
 class MessageFields(Loose):
-    """One message: its content is a text, or blocks."""
+    """One message; its content is a string or a list of blocks."""
 
     role: str
     content: str | Objects
 
 
 class CountFields(Loose):
-    """`POST /v1/messages/count_tokens`, and what `/v1/messages` has in common with it."""
+    """`POST /v1/messages/count_tokens`, and the fields that `/v1/messages` has in common with it."""
 
     model: str | None = Field(None, description="One of the names in /v1/models.")
     messages: Annotated[list[MessageFields], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -28,7 +29,7 @@ class CountFields(Loose):
     thread: dict[str, Any] | None = None
 
 
-class MessagesFields(CountFields):
+class MessagesFields(CountFields, GenerationFields):
     """`POST /v1/messages`."""
 
     max_tokens: int
@@ -36,7 +37,24 @@ class MessagesFields(CountFields):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: Texts | None = None
-    stream: bool | None = None
     service_tier: str | None = None
     metadata: Any = None
-    """Taken in any shape: nothing is done with it."""
+    """Accepted in any shape, and ignored."""
+
+
+# -- the names that bodies may have ------------------------------------------------------------------------------------
+
+TOOL = FieldNames(
+    frozenset(("name", "description", "input_schema", "type", "strict", "cache_control")), types=("custom", None)
+)
+"""cache_control is accepted here and has no effect, because every prompt is cached."""
+NESTED = {
+    "messages": names("role content"),
+    "tools": TOOL,
+    "tool_choice": names("type name disable_parallel_tool_use"),
+    "thinking": names("type budget_tokens"),
+    "output_config": names("", format=names("type schema")),
+    "thread": names("type previous_message_id"),
+}
+COUNT_NAMES = FieldNames(frozenset((*CountFields.model_fields, "cache_control")), NESTED)
+MESSAGES_NAMES = FieldNames(frozenset((*MessagesFields.model_fields, "cache_control")), NESTED)

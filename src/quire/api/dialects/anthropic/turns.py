@@ -1,12 +1,12 @@
-"""Messages of the Anthropic API as the one form that all conversations here have: that of the OpenAI API.
+"""Convert messages of the Anthropic API to quire's internal form, which is that of OpenAI chat messages.
 
-    system, a text or blocks              ─► a system message
+    system, a string or blocks            ─► a system message
     user       text                       ─► a user message
-               tool_result                ─► a tool message each, before the text
+               tool_result                ─► a tool message for each, before the text
     assistant  text, thinking, tool_use   ─► one assistant message with reasoning and tool calls
 
-What clients change between two requests without changing the conversation is left out: caching hints, signatures,
-and a header line that one client writes into its system text and that is another in every conversation.
+Data that clients change between requests without changing the conversation is left out: caching hints, signatures, and
+a header line that one client writes into its system text and that differs in every conversation.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +21,19 @@ from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, 
 from quire.client.request.params import Grammar
 
 ROTATING = "x-anthropic-billing-header:"
-"""Prefix of a block of a client's own accounting: it differs from conversation to conversation."""
+"""Prefix of a text block with one client's own accounting data: it differs between conversations."""
 TOOL_FIELDS = ("name", "description", "input_schema", "strict")
 MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
 def messages_of_turns(fields: CountFields, images: Images) -> NumberedMessages:
-    """Its messages, in the common form."""
+    """Return the messages of a body, in the internal form."""
     numbered = [(one, at) for at, message in enumerate(fields.messages) for one in _turns(message, images)]
     return NumberedMessages.of(numbered)
 
 
 def system_message(fields: CountFields) -> list[dict[str, Any]]:
-    """What stands before them, if anything does."""
+    """Return the system message that precedes the others, if the body has a system text."""
     system = "\n".join(_system_texts(fields.system))
     return [{"role": "system", "content": system}] if system else []
 
@@ -112,7 +112,7 @@ def _strange(where: str, kind: object) -> Exception:
 
 
 def message_tools(fields: CountFields) -> ToolUse:
-    """What may be called."""
+    """Return the tools and the tool choice."""
     tools = [_tool(one) for one in known_tools(fields.tools or ())]
     choice = fields.tool_choice or {"type": "auto"}
     mode = MODES.get(str(choice.get("type")))
@@ -125,7 +125,7 @@ def message_tools(fields: CountFields) -> ToolUse:
 
 
 def known_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The read fields of tools. Those that the API's own servers run are left out: no server here runs them."""
+    """Return the known fields of custom tools. Tools that run on the vendor's servers are dropped."""
     own = [one for one in tools if one.get("type") in (None, "custom")]
     return [{name: one[name] for name in TOOL_FIELDS if name in one} for one in own]
 
@@ -135,7 +135,7 @@ def _tool(tool: Mapping[str, Any]) -> Tool:
 
 
 def output_grammar(fields: CountFields) -> Grammar | None:
-    """What the answer must match."""
+    """Return the grammar that the answer must match, if any."""
     output_format = (fields.output_config or {}).get("format")
     if output_format is None:
         return None
@@ -149,13 +149,13 @@ def output_grammar(fields: CountFields) -> Grammar | None:
 
 
 def wants_thoughts(fields: CountFields) -> bool | None:
-    """Whether the model is to think; None leaves it to the template."""
+    """Return whether the model should produce reasoning; None leaves it to the chat template."""
     kind = (fields.thinking or {}).get("type")
     return None if kind is None or kind == "adaptive" else kind == "enabled"
 
 
 def thought_budget(fields: CountFields) -> int | None:
-    """How many tokens the model may think for; None: no limit."""
+    """Return the maximum number of reasoning tokens; None: no limit."""
     budget = (fields.thinking or {}).get("budget_tokens") if wants_thoughts(fields) else None
     if budget is not None and type(budget) is not int:
         raise invalid("expected an integer as thinking.budget_tokens", "thinking", "invalid_parameter")

@@ -1,8 +1,8 @@
-"""Answers in the format of the Anthropic API: a message of blocks, whole or by its events.
+"""Responses in the format of the Anthropic API: a message of content blocks, either whole or as a stream of events.
 
     message_start · (content_block_start · content_block_delta … · content_block_stop) … · message_delta · message_stop
 
-Every event has its name in a line of its own, which clients read.
+Every event has a line with its name, which clients read.
 """
 
 from collections.abc import Sequence
@@ -13,29 +13,25 @@ from uuid import uuid4
 import msgspec
 
 from quire.api.dialects.anthropic.error_body import error_event
-from quire.api.dialects.dialect import PieceBatch
-from quire.api.http import sse
+from quire.api.dialects.response_writer import ENCODER, PieceBatch, ResponseWriter, answer_message
 from quire.api.http.errors import ApiError
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
 
-ENCODER = msgspec.json.Encoder()
 ENDS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
-"""Our finish reasons in the API's terms; all others are the end of a turn."""
+"""Finish reasons of the engine, mapped to the API's; any other becomes end_turn."""
 
 
-class MessagesWriter:
-    """One message."""
+class MessagesWriter(ResponseWriter):
+    """The writer of one message."""
 
-    content_type = b"application/json"
-    stream_headers = sse.HEADERS
     keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self.message_id = self.answer_id = "msg_" + uuid4().hex[:24]
+        self.answer_id = "msg_" + uuid4().hex[:24]
         self._part: Part | None = None
-        """Of the block that is open."""
+        """The kind of the currently open content block."""
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
@@ -62,9 +58,12 @@ class MessagesWriter:
         message = self._message(_blocks(answer), *_ended(answer))
         return ENCODER.encode(message | {"usage": usage(reply)})
 
+    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
+        return [answer_message(answer, valid_calls(answer))]
+
     def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
         return {
-            "id": self.message_id,
+            "id": self.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
@@ -97,7 +96,7 @@ class MessagesWriter:
 
 
 def usage(reply: Reply) -> dict[str, int]:
-    """Usage so far. Tokens that were found in the cache are counted apart."""
+    """Return the usage so far. Cached prompt tokens are counted separately, not in input_tokens."""
     return {
         "input_tokens": len(reply.request.prompt) - reply.num_cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -145,15 +144,15 @@ def _blocks(answer: Answer) -> list[dict[str, Any]]:
     if answer.text:
         blocks.append({"type": "text", "text": answer.text})
     for call in valid_calls(answer):
-        # Its arguments are JSON already.
+        # The arguments are already encoded as JSON.
         arguments = msgspec.Raw(call.arguments.encode())
         blocks.append({"type": "tool_use", "id": call.call_id, "name": call.name, "input": arguments})
     return blocks
 
 
 def valid_calls(answer: Answer) -> tuple[ToolCall, ...]:
-    """Its calls, with objects as arguments. Where an answer was cut, those of its last call may be incomplete: then
-    they are empty, because half an object cannot be sent."""
+    """Return an answer's tool calls. If the answer was cut off, incomplete arguments are replaced with an empty object,
+    because half an object cannot be sent."""
     if answer.finish_reason == "tool_calls":
         return answer.tool_calls
     return tuple(call if _is_whole(call.arguments) else replace(call, arguments="{}") for call in answer.tool_calls)

@@ -1,1 +1,1 @@
-"""The OpenAI API: what a body may hold (`schemas`), what it means (`fields`), which bytes are sent (`writer`)."""
+"""The OpenAI API: body schemas (`schemas`), their conversion to parameters (`fields`), response encoding (`writer`)."""

@@ -1,98 +1,90 @@
-"""`/v1/chat/completions`: a conversation in, an assistant's message out."""
+"""`/v1/chat/completions`: generate an assistant message from a conversation."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from quire.api.access.admission import AdmissionSettings
-from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
+from quire.api.dialects.answering import Dialect
 from quire.api.dialects.images import without_pictures
-from quire.api.dialects.keeping import call_message
-from quire.api.dialects.openai.chat_tools import call_delta, call_head, chat_tools
 from quire.api.dialects.openai.fields import (
     CHAT_NAMES,
     NOT_OF_CHATS,
     TIER_OF,
     check_bounds,
-    options,
     reject_unsupported,
     sampling_params,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, chat_logprobs, prompt_logprobs
-from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, TokenizeFields, parse_fields
-from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
+from quire.api.dialects.openai.schemas import ChatFields, TemplateFields, parse_fields
+from quire.api.dialects.openai.writer import FINISH, OpenAIWriter
+from quire.api.dialects.resolved_request import ResolvedRequest
+from quire.api.dialects.response_writer import PieceBatch, call_message
 from quire.api.http.errors import invalid
-from quire.api.http.headers import Headers
-from quire.api.models.registry import Models
 from quire.client.reply.outputs import Answer, Piece, ReasoningPart, ToolCallPart
 from quire.client.reply.reply import Reply
-from quire.client.request.conversation import converse
-from quire.client.request.text_model import Messages, TemplateArguments, TextModel
-
-ParsedChat = tuple[ChatFields, Messages]
-"""A parsed body: its fields, and its messages as they came."""
+from quire.client.request.conversation import ToolUse, converse, tool_mode, tools_of, without_lines
+from quire.client.request.text_model import TemplateArguments, TextModel
 
 
-class Chat:
-    """Turns chat bodies into requests."""
+class Chat(Dialect):
+    """The dialect of `/v1/chat/completions`."""
 
     names = CHAT_NAMES
 
-    def __init__(self, settings: AdmissionSettings) -> None:
-        self._settings = settings
-
-    def parse(self, body: dict[str, Any]) -> ParsedChat:
-        """Valid fields, or a refusal."""
+    def parse(self, body: dict[str, Any]) -> ChatFields:
         fields: ChatFields = parse_fields(ChatFields, body)
         reject_unsupported(body, NOT_OF_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("expected logprobs to be true with top_logprobs", "top_logprobs", "invalid_parameter")
-        return fields, without_pictures(body["messages"]) if self._settings.are_images_dropped else body["messages"]
+        # The raw messages, now validated: templates read more fields than the schema has.
+        sent: Any = body["messages"]
+        fields.messages = without_pictures(sent) if self._admission.settings.are_images_dropped else sent
+        return fields
 
-    def resolve(self, parsed: ParsedChat, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
-        """The model, tenant and priority of a body."""
-        fields, _ = parsed
-        return ResolvedRequest(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
-
-    def render(
-        self, parsed: ParsedChat, request: ResolvedRequest, text: TextModel
-    ) -> tuple[ResolvedRequest, "ChatWriter"]:
-        """The prompt in tokens."""
-        fields, cleaned = parsed[0], self._settings.stable_prefix.cleaned(parsed[1])
-        messages, arguments = cleaned.messages, template_arguments(fields)
+    def render(self, fields: ChatFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
+        messages, removed = without_lines(fields.messages, self._admission.settings.stable_prefix)
+        arguments = template_arguments(fields)
         limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         params = sampling_params(fields, max_tokens=limit, logprobs=logprobs)
         if fields.tools or fields.tool_choice or params.grammar is not None or not text.is_simple(messages):
             budget = fields.thinking_token_budget
-            conversation = converse(text, messages, chat_tools(fields), params.grammar, budget, arguments)
-            ids, parts, params = conversation.ids, conversation.prompt.parts, conversation.applied(params)
+            conversation = converse(text, messages, _tools_of(fields), params.grammar, budget, arguments)
+            ids, parts, params = conversation.ids, conversation.parts, conversation.applied(params)
         else:
             ids, parts = text.chat_parts(messages, arguments)
-        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        writer = ChatWriter(request.model.name, fields, names, TIER_OF[request.options.priority])
-        request = replace(request, prompts=[ids], params=params, parts=[parts], removed=cleaned.removed)
+        request = replace(request, prompts=[ids], params=params, parts=[parts], removed=removed)
         check_bounds(request, text.max_sequence_tokens, num_prompt_times=1)
-        return request, writer
+        return request
+
+    def writer(self, fields: ChatFields, request: ResolvedRequest, text: TextModel) -> "ChatWriter":
+        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        return ChatWriter(request.model.name, fields, names, TIER_OF[request.priority])
 
 
-def template_arguments(fields: TemplateFields | TokenizeFields) -> TemplateArguments:
-    """Arguments of the template; those that the body omits are left to it."""
+def _tools_of(fields: ChatFields) -> ToolUse:
+    """Return the tools and the tool choice. Tools other than functions are dropped: this server cannot run them."""
+    mode, only = tool_mode(fields.tool_choice)
+    return ToolUse(tools_of(fields.tools or ()), mode, only, fields.parallel_tool_calls is not False)
+
+
+def template_arguments(fields: TemplateFields) -> TemplateArguments | None:
+    """Return the chat template's arguments; omitted fields keep the template's defaults. None: all keep them."""
     extra = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", fields.reasoning_effort)
-    return TemplateArguments(
+    arguments = TemplateArguments(
         add_generation_prompt=fields.add_generation_prompt,
         continue_final_message=bool(fields.continue_final_message),
         documents=fields.documents or None,
         extra=extra,
     )
+    return None if arguments == TemplateArguments() else arguments
 
 
 class ChatWriter(OpenAIWriter):
-    """Assistants' messages, whole or by their deltas."""
+    """Writes chat completions, whole or as chunks with deltas."""
 
     id_prefix = "chatcmpl"
     object_name = "chat.completion"
@@ -106,21 +98,20 @@ class ChatWriter(OpenAIWriter):
         self._with_token_ids = bool(fields.return_token_ids)
         self._is_begun = False
         self._announced: set[tuple[int, int]] = set()
-        """Answers and their calls that have begun."""
+        """(answer index, call index) of the tool calls whose id and name were sent."""
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """A chunk for each piece; before the first of them the role, for each answer."""
+        """Return a chunk for each piece; the first batch is preceded by a chunk with the role for each answer."""
         choices = [] if self._is_begun else self._roles(replies[0])
         self._is_begun = True
         for _, piece in batch:
             choices += self._announcement(piece)
             if piece.delta or piece.finish_reason or self._with_logprobs or self._with_token_ids:
                 choices.append(self._choice(piece))
-        after = self.after_with_usage(replies) if self.with_usage_always else self.after
-        return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
+        return self.chunks(replies, choices)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """All answers, the tier, and what was requested of the prompt."""
+        """Return all answers, the service tier, and the requested data about the prompt."""
         (reply,) = replies
         choices = [
             {
@@ -150,12 +141,14 @@ class ChatWriter(OpenAIWriter):
         return message
 
     def _announcement(self, piece: Piece) -> list[dict[str, Any]]:
-        """The id and the name of a call that begins with this piece."""
+        """Return a choice with id and name of a tool call, if the call begins with this piece."""
         part = piece.part
         if not isinstance(part, ToolCallPart) or (piece.index, part.call_index) in self._announced:
             return []
         self._announced.add((piece.index, part.call_index))
-        delta = {"tool_calls": [call_head(part)]}
+        function = {"name": part.name, "arguments": ""}
+        head = {"index": part.call_index, "id": part.call_id, "type": "function", "function": function}
+        delta = {"tool_calls": [head]}
         return [{"index": piece.index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def _roles(self, reply: Reply) -> list[dict[str, Any]]:
@@ -185,7 +178,7 @@ class ChatWriter(OpenAIWriter):
 def _delta(piece: Piece) -> dict[str, Any]:
     match piece.part:
         case ToolCallPart() as part:
-            return {"tool_calls": [call_delta(part, piece.delta)]}
+            return {"tool_calls": [{"index": part.call_index, "function": {"arguments": piece.delta}}]}
         case ReasoningPart():
             return {"reasoning": piece.delta, "reasoning_content": piece.delta}
         case _:

@@ -1,4 +1,4 @@
-"""`/v1/completions`: prompts as texts or token ids in, what follows them out."""
+"""`/v1/completions`: continue prompts, which are texts or token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,23 +6,21 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from quire.api.access.auth import Caller
-from quire.api.dialects.dialect import PieceBatch, ResolvedRequest
+from quire.api.dialects.answering import Dialect
 from quire.api.dialects.openai.fields import (
     COMPLETION_NAMES,
     NOT_OF_COMPLETIONS,
     check_bounds,
-    options,
     reject_unsupported,
     sampling_params,
 )
 from quire.api.dialects.openai.logprobs import TokenNames, completion_logprobs, prompt_logprobs
 from quire.api.dialects.openai.schemas import CompletionFields, PromptField, parse_fields
-from quire.api.dialects.openai.writer import ENCODER, FINISH, OpenAIWriter
+from quire.api.dialects.openai.writer import FINISH, OpenAIWriter
+from quire.api.dialects.resolved_request import ResolvedRequest
+from quire.api.dialects.response_writer import PieceBatch
 from quire.api.http.errors import invalid
-from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_PROMPTS
-from quire.api.models.registry import Models
 from quire.client.reply.outputs import Answer, Piece, TextPart
 from quire.client.reply.reply import Reply
 from quire.client.request.text_model import TextModel
@@ -31,8 +29,8 @@ from quire.core.step import TokenLogprobs
 MAX_TOKENS_DEFAULT = 16
 
 
-class Completions:
-    """Turns completion bodies into requests."""
+class Completions(Dialect):
+    """The dialect of `/v1/completions`."""
 
     names = COMPLETION_NAMES
 
@@ -45,29 +43,24 @@ class Completions:
             raise invalid(f"expected best_of equal to n, got {fields.best_of}; leave it out", "best_of")
         return fields
 
-    def resolve(self, fields: CompletionFields, models: Models, caller: Caller, headers: Headers) -> ResolvedRequest:
-        """The model, tenant and priority of a body."""
-        return ResolvedRequest(models.named(fields.model), options(fields, caller, headers), bool(fields.stream))
-
-    def render(
-        self, fields: CompletionFields, request: ResolvedRequest, text: TextModel
-    ) -> tuple[ResolvedRequest, "CompletionWriter"]:
-        """The prompts in tokens."""
+    def render(self, fields: CompletionFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
         settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
-        # max_tokens 0 is for the prompt's own tokens: only their log-probabilities are computed.
+        # max_tokens 0 requests only the prompt's log-probabilities; nothing is generated.
         if fields.echo and fields.prompt_logprobs is None and (fields.logprobs is not None or limit == 0):
             settled["prompt_logprobs"] = fields.logprobs or 0
         params = sampling_params(fields, **settled)
         add = fields.add_special_tokens is not False
         prompts = [_ids(text, prompt, add_special_tokens=add) for prompt in fields.prompts]
-        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
-        writer = CompletionWriter(request.model.name, fields, names, echoes)
         request = replace(request, prompts=prompts, params=params)
         num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
         check_bounds(request, text.max_sequence_tokens, num_prompt_times=params.n * num_forms)
-        return request, writer
+        return request
+
+    def writer(self, fields: CompletionFields, request: ResolvedRequest, text: TextModel) -> "CompletionWriter":
+        names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
+        echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
+        return CompletionWriter(request.model.name, fields, names, echoes)
 
 
 def _ids(text: TextModel, prompt: PromptField, *, add_special_tokens: bool) -> list[int]:
@@ -82,18 +75,18 @@ def _text(prompt: str | list[int], names: TokenNames) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt as its answers repeat it."""
+    """The parts of a prompt that each of its answers repeats."""
 
     text: str
     logprobs: dict[str, list[Any]] | None
     num_chars: int
-    """Of the tokens in `logprobs`."""
+    """Length of the text of the tokens in `logprobs`."""
     more: dict[str, Any]
 
 
 class CompletionWriter(OpenAIWriter):
-    """What follows prompts, whole or by its pieces. Offsets are counted from a text's start, so each one's length is
-    kept."""
+    """Writes completions, whole or as chunks. text_offset counts from the start of the text, so the length of each
+    answer's text so far is kept."""
 
     id_prefix = "cmpl"
     object_name = "text_completion"
@@ -104,13 +97,13 @@ class CompletionWriter(OpenAIWriter):
         self.fields = fields
         self.names = names
         self.echoes = echoes
-        """The prompts as texts, where they are to be repeated."""
+        """The prompts as texts, if they are to be echoed."""
         self._begun: set[int] = set()
-        """Prompts whose answers have begun."""
+        """Indices of the prompts of which output was already sent."""
         self._offsets: dict[int, int] = {}
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """A chunk for each piece; before a prompt's first of them the prompt itself, if it is to be echoed."""
+        """Return a chunk for each piece; a prompt's first one is preceded by the prompt, if it is to be echoed."""
         choices: list[dict[str, Any]] = []
         shows_all = self.fields.logprobs is not None or self.fields.return_token_ids
         for prompt_index, piece in batch:
@@ -119,8 +112,7 @@ class CompletionWriter(OpenAIWriter):
                 choices += self._echo(prompt_index, replies[prompt_index])
             if piece.delta or piece.finish_reason or shows_all:
                 choices.append(self._choice(prompt_index, piece))
-        after = self.after_with_usage(replies) if self.with_usage_always else self.after
-        return b"".join([self.before + ENCODER.encode(choice) + after for choice in choices])
+        return self.chunks(replies, choices)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         choices = [choice for at, reply in enumerate(replies) for choice in self._choices(at, reply)]
@@ -148,7 +140,7 @@ class CompletionWriter(OpenAIWriter):
         ]
 
     def _prompt(self, prompt_index: int, reply: Reply) -> "_Prompt":
-        """What every answer to a prompt repeats of it, made once."""
+        """Return the parts of a prompt that all its answers repeat, built once."""
         logprobs, offset = self._logprobs(_prompt_entries(reply) if self.echoes is not None else (), 0)
         more: dict[str, Any] = {}
         if self.fields.prompt_logprobs is not None:
@@ -183,6 +175,6 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _prompt_entries(reply: Reply) -> list[TokenLogprobs | int]:
-    """The prompt's tokens; the first has no log-probability, and none has one if they were not requested."""
+    """Return the prompt's tokens with log-probabilities; as bare ids the first, or all if none were requested."""
     prompt, entries = reply.request.prompt, reply.prompt_logprobs
     return [prompt[0], *entries] if entries else list(prompt)

@@ -1,4 +1,4 @@
-"""An error in the format of the OpenAI API, which this server also uses where no other API owns the path.
+"""Errors in the format of the OpenAI API; the server also uses it for paths that no other API owns.
 
 {"error": {"message": …, "type": …, "param": …, "code": …}}
 """
@@ -28,18 +28,18 @@ ERROR_SCHEMA: dict[str, Any] = {
         }
     },
 }
-"""The same for `/openapi.json`."""
+"""The JSON schema of `error_body`, for `/openapi.json`."""
 
 
 def error_body(error: ApiError) -> bytes:
-    """As it goes over the wire."""
+    """Encode the error as a response body."""
     kind = "server_error" if error.status >= 500 else TYPES.get(error.status, "invalid_request_error")
     fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
     return msgspec.json.encode({"error": fields})
 
 
 def error_event(error: ApiError) -> bytes:
-    """An error event, and the last event of a stream."""
+    """Encode the error as an event, followed by the stream's last event."""
     return event(error_body(error)) + DONE
 
 

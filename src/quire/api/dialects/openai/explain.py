@@ -1,7 +1,7 @@
-"""`/v1/cache/explain`: a chat or completion body that is not run, only looked up in its tenant's cache.
+"""`/v1/cache/explain`: look up a chat or completion body in its tenant's prefix cache, without generating.
 
-The body is parsed, addressed and tokenized by the dialect that would have run it, so what is explained is exactly the
-prompt that would have run, in the cache group it would have run in.
+The dialect that would generate from the body also parses, resolves and tokenizes it here. So the explained prompt and
+its cache group are exactly those of a generation request with the same body.
 """
 
 from contextlib import suppress
@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 from pydantic import RootModel
 
+from quire.api.access.admission import Admission
 from quire.api.access.billing import Bill
-from quire.api.dialects.answering import BodyResponse, checked_names
+from quire.api.dialects.answering import BodyEndpoint, Dialect, checked_names, limit_headers
 from quire.api.dialects.cache_report import part_at
-from quire.api.dialects.dialect import Dialect, ResolvedRequest
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
 from quire.api.dialects.openai.schemas import ChatFields, CompletionFields
+from quire.api.dialects.resolved_request import ResolvedRequest, resolved
 from quire.api.http.body import parse_object
 from quire.api.http.errors import invalid
 from quire.api.http.request_record import RequestRecord
@@ -34,20 +35,24 @@ class ExplainBody(RootModel[ChatFields | CompletionFields]):
     """`POST /v1/cache/explain`: a body of `/v1/chat/completions` or of `/v1/completions`, with one prompt."""
 
 
-class Explaining(BodyResponse):
-    """Explains one prompt to its tenant."""
+class Explaining(BodyEndpoint):
+    """The endpoint of `/v1/cache/explain`."""
+
+    def __init__(self, admission: Admission) -> None:
+        super().__init__(admission)
+        self._chat, self._completions = Chat(admission), Completions(admission)
 
     async def answer(self, body: bytes, record: RequestRecord, bill: Bill, send: Send) -> None:
-        """How much of a prompt would be found in the cache, and why the next token would not."""
-        models, settings = self._admission.models, self._admission.settings
+        """Report how many of a prompt's tokens are cached, and why the next one is not."""
+        models, caller = self._admission.models, bill.caller
         async with record.before_engine():
-            parsed = await self.sized(len(body), lambda: parse_object(body))
-            dialect: Dialect = Chat(settings) if "messages" in parsed else Completions()
-            fields = await self.run(lambda: dialect.parse(checked_names(parsed, dialect.names, record)))
-            request = dialect.resolve(fields, models, self._caller, record.headers)
-            cache_group = request.options.cache_group or self._caller.tenant
-            async with models.using(request.model, self._caller.tenant) as client:
-                request = await self.run(lambda: _rendered(dialect, fields, request, client.text))
+            parsed = await self.sized(record, len(body), lambda: parse_object(body))
+            dialect: Dialect = self._chat if "messages" in parsed else self._completions
+            fields = await self.run(record, lambda: dialect.parse(checked_names(parsed, dialect.names, record)))
+            request = resolved(fields, models, caller, record)
+            cache_group = request.cache_group or caller.tenant
+            async with models.using(request.model, caller.tenant) as client:
+                request = await self.run(record, lambda: _rendered(dialect, fields, request, client.text))
                 (ids,) = request.prompts
                 bill.settle(1, len(ids))
                 found = await explained(request.model, models, ids, cache_group)
@@ -55,19 +60,19 @@ class Explaining(BodyResponse):
         part = part_body(part_at(request.parts, 0, found.position))
         response = {"object": "cache.explanation", "model": request.model.name, **explanation_body(found, cache_group)}
         response |= {"part": part, "lost_tokens": num_lost}
-        await send_whole(send, msgspec.json.encode(response), self.limits())
+        await send_whole(send, msgspec.json.encode(response), limit_headers(caller))
 
 
 def _rendered(dialect: Dialect, fields: Any, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
     with within_context(text.max_sequence_tokens):
-        request, _ = dialect.render(fields, request, text)
+        request = dialect.render(fields, request, text)
     if len(request.prompts) != 1:
         raise invalid(f"expected one prompt, got {len(request.prompts)}; send one request for each", "prompt")
     return request
 
 
 async def explained(model: ModelEntry, models: Models, ids: list[int], cache_group: str) -> Explanation:
-    """Why these tokens are not found; where none is, another model of this server may have them."""
+    """Explain why these tokens are not all cached. If none is, check whether another model has them cached."""
     found = await model.open().explain_ids(ids, cache_group)
     if found.reason != "first_seen" or found.num_cached_tokens:
         return found
@@ -78,7 +83,7 @@ async def explained(model: ModelEntry, models: Models, ids: list[int], cache_gro
 
 
 async def _has_cached(model: ModelEntry, ids: list[int], cache_group: str) -> bool:
-    """Whether a model has the beginning of these tokens for the same cache group. One that is not loaded has none."""
+    """Whether a model has the prompt's first tokens cached for this cache group. False if it is not loaded."""
     if model.engine_client is None or max(ids) >= model.engine_client.text.vocabulary_size:
         return False
     with suppress(CapacityError, EngineDeadError):

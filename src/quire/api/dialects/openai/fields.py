@@ -1,14 +1,12 @@
-"""What the fields of a body mean: sampling parameters, a class, a cache group, what is not supported; and the names
-that bodies may have."""
+"""Convert body fields to sampling parameters and a grammar, and refuse unsupported fields and too large requests. Also
+the field names that bodies may have."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quire.api.access.auth import Caller
 from quire.api.dialects.body_shapes import Loose
-from quire.api.dialects.dialect import ResolvedRequest
 from quire.api.dialects.field_names import FieldNames, names
-from quire.api.dialects.openai.grammars import MAKERS, grammar_of
 from quire.api.dialects.openai.schemas import (
     ChatFields,
     CompletionFields,
@@ -18,24 +16,22 @@ from quire.api.dialects.openai.schemas import (
     StreamOptionsFields,
     TokenizeFields,
 )
-from quire.api.dialects.request_options import request_options
+from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import invalid, unsupported
-from quire.api.http.headers import Headers
 from quire.api.http.limits import MAX_ANSWER_LOGPROBS
-from quire.client.request.params import SamplingParams
-from quire.client.request.requests import RequestOptions
+from quire.client.request.params import Grammar, SamplingParams
 from quire.core.request import PriorityClass
 from quire.errors import RequestTooLargeError
+from quire.strict_json import MAX_JSON_LISTS, has_too_many_lists
 
-TIERS = {"priority": PriorityClass.HIGH, "flex": PriorityClass.LOW}
 TIER_OF = {PriorityClass.HIGH: "priority", PriorityClass.NORMAL: "default", PriorityClass.LOW: "flex"}
-"""The tier that was used, by its public name."""
+"""The service tier to report for each priority class, by the API's name."""
 SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "min_tokens", "ignore_eos", "stop", "stop_token_ids", "allowed_token_ids", "skip_special_tokens", "seed", "n",
     "prompt_logprobs",
 )  # fmt: skip
-"""Fields that are called the same here and in the engine; one that is missing or null keeps its default."""
+"""Fields with the same name in the API and the engine; a missing or null field keeps the engine's default."""
 
 NOT_BUILT: Mapping[str, str] = {
     "functions": "use tools",
@@ -58,7 +54,7 @@ NOT_BUILT: Mapping[str, str] = {
 
 _PROMPTS = ("functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
 OF_PROMPTS = {name: NOT_BUILT[name] for name in _PROMPTS}
-"""Those of them that would change a prompt: all that matters where nothing is generated."""
+"""The fields of NOT_BUILT that would change a prompt; the only relevant ones for `/tokenize`."""
 
 ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special tokens of a conversation"}
 NOT_OF_COMPLETIONS: Mapping[str, str] = {
@@ -74,14 +70,14 @@ NOT_OF_CHATS: Mapping[str, str] = {
 
 
 def refuse_of(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refuse these where they are set."""
+    """Raise ApiError if one of these fields is set."""
     for name in reasons:
         if body.get(name):
             raise unsupported(name, reasons[name])
 
 
 def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT_BUILT) -> None:
-    """Never ignore what would change the answer."""
+    """Raise ApiError for unsupported fields that would change the answer; they are never ignored."""
     refuse_of(body, reasons)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
         raise unsupported("prompt_logprobs", "available with a whole response, not with a stream")
@@ -92,14 +88,14 @@ def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT
 
 
 def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
-    """The engine's parameters; those that a dialect reads in its own way are passed in."""
+    """Return the engine's parameters. `settled` has the parameters that the dialect computed itself."""
     params: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
     params |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
     params["grammar"] = grammar_of(fields)
-    if params["top_k"] == -1:  # all, by the API's convention
+    if params["top_k"] == -1:  # means "no limit" in this API
         params["top_k"] = 0
     if fields.cache_explain and params["prompt_logprobs"] is not None:
-        # All of the prompt is computed for them.
+        # Log-probabilities of a prompt need all of it computed, so its cached blocks are not used.
         message = "expected no cache_explain with log-probabilities of the prompt: the cache is not searched then"
         raise invalid(message, "cache_explain", "invalid_parameter")
     return SamplingParams(**{name: value for name, value in params.items() if value is not None})
@@ -113,17 +109,87 @@ def _biases(biases: Mapping[str, float] | None) -> dict[int, float] | None:
     return {int(name): bias for name, bias in biases.items()}
 
 
-def options(fields: SamplingFields, caller: Caller, headers: Headers) -> RequestOptions:
-    """Tenant, priority and cache group of a body."""
-    tier = TIERS.get(fields.service_tier or "", PriorityClass.NORMAL)
-    return request_options(caller, headers, tier, fields.priority, fields.cache_salt)
+# -- grammar: several fields can constrain an answer, at most one may be set -------------------------------------------
+#
+# response_format        OpenAI: text, json_object, json_schema
+# structured_outputs     vLLM: json, json_object, regex, choice, grammar; also its older fields guided_json and so on
+# regex choice grammar   the same without a prefix
+
+Make = Callable[[Any, str], Grammar]
+
+
+def _schema(schema: Any, name: str) -> Grammar:
+    if isinstance(schema, str):
+        if has_too_many_lists(schema):
+            raise invalid(f"{name}: expected at most {MAX_JSON_LISTS:,} lists and objects; leave some out", name)
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            raise invalid(f"{name}: expected a JSON schema, got text that is not JSON", name) from None
+    return Grammar.json_schema(schema, name)
+
+
+def _rules(text: Any, name: str) -> Grammar:
+    return Grammar.gbnf(text, name) if isinstance(text, str) and "::=" in text else Grammar.lark(text, name)
+
+
+def _object(_value: Any, _name: str) -> Grammar:
+    return Grammar.json_object()
+
+
+MAKERS: Mapping[str, Make] = {
+    "json": _schema,
+    "json_object": _object,
+    "regex": Grammar.regex,
+    "choice": Grammar.choice,
+    "grammar": _rules,
+}
+"""By key of `structured_outputs`; the older fields have the same names with the prefix `guided_`."""
+PLAIN = ("regex", "choice", "grammar")
+
+
+def grammar_of(fields: SamplingFields) -> Grammar | None:
+    """Return the grammar that the answer must match; None: no constraint. Raises ApiError if more than one is set."""
+    candidates = [*_formats(fields.response_format), *_structured(fields.structured_outputs)]
+    candidates += [(MAKERS[name], f"guided_{name}", getattr(fields, f"guided_{name}")) for name in MAKERS]
+    candidates += [(MAKERS[name], name, getattr(fields, name)) for name in PLAIN]
+    # `false` is a valid schema, but json_object: false means no grammar.
+    found = [one for one in candidates if one[2] is not None and one != (_object, one[1], False)]
+    if len(found) > 1:
+        names = " and ".join(name for _, name, _ in found[:3])
+        raise invalid(f"expected one grammar for a response, got {names}; leave all but one out", found[1][1])
+    return found[0][0](found[0][2], found[0][1]) if found else None
+
+
+def _formats(response_format: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
+    kind = None if response_format is None else response_format.get("type")
+    if response_format is None or kind == "text":
+        return []
+    if kind == "json_object":
+        return [(_object, "response_format", True)]
+    inner = response_format.get("json_schema")
+    if kind != "json_schema" or not isinstance(inner, Mapping) or inner.get("schema") is None:
+        message = "expected response_format of type text, json_object, or json_schema with a schema in json_schema"
+        raise invalid(f"{message}, got {str(kind)[:40]!r}", "response_format")
+    return [(_schema, "response_format", inner["schema"])]
+
+
+def _structured(outputs: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
+    strange = sorted(name for name, value in (outputs or {}).items() if value and name not in MAKERS)
+    if strange:
+        raise invalid(f"expected one of {', '.join(MAKERS)}, got {strange[0][:40]!r}", "structured_outputs")
+    return [(MAKERS[name], "structured_outputs", value) for name, value in (outputs or {}).items() if name in MAKERS]
+
+
+# -- bounds ------------------------------------------------------------------------------------------------------------
 
 
 def check_bounds(request: ResolvedRequest, limit: int, num_prompt_times: int) -> None:
-    """Raise if prompts and answers do not fit, or an answer would hold too many log-probabilities: before anything is
-    computed.
+    """Raise if prompt and answer exceed the context, or a response could have too many log-probabilities. Runs before
+    anything is computed.
 
-    Those of a prompt are repeated so many times. Those of streamed answers are sent before the next ones come.
+    A prompt's log-probabilities appear `num_prompt_times` in the response. Those of streamed answers are not counted,
+    because each is sent before the next one arrives.
     """
     params = request.params
     for ids in request.prompts:
@@ -147,7 +213,7 @@ def check_bounds(request: ResolvedRequest, limit: int, num_prompt_times: int) ->
 
 
 def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int) -> None:
-    """Prompt and answer must fit; nothing is truncated silently."""
+    """Raise RequestTooLargeError if prompt and answer exceed the context; nothing is truncated silently."""
     if num_prompt_tokens + (1 if max_tokens is None else max_tokens) <= limit:
         return
     answer = f" and {max_tokens} for the answer" if max_tokens else ""
@@ -159,11 +225,11 @@ def _check_room(num_prompt_tokens: int, max_tokens: int | None, limit: int) -> N
 # -- names ------------------------------------------------------------------------------------------------------------
 
 JUDGED = ("modalities", "length_penalty")
-"""Refused if they request anything else than what is done."""
+"""Fields that are refused if their value differs from the default behaviour."""
 
 
 def _of(shape: type[Loose], *others: Iterable[str], **nested: FieldNames) -> FieldNames:
-    """The fields of a schema, and others that are read from the raw body."""
+    """Return the field names of a schema, and additional names that are read from the raw body."""
     return FieldNames(frozenset(shape.model_fields).union(*others, nested), nested)
 
 

@@ -1,6 +1,6 @@
-"""`GET` and `DELETE /v1/responses/{response_id}`: a response that was kept, read back or forgotten by its own tenant.
+"""`GET` and `DELETE /v1/responses/{response_id}`: read or delete a stored response of the caller's tenant.
 
-Another tenant's is reported as not found.
+Responses of other tenants are reported as not found.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from quire.api.http.errors import ApiError, shortened
 
 
 async def retrieve_response(request: Request, response_id: str) -> Response:
-    """A stored response."""
+    """Return a stored response."""
     return await _beside(request, lambda admission, caller: _kept(admission, caller, response_id))
 
 
@@ -33,7 +33,7 @@ async def delete_response(request: Request, response_id: str) -> Response:
 
 
 async def _beside(request: Request, work: Callable[[Admission, Caller], dict[str, Any]]) -> Response:
-    """A store is read beside the event loop, in the tenant's own turn."""
+    """Access the store in a worker thread, when it is the tenant's turn."""
     admission: Admission = request.app.state.admission
     caller: Caller = request.scope["quire.caller"]
     data = await admission.text_pool.run(caller.tenant, lambda: msgspec.json.encode(work(admission, caller)))

@@ -1,4 +1,4 @@
-"""Log-probabilities in the two forms of the OpenAI API and the one of other servers."""
+"""Log-probabilities in the OpenAI API's two formats (chat, completions), and in vLLM's format for prompts."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,32 +13,32 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class TokenNames(msgspec.Struct, frozen=True):
-    """How tokens are written where a text is wanted."""
+    """Converts token ids to text for log-probabilities."""
 
     tokenizer: Tokenizer
     as_ids: bool = False
 
     def name(self, token_id: int) -> str:
-        """Its text, broken characters replaced, or its id if the client requested that."""
+        """Return the token's text with invalid UTF-8 replaced, or `token_id:N` if the client requested ids."""
         return f"token_id:{token_id}" if self.as_ids else self.text(token_id)
 
     def text(self, token_id: int) -> str:
-        """What it adds to a text, whatever its name."""
+        """Return the token's text, even if the client requested ids."""
         return self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
     def entry(self, token_id: int, logprob: float) -> dict[str, Any]:
-        """One token of a chat's list."""
+        """Return the token's entry in a chat's list."""
         data = self.tokenizer.token_bytes(token_id)
         return {"token": self.name(token_id), "logprob": floored(logprob), "bytes": list(data)}
 
 
 def floored(logprob: float) -> float:
-    """JSON has no infinity."""
+    """Replace minus infinity, which JSON does not have, by a finite minimum."""
     return max(logprob, LEAST_LOGPROB)
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[str, Any]:
-    """`{"content": [{token, logprob, bytes, top_logprobs}]}`."""
+    """Return `{"content": [{token, logprob, bytes, top_logprobs}]}`."""
     return {
         "content": [
             {
@@ -54,7 +54,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> dict[s
 def completion_logprobs(
     entries: Sequence[TokenLogprobs | int], names: TokenNames, offset: int = 0
 ) -> tuple[dict[str, list[Any]], int]:
-    """Parallel arrays, and where the next one's text begins. A bare id is a token without a log-probability."""
+    """Return parallel arrays, and the text offset of the next token. A bare id is a token without log-probability."""
     tokens, values, tops, offsets = [], [], [], []
     for entry in entries:
         is_bare = isinstance(entry, int)
@@ -73,7 +73,7 @@ def _by_name(entry: TokenLogprobs, names: TokenNames) -> dict[str, float]:
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs], names: TokenNames) -> msgspec.Raw:
-    """By token id, with rank; the first token of a prompt has none. Encoded once, however many answers repeat it."""
+    """Encode a prompt's log-probabilities by token id with rank; null for the first token. Encoded once per prompt."""
     return msgspec.Raw(b"[" + b",".join([b"null", *(_ENCODER.encode(_by_id(one, names)) for one in entries)]) + b"]")
 
 

@@ -1,10 +1,10 @@
-"""Items of `/v1/responses`, as the one form that all conversations here have: that of chat messages.
+"""Convert input items of `/v1/responses` to quire's internal form, which is that of OpenAI chat messages.
 
-    message                                    ─► a message of its role
-    reasoning · message · function_call …      ─► one assistant message, as the model wrote it in one go
+    message                                    ─► a message with its role
+    reasoning · message · function_call …      ─► one assistant message for consecutive items
     function_call_output                       ─► a tool message
 
-Ids and statuses of items are left out: clients make them anew, and they mean nothing to a model.
+Ids and statuses of items are left out: clients regenerate them, and a model does not need them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +22,14 @@ ROLES = ("user", "assistant", "system", "developer")
 
 
 def messages_of_items(fields: ResponseFields, images: Images) -> NumberedMessages:
-    """Its messages, in the common form."""
+    """Return the messages of a body, in the internal form."""
     source = fields.input
     items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": source}] if isinstance(source, str) else source
     return NumberedMessages.of([*_messages(items, images)])
 
 
 def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each with the number of its item; what the model wrote in one go has that of the first."""
+    """Yield each message with the index of its item; an assistant message has the index of its first item."""
     answer, first = list[dict[str, Any]](), 0
     for at, item in enumerate(items):
         added = _of_answer(item, images)
@@ -46,7 +46,7 @@ def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tu
 
 
 def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:
-    """What an item adds to the model's message; None if the model did not write it."""
+    """Return an item's part of the assistant message; None if the model did not write the item."""
     match item.get("type", "message"):
         case "message" if item.get("role") == "assistant":
             return {"content": _text(item.get("content"), images)}
@@ -63,7 +63,7 @@ def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None
 
 
 def _merged(answer: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One message of all that was added, in the order in which the model began each kind."""
+    """Merge parts into one assistant message; its keys keep the order in which the parts first had them."""
     added: dict[str, list[Any]] = {"content": []}
     for one in answer:
         for name, value in one.items():
@@ -109,7 +109,7 @@ def _wrong(message: str) -> ApiError:
 
 
 def response_tools(fields: ResponseFields) -> ToolUse:
-    """What may be called. Other kinds of tools than functions are left out: this server cannot run them."""
+    """Return the tools and the tool choice. Tools other than functions are dropped: this server cannot run them."""
     tools = [
         checked_tool(one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"))
         for one in fields.tools or ()
@@ -120,7 +120,7 @@ def response_tools(fields: ResponseFields) -> ToolUse:
 
 
 def response_grammar(fields: ResponseFields) -> Grammar | None:
-    """What the answer must match."""
+    """Return the grammar that the answer must match, if any."""
     text_format = (fields.text or {}).get("format") or {"type": "text"}
     match text_format:
         case {"type": "text"}:

@@ -1,8 +1,8 @@
-"""Answers in the format of `/v1/responses`: a response of items, whole or by its events.
+"""Responses in the format of `/v1/responses`: a response of output items, whole or as a stream of events.
 
     created · in_progress · (item added · parts and deltas · item done) … · completed
 
-An item is a thought, a message, or a call. Each is sent whole again when it is done, and all of them at the end.
+An item is reasoning, a message or a function call. Each is sent again whole when it is done, and all in the last event.
 """
 
 from collections.abc import Sequence
@@ -12,34 +12,32 @@ from uuid import uuid4
 
 import msgspec
 
-from quire.api.dialects.dialect import PieceBatch
 from quire.api.dialects.openai.error_body import error_body
 from quire.api.dialects.openai.schemas import ResponseFields
-from quire.api.http import sse
+from quire.api.dialects.response_writer import ENCODER, PieceBatch, ResponseWriter
 from quire.api.http.errors import ApiError
-from quire.client.reply.outputs import Part, Piece, ReasoningPart, TextPart, joined
+from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, joined
 from quire.client.reply.reply import Reply
 
-ENCODER = msgspec.json.Encoder()
 CUT = ("length", "deadline")
 
 
-class ItemsWriter:
-    """One response."""
-
-    content_type = b"application/json"
-    stream_headers = sse.HEADERS
-    keep_alive = b": keep-alive\n\n"
+class ItemsWriter(ResponseWriter):
+    """The writer of one response."""
 
     def __init__(self, model: str, fields: ResponseFields, is_kept: bool = False) -> None:
-        self.response_id = self.answer_id = "resp_" + uuid4().hex
-        self._head = _head(model, fields) | {"id": self.response_id, "store": is_kept}
-        self._items = _Items(self.response_id)
+        self.answer_id = "resp_" + uuid4().hex
+        self._head = _head(model, fields) | {"id": self.answer_id, "store": is_kept}
+        self._items = _Items(self.answer_id)
         self._num_events = 2
-        """Those that begin are sent first, and made when the first others are there."""
+        """Sequence number of the next event. The first two events are encoded later, together with the first output."""
 
-    def not_kept(self) -> None:
+    def not_stored(self) -> None:
         self._head["store"] = False
+
+    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
+        """An answer without output adds no message to the conversation."""
+        return super().sent_back(answer) if answer.text or answer.reasoning or answer.tool_calls else []
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         response = self._response("in_progress", [], None)
@@ -63,10 +61,10 @@ class ItemsWriter:
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        return ENCODER.encode(self.finished(reply))
+        return ENCODER.encode(self.stored(reply))
 
-    def finished(self, reply: Reply) -> dict[str, Any]:
-        items = _Items(self.response_id)
+    def stored(self, reply: Reply) -> dict[str, Any]:
+        items = _Items(self.answer_id)
         for piece in joined(reply.pieces):
             items.add(piece)
         items.close()
@@ -86,17 +84,17 @@ class ItemsWriter:
 
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""An event: its name and its fields."""
+"""An event's name and fields."""
 
 
 class _Items:
-    """The items of one response, as they grow. The same pieces make the same items, ids and all."""
+    """Collects the output items of one response. Equal pieces produce equal items, including their ids."""
 
     def __init__(self, response_id: str) -> None:
         self._own = response_id.removeprefix("resp_")[:20]
         self.done: list[dict[str, Any]] = []
         self._part: Part | None = None
-        """Of the item that grows."""
+        """The kind of the currently open item."""
         self._id = ""
         self._text: list[str] = []
 

@@ -1,13 +1,13 @@
-"""Bodies as clients send them. Those with a known name have a known type; others were checked before (`field_names`).
+"""Body schemas of the OpenAI API. Known fields are typed; unknown names were already handled by `field_names`.
 
-Types only: the engine checks whether a number is in range.
+The schemas only check types; the engine checks numeric ranges.
 """
 
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.api.dialects.body_shapes import Ints, Lists, Loose, Objects, Texts, validated
+from quire.api.dialects.body_shapes import GenerationFields, Ints, Lists, Loose, Objects, Service, Texts, validated
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
 from quire.client.request.params import MAX_BIASES
@@ -20,15 +20,13 @@ class StreamOptionsFields(Loose):
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(Loose):
-    """What chat and completions have in common."""
+class SamplingFields(GenerationFields):
+    """Fields that chat and completions have in common."""
 
-    model: str | None = Field(None, description="One of the names in /v1/models.")
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     n: int | None = None
-    stream: bool | None = None
     stream_options: StreamOptionsFields | None = None
     stop: str | Texts | None = None
     presence_penalty: float | None = None
@@ -37,8 +35,8 @@ class SamplingFields(Loose):
     seed: int | None = None
     service_tier: str | None = None
     user: Any = None
-    """Taken in any shape: nothing is done with it."""
-    # What other servers take beyond that.
+    """Accepted in any shape, and ignored."""
+    # Extensions of other servers.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -65,6 +63,10 @@ class SamplingFields(Loose):
     grammar: str | None = Field(None, description="Lark, or GBNF, recognized by ::= in it.")
     cache_explain: bool | None = Field(None, description="Report in usage why the next token was not in the cache.")
 
+    @property
+    def service(self) -> Service:
+        return self.service_tier, self.priority, self.cache_salt
+
 
 class ContentPart(Loose):
     """One part of a message's content."""
@@ -86,7 +88,6 @@ ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_M
 class TemplateFields(Loose):
     """Arguments of a chat template."""
 
-    messages: ChatMessages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     documents: Objects | None = None
@@ -97,6 +98,7 @@ class TemplateFields(Loose):
 class ChatFields(SamplingFields, TemplateFields):
     """`POST /v1/chat/completions`."""
 
+    messages: ChatMessages
     max_completion_tokens: int | None = None
     tools: Objects | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function's name.")
@@ -128,10 +130,9 @@ class CompletionFields(SamplingFields):
         return list(prompt)  # type: ignore[arg-type]
 
 
-class ResponseFields(Loose):
+class ResponseFields(GenerationFields):
     """`POST /v1/responses`."""
 
-    model: str | None = Field(None, description="One of the names in /v1/models.")
     input: str | Objects
     instructions: str | None = None
     tools: Objects | None = None
@@ -142,14 +143,17 @@ class ResponseFields(Loose):
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    stream: bool | None = None
     service_tier: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = Field(None, description="false: the response cannot be continued by its id.")
     previous_response_id: str | None = Field(None, description="The response that this one continues.")
 
+    @property
+    def service(self) -> Service:
+        return self.service_tier, None, None
 
-class TokenizeFields(Loose):
+
+class TokenizeFields(TemplateFields):
     """`POST /tokenize`: a prompt, or messages."""
 
     model: str | None = None
@@ -157,11 +161,6 @@ class TokenizeFields(Loose):
     messages: ChatMessages | None = None
     tools: Objects | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    documents: Objects | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
     return_token_strs: bool | None = None
 
 
@@ -173,7 +172,7 @@ class DetokenizeFields(Loose):
 
 
 def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
-    """The fields of a body. Raises ApiError for the first invalid one."""
+    """Return the fields of a body. Raises ApiError for the first invalid one."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(type(one) is int for one in prompt):
         raise invalid(f"expected at most {MAX_PROMPTS} prompts, got {len(prompt)}; send several requests", "prompt")

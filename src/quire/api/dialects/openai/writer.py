@@ -1,38 +1,32 @@
-"""What both endpoints of the OpenAI API put around their choices: the head of every object, usage, a stream's end.
+"""The base of the chat and completion writers: the common fields of each object, usage, and the end of a stream.
 
     data: {"id": …, "object": …, "created": …, "model": …, "choices": [ a choice ], "usage": null}
     …
     data: [DONE]
 
-An endpoint makes choices out of pieces. All chunks of a response begin with the same bytes, and most end with the same,
-so those are made once.
+Subclasses convert pieces to choices. All chunks of a response begin with the same bytes, and most end with the same, so
+those are encoded once.
 """
 
 from collections.abc import Sequence
 from time import time
 from typing import Any, ClassVar
-
-import msgspec
+from uuid import uuid4
 
 from quire.api.dialects.openai.error_body import DONE, error_event
 from quire.api.dialects.openai.schemas import SamplingFields
-from quire.api.http import sse
+from quire.api.dialects.response_writer import ENCODER, ResponseWriter
 from quire.api.http.errors import ApiError
-from quire.api.http.ids import new_id
 from quire.api.prefix.explanation_json import part_body
 from quire.client.reply.reply import Reply
 
-ENCODER = msgspec.json.Encoder()
 FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
-"""Our finish reasons in the API's terms; all others are called the same."""
+"""Finish reasons of the engine, mapped to the API's; any other has the same name in both."""
 
 
-class OpenAIWriter:
-    """The frame of one response. A subclass names its objects, and makes its choices."""
+class OpenAIWriter(ResponseWriter):
+    """Adds the common fields. A subclass defines the object names and converts pieces to choices."""
 
-    content_type = b"application/json"
-    stream_headers = sse.HEADERS
-    keep_alive = sse.COMMENT
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
@@ -40,40 +34,40 @@ class OpenAIWriter:
     def __init__(self, model: str, fields: SamplingFields) -> None:
         options = fields.stream_options
         self._reports_misses = bool(fields.cache_explain)
-        self.with_usage = bool(options and options.include_usage)
-        """Usage is the last chunk."""
-        self.with_usage_always = self.with_usage and bool(options and options.continuous_usage_stats)
-        """Usage is in every chunk."""
-        self.answer_id = new_id(self.id_prefix)
+        self._with_usage = bool(options and options.include_usage)
+        """The last chunk has usage."""
+        self._with_usage_always = self._with_usage and bool(options and options.continuous_usage_stats)
+        """Every chunk has usage."""
+        self.answer_id = f"{self.id_prefix}-{uuid4().hex}"
         self._head = {"id": self.answer_id, "object": self.object_name, "created": int(time()), "model": model}
         head = ENCODER.encode(self._head | {"object": self.chunk_name})
-        self.before = b"data: " + head[:-1] + b',"choices":['
-        """What a chunk has before its choice."""
-        self.after = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
-        """What it has after it, unless usage is in every chunk."""
-
-    def begin(self, replies: Sequence[Reply]) -> bytes:
-        """Nothing: a stream is its chunks."""
-        return b""
+        self._before = b"data: " + head[:-1] + b',"choices":['
+        """A chunk's bytes before its choice."""
+        self._after = b'],"usage":null}\n\n' if self._with_usage else b"]}\n\n"
+        """A chunk's bytes after its choice, unless every chunk has usage."""
 
     def end(self, replies: Sequence[Reply]) -> bytes:
-        """Usage, where it was requested, and the last event."""
-        return self.before + self.after_with_usage(replies) + DONE if self.with_usage else DONE
+        """Return the usage chunk, if requested, and the last event."""
+        return self._before + self._after_with_usage(replies) + DONE if self._with_usage else DONE
 
     def error(self, error: ApiError) -> bytes:
-        """An error event, and the last event."""
         return error_event(error)
 
-    def after_with_usage(self, replies: Sequence[Reply]) -> bytes:
-        """What a chunk with usage has after its choice."""
+    def chunks(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]]) -> bytes:
+        """Return a chunk for each choice."""
+        after = self._after_with_usage(replies) if self._with_usage_always else self._after
+        return b"".join([self._before + ENCODER.encode(choice) + after for choice in choices])
+
+    def _after_with_usage(self, replies: Sequence[Reply]) -> bytes:
+        """Return the bytes after the choice of a chunk with usage."""
         return b'],"usage":' + ENCODER.encode(self.usage(replies)) + b"}\n\n"
 
     def response(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
-        """A whole answer."""
+        """Encode a complete response."""
         return ENCODER.encode({**self._head, "choices": choices, "usage": self.usage(replies), **more})
 
     def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Usage so far."""
+        """Return the token counts so far."""
         num_prompt = sum(len(reply.request.prompt) for reply in replies)
         num_output = sum(reply.num_tokens for reply in replies)
         details: dict[str, Any] = {"cached_tokens": sum(reply.num_cached_tokens for reply in replies)}
@@ -94,7 +88,7 @@ class OpenAIWriter:
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:
-    """Why the next token was not found when the request was admitted; None before that is known."""
+    """Return why the prompt's next token was not cached at admission; None until that is known."""
     if reply.reuse is None:
         return None
     found = reply.reuse.explanation

@@ -1,4 +1,4 @@
-"""Tensors of GGUF files: types with kernels as they are, others widened to 8 bits, and the log says so."""
+"""Tensors of GGUF files: types with kernels are kept, others are converted to 8 bits with a warning in the log."""
 
 import logging
 from functools import cache
@@ -11,18 +11,14 @@ from quire.errors import CheckpointError
 LOG = logging.getLogger("quire.backends")
 
 GGUF_NAMES = frozenset(name for name, made in FORMATS.items() if not made.has_group)
-"""Types that have kernels."""
+"""GGUF types that have kernels."""
 WIDENED = FORMATS["Q8_0"]
 
 
 def gguf_source(type_name: str, rows: Rows, num_in: int) -> Source:
-    """A tensor of some type; `rows` are its bytes, [out, bytes of a row]."""
-    if type_name in GGUF_NAMES:
-        return _as_it_is(type_name, rows, num_in)
-    return _widened(type_name, rows, num_in)
-
-
-def _as_it_is(type_name: str, rows: Rows, num_in: int) -> Source:
+    """Return a tensor as a source; `rows` are its bytes, [out, bytes per row]."""
+    if type_name not in GGUF_NAMES:
+        return _widened(type_name, rows, num_in)
     made = FORMATS[type_name]
     _check_row(type_name, rows, made.row_bytes(num_in))
     return Source(made, rows.shape[0], num_in, lambda first, end: RowPiece(rows[first:end]))
@@ -57,8 +53,8 @@ def _warn_widened(type_name: str) -> None:
 
 @cache
 def _gguf_type(name: str) -> tuple[Any, Any, int, int]:
-    """The package's functions, its number for the type, inputs and bytes of a block."""
-    import gguf  # noqa: PLC0415 - slow to import, and few files need it
+    """Return the gguf package's quantization module, its id of the type, and numbers and bytes per block."""
+    import gguf  # noqa: PLC0415 - slow to import, rarely needed
 
     kind = gguf.GGMLQuantizationType.__members__.get(name)
     if kind is None or kind not in gguf.quants._type_traits:

@@ -1,4 +1,4 @@
-"""A weight in panels: packed once, held in one copy for any number of rows, multiplied or looked up."""
+"""A weight packed once into panels (groups of outputs) for native kernels and any row count; rows can be looked up."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.backends.cpu.formats.source import PANEL_OUTPUTS, RowPiece, Source
-from quire.backends.cpu.formats.weight_format import Arithmetic, WeightFormat
+from quire.backends.cpu.formats.weight_format import WeightFormat
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.large_pages import Arena
+from quire.backends.kernels.threads import num_threads
 from quire.errors import CheckpointError, InvariantError
 
 
 class PackedWeight:
-    """Rows times a weight [out, in], plus a bias. A row's result is the same in any company and for any threads."""
+    """A weight [out, in] with a bias. A row's product is the same in any batch and for any thread count."""
 
-    __slots__ = ("_bias", "_head", "_packed", "format", "num_in", "num_out")
-
-    def __init__(self, sources: Sequence[Source], arena: Arena, num_threads: int, bias: Floats | None = None) -> None:
-        """Of tensors one below the other, all of one format; all but the last have whole panels of outputs."""
+    def __init__(self, sources: Sequence[Source], arena: Arena, bias: Floats | None = None) -> None:
+        """Pack tensors of one format stacked by outputs; all but the last must consist of whole panels."""
         first = sources[0]
         _check_joined(sources)
         self.format: WeightFormat = first.format
@@ -30,65 +29,35 @@ class PackedWeight:
         self._bias = None if bias is None else np.ascontiguousarray(bias, dtype=np.float32)
         if self._bias is not None and self._bias.shape != (self.num_out,):
             raise InvariantError(f"expected a bias of {self.num_out} numbers, got {self._bias.shape}")
-        self._head = (*shape, self._packed.ctypes.data, 0 if self._bias is None else self._bias.ctypes.data)
-        self._pack(sources, num_threads)
+        self.num_bytes, self.group = len(self._packed), first.group
+        self.addresses = self._packed.ctypes.data, 0 if self._bias is None else self._bias.ctypes.data
+        """Addresses of the panels and of the bias (0: no bias)."""
+        self._head = (*shape, self.addresses[0])
+        self._pack(sources)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the panels."""
-        return len(self._packed)
-
-    @property
-    def group(self) -> int:
-        """Inputs that share a given scale."""
-        return self._head[3]
-
-    @property
-    def addresses(self) -> tuple[int, int]:
-        """Of the panels, and of the bias or 0."""
-        return self._head[4], self._head[5]
-
-    def product(self, rows: Floats, out: Floats, arithmetic: Arithmetic, num_threads: int) -> None:
-        """`out` [row, out] = `rows` [row, in] x weight^T + bias. Rows may lie anywhere, each is contiguous."""
-        if arithmetic not in self.format.arithmetics:
-            raise InvariantError(f"format {self.format.name} has no {arithmetic.name.lower()} arithmetic")
-        row_stride, out_stride = _stride(rows, self.num_in), _stride(out, self.num_out)
-        if len(out) != len(rows):
-            raise InvariantError(f"expected {len(rows)} rows of results, got {len(out)}", code="wrong_output_rows")
-        kernels().panel_product(
-            *self._head,
-            int(arithmetic),
-            num_threads,
-            rows.ctypes.data,
-            row_stride,
-            out.ctypes.data,
-            out_stride,
-            len(rows),
-        )
-
-    def rows(self, indices: NDArray[np.int64], num_threads: int = 1) -> Floats:
-        """[index, in]: outputs of the weight as the numbers they stand for."""
+    def rows(self, indices: NDArray[np.int64]) -> Floats:
+        """Return the weight rows of these outputs as float32, [index, in]."""
         indices = np.ascontiguousarray(indices, dtype=np.int64)
-        # As if without a sign, a negative number is a large one.
+        # Viewed as unsigned, a negative number is large.
         if indices.ndim != 1 or (len(indices) and indices.view(np.uint64).max() >= self.num_out):
             raise InvariantError(f"expected rows between 0 and {self.num_out - 1}, got {indices}")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
-            *self._head[:5], indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads
+            *self._head, indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads()
         )
         return out
 
-    def _pack(self, sources: Sequence[Source], num_threads: int) -> None:
+    def _pack(self, sources: Sequence[Source]) -> None:
         panel_bytes = kernels().panel_bytes(self._head[0], PANEL_OUTPUTS, *self._head[2:4])
         begin = 0
         for source in sources:
             for first, piece in source.pieces():
                 _check_piece(source, piece)
                 at = self._head[4] + (begin + first) // PANEL_OUTPUTS * panel_bytes
-                self._pack_piece(piece, at, num_threads)
+                self._pack_piece(piece, at)
             begin += source.num_out
 
-    def _pack_piece(self, piece: RowPiece, address: int, num_threads: int) -> None:
+    def _pack_piece(self, piece: RowPiece, address: int) -> None:
         rows = piece.rows if piece.rows.strides[1] == 1 else np.ascontiguousarray(piece.rows)
         scales = None if piece.scales is None else np.ascontiguousarray(piece.scales, dtype=np.float32)
         zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros, dtype=np.uint8)
@@ -101,12 +70,12 @@ class PackedWeight:
             0 if scales is None else scales.ctypes.data,
             0 if zeros is None else zeros.ctypes.data,
             address,
-            num_threads,
+            num_threads(),
         )
 
 
 def _check_piece(source: Source, piece: RowPiece) -> None:
-    """Kernels read as many bytes as the shape says: what a file's parts come to must be that."""
+    """Raise CheckpointError unless the parts have the size that kernels will read for this shape."""
     num_scales = -(-source.num_in // source.group) if source.group else 0
     wanted = (len(piece.rows), source.format.row_bytes(source.num_in))
     beside = [array.shape for array in (piece.scales, piece.zeros) if array is not None]
@@ -118,7 +87,7 @@ def _check_piece(source: Source, piece: RowPiece) -> None:
 
 
 def can_join(sources: Sequence[Source]) -> bool:
-    """Whether these tensors can be one weight: one format, equal inputs, whole panels."""
+    """Whether these tensors can form one weight: one format, equal inputs, whole panels."""
     first = sources[0]
     are_alike = all(
         (each.format, each.num_in, each.group) == (first.format, first.num_in, first.group) for each in sources
@@ -133,14 +102,3 @@ def _check_joined(sources: Sequence[Source]) -> None:
             "expected tensors of one weight to have one format, equal inputs and, but for the last, a multiple of "
             f"{PANEL_OUTPUTS} outputs, got {shapes}"
         )
-
-
-def _stride(rows: Floats, size: int) -> int:
-    """Numbers from one row to the next."""
-    if rows.dtype != np.float32 or rows.ndim != 2 or rows.shape[1] != size or (size > 1 and rows.strides[1] != 4):
-        raise InvariantError(
-            f"expected float32 rows of {size} contiguous numbers, got {rows.dtype} {rows.shape} with strides "
-            f"{rows.strides}",
-            code="wrong_array_layout",
-        )
-    return rows.strides[0] // 4

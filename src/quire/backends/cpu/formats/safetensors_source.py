@@ -1,9 +1,9 @@
-"""Tensors of safetensors files: the schemes by which small codes are kept there. Plain numbers lie as GGUF's do.
+"""Quantized tensors of safetensors files, by scheme. Unquantized tensors are stored as in GGUF files.
 
     compressed-tensors  pack-quantized, int4 or int8     AWQ   int4         fp8   e4m3 codes, scales of blocks,
     GPTQ                int4 or int8, no desc_act                                channels or the whole tensor
 
-A scheme says what a weight's codes, scales and zeros are. Codes are unpacked to a byte each for a piece at a time.
+A scheme defines codes, scales and zero points of a weight. Codes are unpacked to one byte each, one chunk at a time.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from quire.backends.cpu.formats.source import RowPiece, Source
 from quire.backends.cpu.formats.weight_format import FORMATS
 from quire.backends.kernels.arrays import Floats
+from quire.checkpoints.quantisation import Quantisation
 from quire.errors import CheckpointError
 
 Codes = NDArray[np.uint8]
@@ -22,13 +23,13 @@ Codes = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """A tensor as mapped: its type as safetensors spells it. BF16 comes as uint16, F8_E4M3 as uint8."""
+    """A mapped tensor with its safetensors dtype name. BF16 is mapped as uint16, F8_E4M3 as uint8."""
 
     type: str
     array: NDArray[np.generic]
 
     def floats(self) -> Floats:
-        """As float32: for scales, which are few."""
+        """Return the numbers as float32; used for scales."""
         if self.type == "BF16":
             return (self.array.astype(np.uint32) << 16).view(np.float32)
         if self.type not in {"F16", "F32"}:
@@ -37,49 +38,11 @@ class StoredArray:
 
 
 Tensors = Mapping[str, StoredArray]
-"""What a file has of one weight, by the last part of its names."""
+"""The tensors of one weight, by the last part of their names."""
 
 
-@dataclass(frozen=True, slots=True)
-class SchemeOptions:
-    """What a model's quantisation config says of all its weights."""
-
-    num_bits: int = 4
-    group_size: int | None = None
-    """Inputs that share a scale; None: all of an output."""
-    is_symmetric: bool = True
-    zeros_are_less_one: bool = True
-    """GPTQ's first file format has zeros one below what they stand for."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Coded:
-    """A weight of a scheme: how to unpack outputs [first, end), and all scales and zeros, [out, group]."""
-
-    num_out: int
-    num_in: int
-    unpack: Callable[[int, int], Codes]
-    scales: Floats
-    zeros: Codes
-
-    def source(self, options: SchemeOptions) -> Source:
-        group = options.group_size or self.num_in
-        wanted = (self.num_out, -(-self.num_in // group))
-        if self.scales.shape != wanted or self.zeros.shape != wanted:
-            raise CheckpointError(
-                f"weight [{self.num_out}, {self.num_in}] with groups of {group}: expected scales and zeros {wanted}, "
-                f"got {self.scales.shape} and {self.zeros.shape}; the files belong to different models",
-                code="wrong_scales",
-            )
-
-        def read(first: int, end: int) -> RowPiece:
-            return RowPiece(self.unpack(first, end), self.scales[first:end], self.zeros[first:end])
-
-        return Source(FORMATS[f"INT{options.num_bits}"], self.num_out, self.num_in, read, group)
-
-
-def compressed_source(tensors: Tensors, options: SchemeOptions) -> Source:
-    """compressed-tensors, pack-quantized: words of an output's neighbouring inputs, lowest bits first."""
+def compressed_source(tensors: Tensors, options: Quantisation) -> Source:
+    """compressed-tensors, pack-quantized: 32-bit integers of one output's consecutive inputs, lowest bits first."""
     num_out, num_in = (int(size) for size in np.ravel(tensors["weight_shape"].array))
     _refuse_order(tensors.get("weight_g_idx"), options)
     packed = np.ascontiguousarray(tensors["weight_packed"].array)
@@ -88,36 +51,38 @@ def compressed_source(tensors: Tensors, options: SchemeOptions) -> Source:
     if not options.is_symmetric:
         words = np.ascontiguousarray(tensors["weight_zero_point"].array.T)
         zeros = np.ascontiguousarray(_unpack_words(words, options.num_bits)[:, :num_out].T)
-    return _Coded(
+    return _coded(
         num_out,
         num_in,
         lambda first, end: _unpack_words(packed[first:end], options.num_bits)[:, :num_in],
         scales,
         zeros,
-    ).source(options)
+        options,
+    )
 
 
-def gptq_source(tensors: Tensors, options: SchemeOptions) -> Source:
-    """GPTQ: words of an output's neighbouring inputs, [in / words, out]."""
+def gptq_source(tensors: Tensors, options: Quantisation) -> Source:
+    """GPTQ: each 32-bit integer packs consecutive inputs of one output, [in / codes per integer, out]."""
     words = tensors["qweight"].array
     num_out, num_in = words.shape[1], words.shape[0] * (32 // options.num_bits)
     _refuse_order(tensors.get("g_idx"), options)
     zeros = _unpack_words(np.ascontiguousarray(tensors["qzeros"].array), options.num_bits)[:, :num_out]
-    return _Coded(
+    return _coded(
         num_out,
         num_in,
         lambda first, end: _unpack_words(np.ascontiguousarray(words[:, first:end].T), options.num_bits),
         np.ascontiguousarray(tensors["scales"].floats().T),
         np.ascontiguousarray((zeros + np.uint8(options.zeros_are_less_one)).T),
-    ).source(options)
+        options,
+    )
 
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""Which of eight neighbouring outputs each half byte of a word is, lowest bits first."""
+"""For each 4-bit code of a 32-bit integer, lowest bits first: its index among 8 consecutive outputs."""
 
 
-def awq_source(tensors: Tensors, options: SchemeOptions) -> Source:
-    """AWQ: words of neighbouring outputs, [in, out / 8], in an order of their own."""
+def awq_source(tensors: Tensors, options: Quantisation) -> Source:
+    """AWQ: each 32-bit integer packs 8 consecutive outputs in AWQ_ORDER, [in, out / 8]."""
     if options.num_bits != 4:
         raise CheckpointError(f"expected AWQ weights of 4 bits, got {options.num_bits}", code="wrong_num_bits")
     words = tensors["qweight"].array
@@ -127,17 +92,18 @@ def awq_source(tensors: Tensors, options: SchemeOptions) -> Source:
         begin, last = first // 8, -(-end // 8)
         return np.ascontiguousarray(_in_order(words[:, begin:last])[:, : end - first].T)
 
-    return _Coded(
+    return _coded(
         num_out,
         num_in,
         unpack,
         np.ascontiguousarray(tensors["scales"].floats().T),
         np.ascontiguousarray(_in_order(tensors["qzeros"].array).T),
-    ).source(options)
+        options,
+    )
 
 
-def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
-    """fp8: numbers of type e4m3, and scales of blocks, of outputs or of the whole tensor."""
+def fp8_source(tensors: Tensors, options: Quantisation) -> Source:
+    """fp8: e4m3 numbers with scales per block, per output or for the whole tensor."""
     rows = np.ascontiguousarray(tensors["weight"].array).view(np.uint8)
     num_out, num_in = rows.shape
     group = options.group_size or num_in
@@ -145,7 +111,7 @@ def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
     stored = tensors["weight_scale_inv" if is_by_blocks else "weight_scale"].floats()
     scales = np.atleast_1d(stored).reshape(len(np.atleast_1d(stored)), -1)
     if len(scales) != num_out:
-        # One row of scales serves a block of outputs, or all of them.
+        # One row of scales applies to a block of outputs, or to all outputs.
         each = group if is_by_blocks else num_out
         scales = np.repeat(scales, each, axis=0)[:num_out]
     if scales.shape != (num_out, -(-num_in // group)):
@@ -162,17 +128,36 @@ def fp8_source(tensors: Tensors, options: SchemeOptions) -> Source:
     )
 
 
-SCHEMES: Mapping[str, Callable[[Tensors, SchemeOptions], Source]] = {
+SCHEMES: Mapping[str, Callable[[Tensors, Quantisation], Source]] = {
     "pack-quantized": compressed_source,
     "gptq": gptq_source,
     "awq": awq_source,
     "fp8": fp8_source,
 }
-"""By what a model's quantisation config calls them."""
+"""Scheme name in a model's quantization config -> source function."""
+
+
+def _coded(
+    num_out: int, num_in: int, unpack: Callable[[int, int], Codes], scales: Floats, zeros: Codes, options: Quantisation
+) -> Source:
+    """Return a source of codes. `unpack` returns outputs [first, end); scales and zero points are [out, group]."""
+    group = options.group_size or num_in
+    wanted = (num_out, -(-num_in // group))
+    if scales.shape != wanted or zeros.shape != wanted:
+        raise CheckpointError(
+            f"weight [{num_out}, {num_in}] with groups of {group}: expected scales and zeros {wanted}, got "
+            f"{scales.shape} and {zeros.shape}; the files belong to different models",
+            code="wrong_scales",
+        )
+
+    def read(first: int, end: int) -> RowPiece:
+        return RowPiece(unpack(first, end), scales[first:end], zeros[first:end])
+
+    return Source(FORMATS[f"INT{options.num_bits}"], num_out, num_in, read, group)
 
 
 def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
-    """[row, word] of 32 bits to [row, code], lowest bits first."""
+    """Unpack 32-bit integers [row, integer] into codes [row, code], lowest bits first."""
     as_bytes = words.view(np.uint8)
     if num_bits == 8:
         return as_bytes
@@ -185,15 +170,15 @@ def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
 
 
 def _in_order(words: NDArray[np.generic]) -> Codes:
-    """AWQ's words, [row, word], as codes of neighbouring outputs."""
+    """Unpack AWQ's integers [row, integer] into codes in the order of outputs."""
     codes = _unpack_words(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)
     ordered = np.empty_like(codes)
     ordered[..., AWQ_ORDER] = codes
     return ordered.reshape(len(words), -1)
 
 
-def _refuse_order(indices: StoredArray | None, options: SchemeOptions) -> None:
-    """Groups must be neighbouring inputs."""
+def _refuse_order(indices: StoredArray | None, options: Quantisation) -> None:
+    """Raise CheckpointError unless each group consists of consecutive inputs."""
     if indices is None:
         return
     groups = np.ravel(indices.array)

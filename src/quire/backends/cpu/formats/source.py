@@ -1,6 +1,6 @@
-"""Tensors on their way from a file into panels: some outputs at a time, as bytes, never as float32.
+"""Tensors read from a file into panels: a chunk of outputs at a time, as bytes, never as float32.
 
-What is read, unpacked or widened is so for a piece, then dropped.
+Reading, unpacking and conversion need memory for one chunk only.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,23 +14,23 @@ from quire.backends.cpu.formats.weight_format import WeightFormat
 from quire.errors import CheckpointError
 
 PANEL_OUTPUTS = 16
-"""Outputs of a panel. A piece, and a tensor with another behind it, has a multiple of them."""
+"""Outputs per panel. A chunk, and a tensor followed by another one, has a multiple of this number."""
 PIECE_NUMBERS = 16 << 20
-"""How many are read at a time: each piece is shared by threads that must meet behind it, so it is worth a meeting."""
+"""Numbers per chunk. Threads share a chunk and synchronize after it; large chunks amortize the synchronization."""
 
 
 class Rows(Protocol):
-    """The bytes of a tensor, [out, bytes of a row]: an array, or a file that is read when it is asked."""
+    """The bytes of a tensor, [out, bytes per row]: an array, or a file that is read on access."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
 
     def __getitem__(self, rows: slice, /) -> Any:
-        """Some outputs, as an array of bytes."""
+        """Return the bytes of some outputs."""
 
 
 class RowPiece(NamedTuple):
-    """Some outputs: the bytes of each, and what a format with given scales has beside them, [output, group]."""
+    """Some outputs: the bytes of each and, for formats with separate scales, scales and zero points [output, group]."""
 
     rows: NDArray[np.uint8]
     scales: NDArray[np.float32] | None = None
@@ -39,15 +39,15 @@ class RowPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor, [out, in], in a format that has kernels."""
+    """A tensor [out, in] in a format that has kernels."""
 
     format: WeightFormat
     num_out: int
     num_in: int
     read: Callable[[int, int], RowPiece]
-    """Outputs [first, end)."""
+    """Function that reads outputs [first, end)."""
     group: int = 0
-    """Inputs that share a scale, where the format leaves that open."""
+    """Inputs per scale; 0 if the format fixes that number."""
 
     def __post_init__(self) -> None:
         self.format.row_bytes(self.num_in)
@@ -59,7 +59,7 @@ class Source:
             )
 
     def pieces(self) -> Iterator[tuple[int, RowPiece]]:
-        """Each with its first output."""
+        """Yield each chunk with the index of its first output."""
         size = max(1, PIECE_NUMBERS // (self.num_in * PANEL_OUTPUTS)) * PANEL_OUTPUTS
         for first in range(0, self.num_out, size):
             yield first, self.read(first, min(first + size, self.num_out))

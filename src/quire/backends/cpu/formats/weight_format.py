@@ -1,6 +1,6 @@
-"""What a weight format is: its name in files, how many bytes hold how many inputs there, and its arithmetics.
+"""Weight formats: name in files, block size in inputs and bytes, and supported arithmetics.
 
-How a format lies in panels is `native/panels/format.hpp`'s business; the numbers here are its numbers.
+The panel layout of a format is defined in `native/panels/format.hpp`; the ids here are the ids used there.
 """
 
 from dataclasses import dataclass
@@ -10,30 +10,30 @@ from quire.errors import CheckpointError
 
 
 class Arithmetic(IntEnum):
-    """How rows meet weights. Either way a row's bits depend on that row alone."""
+    """How products are computed. In both arithmetics a row's bits depend only on that row."""
 
     FLOAT = 0
-    """Weights widened to float32, as exactly as their file says them; float32 sums."""
+    """Weights converted exactly to float32; sums in float32."""
     INTEGER = 1
-    """A row's inputs rounded to 8 bits for each 32 of them; exact sums of 32, float32 between them. The same bits on
-    every processor."""
+    """Inputs quantized to 8 bits in groups of 32; exact integer sums per group, float32 sums of groups. The result bits
+    are equal on every processor."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """One of them."""
+    """One weight format."""
 
     name: str
     native_id: int
     block_size: int
-    """Inputs of one block in a file; their number must be a multiple."""
+    """Inputs per block in a file; a weight's number of inputs must be a multiple."""
     block_bytes: int
     arithmetics: tuple[Arithmetic, ...]
     has_group: bool = False
-    """Whether a weight of this format says how many inputs share a scale."""
+    """Whether each weight of this format sets its own number of inputs per scale."""
 
     def row_bytes(self, num_in: int) -> int:
-        """Of one output in a file; refuses inputs that are no whole blocks."""
+        """Return the bytes of one output in a file. Raises CheckpointError unless the inputs are whole blocks."""
         if num_in <= 0 or num_in % self.block_size:
             raise CheckpointError(
                 f"expected a multiple of {self.block_size} inputs for a weight of format {self.name}, got {num_in}; "
@@ -63,10 +63,10 @@ FORMATS = {
         WeightFormat("IQ4_NL", 11, 32, 18, BOTH),
         WeightFormat("IQ4_XS", 12, 256, 136, BOTH),
         WeightFormat("MXFP4", 13, 32, 17, BOTH),
-        # Not in files as they are here: codes come one a byte, unpacked by their scheme.
+        # Not file formats: the scheme unpacks codes to one byte each.
         WeightFormat("INT4", 14, 32, 32, BOTH, has_group=True),
         WeightFormat("INT8", 15, 32, 32, BOTH, has_group=True),
         WeightFormat("FP8_E4M3", 16, 1, 1, FLOAT_ONLY, has_group=True),
     )
 }
-"""By name: of GGUF's types as GGUF spells them, of safetensors' as what a scheme's codes are."""
+"""Formats by name: GGUF type names, or for safetensors the dtype of a scheme's codes."""

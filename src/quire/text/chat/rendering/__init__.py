@@ -1,1 +1,1 @@
-"""Chat templates, and the processes that render them in a sandbox."""
+"""Chat templates, and the sandboxed processes that render them."""

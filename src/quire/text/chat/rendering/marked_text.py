@@ -1,15 +1,15 @@
-"""Texts that remember which of their characters a client wrote. Pure; knows no template and no token.
+"""Strings that track which of their characters a client wrote. Pure; independent of templates and tokens.
 
-A template takes a client's texts apart and puts them together with its own. Afterwards it must be known who wrote what,
-because a client that writes the name of a control token has written text and not that token. So a client's text is a
-`MarkedText`: a `str`, equal to the plain one, with spans beside it. Everything is made of two verbs, cut and join:
+A template splits a client's texts and joins them with its own. Afterwards the origin of each character must be known,
+because a control token's name in a client's text must stay text. So a client's text is a `MarkedText`: a `str`, equal
+to the plain string, with attributes for the origins. Other methods are built on two operations, cut and join:
 
-    spans     (start, stop) of the client's characters, in order, never touching each other
-    sources   (start, stop, label) where it is known which message or tool they come from
-    the rest  the template's own
+    client    (start, stop) of the client's characters, in order and not adjacent
+    sources   (start, stop, label), if the characters' message or tool is known
+    all other characters are the template's
 
-What is not understood (`center`, `translate`, `encode` ...) is left to `str` and gives a plain text; the caller
-must mark that as the client's: see `marked_like`.
+Methods that are not overridden (`center`, `translate`, `encode` ...) return plain strings, which the caller must mark
+as the client's with `marked_like`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -21,14 +21,14 @@ from jinja2 import Undefined
 
 Spans = tuple[tuple[int, int], ...]
 Sources = tuple[tuple[int, int, str], ...]
-"""Of a client's characters, in order; where they touch, their labels differ."""
+"""(start, stop, label) of client characters, in order; adjacent ones have different labels."""
 
 MarkedSpan = TypeVar("MarkedSpan", bound=tuple[int, int] | tuple[int, int, str])
 SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class MarkedText(str):
-    """A text with spans that a client wrote: all of it unless said otherwise."""
+    """A string with the spans that a client wrote; by default all of it."""
 
     __slots__ = ("client", "sources")
     client: Spans
@@ -43,13 +43,13 @@ class MarkedText(str):
 
     @classmethod
     def labelled(cls, text: str, label: str | None) -> "MarkedText":
-        """All of it a client's, and from there."""
+        """Return a text that a client wrote entirely, with this source label."""
         return cls(text, None, ((0, len(text), label),) if label is not None and text else ())
 
-    # -- the two verbs -------------------------------------------------------------------------------------------------
+    # -- the two operations --------------------------------------------------------------------------------------------
 
     def cut(self, start: int, stop: int) -> "MarkedText":
-        """The characters from start to stop, which must lie inside."""
+        """Return the characters from start to stop; both must be within the text."""
         spans = _within(self.client, start, stop)
         sources = _within(self.sources, start, stop)
         return MarkedText(
@@ -64,7 +64,7 @@ class MarkedText(str):
             joined += [self, part] if joined else [part]
         return concat(joined)
 
-    # -- what follows from them ----------------------------------------------------------------------------------------
+    # -- string methods built on them ----------------------------------------------------------------------------------
 
     def __str__(self) -> "MarkedText":
         return self
@@ -123,7 +123,7 @@ class MarkedText(str):
         return self.cut(0, len(super().removesuffix(suffix)))
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """As `str` does it; what was put in is whose it was."""
+        """Like `str.replace`; the inserted text keeps its own marks."""
         if not old:
             return str(marked_like(super().replace(old, new, count), self, new))
         between = new if isinstance(new, MarkedText) else MarkedText(new, ())
@@ -142,13 +142,13 @@ class MarkedText(str):
         return self._recased(super().capitalize())
 
     def _recased(self, text: str) -> "MarkedText":
-        """The same letters in another case: one for one, or else all are the client's if one was."""
+        """The text in another case. If its length changes, all of it is the client's if any character was."""
         if len(text) == len(self):
             return MarkedText(text, self.client, self.sources)
         return MarkedText.labelled(text, label_of(self)) if self.client else MarkedText(text, ())
 
     def _parts(self, texts: Sequence[str], sep: str | None) -> list[str]:
-        """Texts found in this one in their order: with `sep` between them, or with white space."""
+        """Cut out these texts, which follow each other with `sep` or white space between them."""
         parts, place = list[str](), 0
         for text in texts:
             start = place if sep is not None else self.find(text, place)
@@ -162,13 +162,13 @@ class MarkedText(str):
 
 
 def _within(spans: tuple[MarkedSpan, ...], start: int, stop: int) -> tuple[MarkedSpan, ...]:
-    """Those that have a character from start to stop. Searched for: a text of many spans is cut into many parts."""
+    """Spans that overlap start to stop. Uses binary search, because texts with many spans are cut often."""
     first = bisect_right(spans, start, key=itemgetter(1))
     return spans[first : bisect_left(spans, stop, lo=first, key=itemgetter(0))] if start < stop else ()
 
 
 def concat(parts: Iterable[str]) -> str:
-    """All parts one after the other; plain if no part is marked."""
+    """Concatenate the parts; the result is a plain `str` if no part is marked."""
     pieces = list(parts)
     text = "".join(pieces)
     spans: list[tuple[int, int]] = []
@@ -189,7 +189,7 @@ def concat(parts: Iterable[str]) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as text. What is neither a text nor a number may hold a client's words somewhere inside."""
+    """Return a value as text. Containers and other objects may include client text, so their text is the client's."""
     if isinstance(value, str):
         return value
     is_simple = type(value) in SCALARS or isinstance(value, Undefined)
@@ -197,8 +197,8 @@ def written(value: Any) -> str:
 
 
 def mark(value: Any, label: str | None = None) -> Any:
-    """What a client sent, with all its texts marked: in lists and mappings too, names among them. `label` says where it
-    comes from."""
+    """Return a client's value with all strings marked, including those in lists and mappings and their keys. `label`
+    identifies the message or tool."""
     if isinstance(value, str):
         return MarkedText.labelled(value, label)
     if isinstance(value, dict):
@@ -207,7 +207,7 @@ def mark(value: Any, label: str | None = None) -> Any:
 
 
 def label_of(*values: Any) -> str | None:
-    """Where all of a client's text in these values comes from, if it is one place."""
+    """Return the label of all client text in these values, or None if there are several or one is unknown."""
     found = set[str | None]()
     left: list[Any] = [*values]
     while left:
@@ -228,7 +228,7 @@ def label_of(*values: Any) -> str | None:
 
 
 def _add_labels(text: MarkedText, found: set[str | None]) -> None:
-    """None stands for an unknown source."""
+    """Add a text's labels to `found`, and None if the source of some client characters is unknown."""
     sources = text.sources
     if len(sources) == 1 and sources[0][1] - sources[0][0] == len(text):
         found.add(sources[0][2])
@@ -239,7 +239,7 @@ def _add_labels(text: MarkedText, found: set[str | None]) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether nothing of a client's can be in it. What is not known is taken not to be plain."""
+    """Return whether a value certainly has no client text; False for unknown types."""
     kind = type(value)
     if kind is MarkedText:
         return not value.client
@@ -251,7 +251,7 @@ def is_plain(value: Any) -> bool:
 
 
 def marked_like(result: Any, *sources: Any) -> Any:
-    """What was made of the sources by code that marks nothing: a text is the client's unless all are plain."""
+    """Mark the result of a function that drops marks: a string is the client's unless all `sources` are plain."""
     if not isinstance(result, str) or isinstance(result, MarkedText) or all(map(is_plain, sources)):
         return result
     return MarkedText.labelled(result, label_of(*sources))

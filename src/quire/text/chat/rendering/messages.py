@@ -1,4 +1,4 @@
-"""Messages as clients send them, made into what published chat templates read. Pure; imports errors alone."""
+"""Converts messages from clients to the form that published chat templates read. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from quire.errors import InvalidTextError
 from quire.strict_json import has_too_many_lists
 
 Message = Mapping[str, Any]
-"""As in the OpenAI API: `role`, `content` (a text, none, or a list of text parts), perhaps `tool_calls` and others."""
+"""A message of the OpenAI API: `role`, `content` (a string, null, or a list of text parts), `tool_calls` and others."""
 
 ROLES = frozenset(
     {
@@ -30,24 +30,15 @@ ROLES = frozenset(
         "user",
     }
 )
-"""Names that published templates know. A role is a name and not text: templates build control tokens with it, as in
-`'<|' + role + '|>'`, so no other is let through."""
+"""Roles of published templates. All others are rejected, because templates build control tokens from the role, as in
+`'<|' + role + '|>'`."""
 
 
 def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[dict[str, Any]]:
-    """New messages whose content is one text, or a list of parts where the template wants that."""
+    """Return new messages whose content is one string, or a list of parts if `wants_parts`. Raises InvalidTextError."""
     if not messages:
         raise InvalidTextError("expected at least one message, got none", code="no_messages")
     return [_prepare(message, index, wants_parts) for index, message in enumerate(messages)]
-
-
-def num_text_bytes(value: Any) -> int:
-    """Bytes of all texts in it, at least, whatever lists and mappings they lie in."""
-    if isinstance(value, str):
-        return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
-    if isinstance(value, Mapping):
-        return sum(map(num_text_bytes, value)) + sum(map(num_text_bytes, value.values()))
-    return sum(map(num_text_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
@@ -67,7 +58,7 @@ def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
 
 
 def calls_of(message: Message, index: int) -> list[Any]:
-    """The calls of this message, or InvalidTextError."""
+    """Return the tool calls of this message. Raises InvalidTextError."""
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         kind = type(calls).__name__
@@ -77,9 +68,9 @@ def calls_of(message: Message, index: int) -> list[Any]:
 
 
 def texts_of(message: Message, index: int) -> list[str]:
-    """The texts of this message's content, or InvalidTextError."""
+    """Return the texts in this message's content. Raises InvalidTextError."""
     content = message.get("content")
-    if content is None:  # an assistant that only called tools: many templates want a text all the same
+    if content is None:  # an assistant message with only tool calls: many templates require a string
         return [""]
     if isinstance(content, str):
         return [content]
@@ -100,7 +91,7 @@ def _text_of(part: object, index: int) -> str:
 
 
 def _with_read_arguments(call: Any) -> Any:
-    """The wire has a call's arguments as JSON in a text; templates write them out as JSON themselves."""
+    """Parse the arguments of a call: the API has them as a JSON string, templates serialize them themselves."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
@@ -109,7 +100,7 @@ def _with_read_arguments(call: Any) -> Any:
 
 
 def read_arguments(arguments: object) -> object:
-    """A call's arguments as an object, or as they are where they are no JSON or too much of it to be made."""
+    """Return the parsed arguments of a call; unchanged if they are not valid JSON or have too many lists."""
     if not isinstance(arguments, str) or has_too_many_lists(arguments):
         return arguments
     try:

@@ -1,7 +1,7 @@
-"""Counts what a template does, so that a loop cannot run away. May touch `jinja2`; knows nothing of messages.
+"""Limits the work of a template, such as endless loops. May import `jinja2`; independent of messages.
 
-Jinja has no hook for loops. But it compiles a tree, and a tree can be changed first: every loop and every macro gets
-one more statement, which counts, and every `~` is measured. A template can neither name nor replace the meter.
+Jinja has no hook for loops. So the syntax tree is changed before it is compiled: every loop and macro gets a counting
+statement, and every `~` checks its result's length. Template code cannot access or replace the meter.
 """
 
 from collections.abc import Sized
@@ -17,11 +17,11 @@ from quire.errors import InvariantError, TemplateError
 from quire.text.chat.rendering.marked_text import concat, written
 
 METER = "the meter"
-"""Where a rendering's meter is among its variables: no Jinja name has a space in it."""
+"""Variable that contains the meter. Templates cannot name it, because Jinja names have no spaces."""
 
 
 class WorkMeter:
-    """What one rendering has used so far."""
+    """Counters and limits of one rendering."""
 
     __slots__ = ("_max_chars", "_max_steps", "_num_chars", "_num_steps")
 
@@ -32,25 +32,25 @@ class WorkMeter:
         self._num_chars = 0
 
     def count_step(self) -> None:
-        """A loop goes round once more, or a macro is called."""
+        """Count one loop iteration or macro call. Raises TemplateError beyond the limit."""
         self._num_steps += 1
         if self._num_steps > self._max_steps:
             rule = f"expected a chat template of at most {self._max_steps} steps, these messages need more"
             raise TemplateError(f"{rule}; send fewer messages", code="too_many_steps")
 
     def count_output(self, num_chars: int) -> None:
-        """So much more text has come out."""
+        """Count characters of output. Raises TemplateError beyond the limit."""
         self._num_chars += num_chars
         self.check_length(self._num_chars)
 
     def check_length(self, num_items: int) -> None:
-        """Whether a text or list of this length may be made at all."""
+        """Raise TemplateError if a string or list of this length is too long."""
         if num_items > self._max_chars:
             rule = f"expected a prompt of at most {self._max_chars} characters, got at least {num_items}"
             raise TemplateError(f"{rule}; send fewer or shorter messages", code="prompt_too_long")
 
     def check_operands(self, operator: str, left: Any, right: Any) -> None:
-        """Whether what the operator would make is of a size to be made."""
+        """Raise TemplateError for `**`, and if the result of `*` or `+` would be too long."""
         if operator == "**":
             sentence = "chat templates must not use **; the operator of this server can configure another template"
             raise TemplateError(sentence, code="power_in_template")
@@ -63,7 +63,7 @@ class WorkMeter:
 
 
 def meter_of(context: Context) -> WorkMeter:
-    """The meter that this rendering was given; not looked for among what the template itself has set."""
+    """Return this rendering's meter, from the initial variables and not from those that the template has set."""
     meter = context.parent[METER]
     if not isinstance(meter, WorkMeter):
         raise InvariantError("expected a meter for the rendering")
@@ -71,23 +71,23 @@ def meter_of(context: Context) -> WorkMeter:
 
 
 def count_step(context: Context) -> bool:
-    """What is called in every loop and macro. True, so that it can stand before a loop's own condition."""
+    """Count one step; called in every loop and macro. Return True, so that `and` can add a loop's own condition."""
     meter_of(context).count_step()
     return True
 
 
 def join_texts(context: Context, *operands: Any) -> str:
-    """What `~` does, measured."""
+    """Implement `~` with a check of the result's length."""
     texts = [written(operand) for operand in operands]
     meter_of(context).check_length(sum(map(len, texts)))
     return concat(texts)
 
 
 class AddCounting(NodeTransformer):
-    """Changes a parsed template so that it counts its own steps."""
+    """Adds step counting to a parsed template."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - jinja's own spelling
-        """Each round counts, and each item that the loop's condition passes over."""
+        """Count each iteration, and each item that the loop's condition skips."""
         self.generic_visit(node)
         node.body.insert(0, _statement(node))
         if node.test is not None:
@@ -95,18 +95,18 @@ class AddCounting(NodeTransformer):
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:  # noqa: N802
-        """Each call counts."""
+        """Count each call."""
         self.generic_visit(node)
         node.body.insert(0, _statement(node))
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """The sandbox has no eye on `~`."""
+        """Check `~`, which jinja's sandbox does not intercept."""
         self.generic_visit(node)
         return _call(join_texts, node, *node.nodes)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:  # noqa: N802
-        """Escaping for browsers would lose who wrote what."""
+        """Reject autoescape, because HTML escaping would lose the marks of client text."""
         raise TemplateSyntaxError("chat templates must not use autoescape", node.lineno)
 
 
@@ -122,7 +122,7 @@ def _statement(place: nodes.Node) -> nodes.Node:
 
 
 class GenerationTag(Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what a trainer counts. A server shows what is inside."""
+    """`{% generation %} ... {% endgeneration %}` marks training targets. Here its content is rendered normally."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's own spelling
 

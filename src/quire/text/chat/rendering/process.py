@@ -1,8 +1,8 @@
-"""The process that runs a model's chat template: `python -m quire.text.chat.rendering.process`, a helper.
+"""The process that runs a model's chat template: `python -m quire.text.chat.rendering.process`.
 
-A template is a program from a downloaded file, and its input is a client's. Whatever it does (a number squared sixty
-times, a text replaced by a thousand of itself) it does here, within the bounds of a helper (`sandboxed`). Imports
-jinja2 and little else, so that it starts quickly.
+A template is a program from a downloaded file, and its input comes from clients. Excessive work (repeated squaring of a
+number, repeated `replace` of a text) is confined to this process, within the limits of package `sandboxed`. Imports
+jinja2 and little else, to start quickly.
 """
 
 from datetime import datetime
@@ -17,7 +17,7 @@ from quire.text.chat.rendering.marked_text import MarkedText, concat, mark
 from quire.text.chat.rendering.metering import METER, WorkMeter
 from quire.text.chat.rendering.sandbox import TemplateSandbox
 from quire.text.sandboxed.helper import encode_frame, serve
-from quire.text.sandboxed.template_messages import (
+from quire.text.sandboxed.messages import (
     TOO_DEEP,
     Broken,
     LoadTemplate,
@@ -31,10 +31,10 @@ from quire.text.sandboxed.template_messages import (
 )
 
 MEMORY_BYTES = 512 * 1024 * 1024
-"""Address space: the interpreter takes a tenth of it, a prompt of a million tokens another."""
+"""Limit of the address space. The interpreter takes a tenth of it, a prompt of a million tokens another tenth."""
 PROBE = "quire-probe"
 MAX_DEPTH = 128
-"""A rendering that failed of messages nested deeper did so for that."""
+"""If a rendering fails by recursion and its input is nested deeper than this, the nesting is reported as the cause."""
 
 
 class Program:
@@ -44,13 +44,9 @@ class Program:
         self._load = load
         self._template, self.own_text = TemplateSandbox().compiled(load.source)
 
-    def loaded(self) -> TemplateLoaded:
-        """What is known of it."""
-        return TemplateLoaded(self._finds_parts_only(), self.own_text)
-
     def render(self, request: Render) -> Rendered:
-        """The prompt. Raises TemplateError for whatever the template does wrong."""
-        clock = datetime.fromisoformat(request.now)
+        """Return the prompt. Raises TemplateError for any failure of the template, RecursionError for deep nesting."""
+        clock, tools = datetime.fromisoformat(request.now), request.tools
 
         def strftime_now(layout: str) -> str:
             return clock.strftime(layout)
@@ -58,7 +54,9 @@ class Program:
         context = {
             **mark(request.extra),
             "messages": [_marked_message(message, f"m{at}") for at, message in enumerate(request.messages)],
-            "tools": _marked_tools(request.tools),
+            "tools": [mark(tool, f"t{at}") for at, tool in enumerate(tools)]
+            if isinstance(tools, list)
+            else mark(tools),
             "documents": mark(request.documents),
             "add_generation_prompt": request.add_generation_prompt,
             "strftime_now": strftime_now,
@@ -69,7 +67,7 @@ class Program:
         return Rendered(str.__str__(text), text.client, text.sources)
 
     def _run(self, context: dict[str, Any]) -> str:
-        """Collect the output piece by piece, so that too much of it is noticed while there is little."""
+        """Collect the output piece by piece, to stop at the limit instead of after the whole output."""
         meter = WorkMeter(self._load.max_steps, self._load.max_output_chars)
         pieces: list[str] = []
         try:
@@ -83,12 +81,12 @@ class Program:
             rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more"
             way_out = "send fewer or shorter ones, or use the completions endpoint"
             raise TemplateError(f"{rule}; {way_out}", code="memory_exceeded") from None
-        except Exception as error:  # whatever a template does wrong, its messages are refused and the server goes on
+        except Exception as error:  # any failure of a template rejects the messages, and the process continues
             message = str(error) or type(error).__name__
             raise TemplateError(f"the model's chat template rejected these messages: {message}") from error
 
-    def _finds_parts_only(self) -> bool:
-        """Whether the template shows a message's text only if it comes as a list of parts. It is tried, once."""
+    def finds_parts_only(self) -> bool:
+        """Render test messages to find whether the template shows a text only if it comes as a list of parts."""
         now = datetime(2000, 1, 1).isoformat()
         for content in (PROBE, [{"type": "text", "text": PROBE}]):
             try:
@@ -101,18 +99,12 @@ class Program:
 
 
 def _marked_message(message: dict[str, Any], label: str) -> dict[str, Any]:
-    """All of it is the client's but the role: that is one of a few names."""
+    """Mark all of a message as the client's, except the value of `role`, which is one of `messages.ROLES`."""
     return {mark(name, label): value if name == "role" else mark(value, label) for name, value in message.items()}
 
 
-def _marked_tools(tools: Any) -> Any:
-    if not isinstance(tools, list):
-        return mark(tools)
-    return [mark(tool, f"t{at}") for at, tool in enumerate(tools)]
-
-
 def _is_deep(value: Any) -> bool:
-    """Whether lists and objects stand inside one another beyond what any template writes out in good order."""
+    """Return whether lists and objects are nested deeper than `MAX_DEPTH`."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -125,18 +117,18 @@ def _is_deep(value: Any) -> bool:
 
 
 class Renderer:
-    """Answers messages, one after the other."""
+    """Handles one message at a time."""
 
     def __init__(self) -> None:
         self._program: Program | None = None
 
     def answer(self, message: ToProcess) -> ToServer:
-        """Whatever the template does wrong is an answer."""
+        """Return the response to one message. Failures of the template are responses, not exceptions."""
         try:
             if isinstance(message, LoadTemplate):
                 self._program = None
                 self._program = Program(message)
-                return self._program.loaded()
+                return TemplateLoaded(self._program.finds_parts_only(), self._program.own_text)
             if self._program is None:
                 return TemplateRefused("no template is loaded")
             return self._rendered(self._program, message)
@@ -149,7 +141,7 @@ class Renderer:
 
     @staticmethod
     def _rendered(program: Program, request: Render) -> ToServer:
-        """The template compiled: what fails now is of these messages."""
+        """Render with a compiled template; a RecursionError on deeply nested messages is reported as such."""
         try:
             return program.render(request)
         except (RecursionError, TemplateError) as error:
@@ -160,7 +152,7 @@ class Renderer:
 
 
 def answer_render(renderer: Renderer, frame: bytes) -> bytes:
-    """The same in bytes, with what it cost."""
+    """Handle one frame and return the encoded response with its CPU time."""
     message = read_to_process(frame)
     started_s = process_time()
     answer = renderer.answer(message)

@@ -1,13 +1,13 @@
-"""The sandbox a template runs in: metered, and every text that comes out of it knows who wrote it. May touch `jinja2`.
+"""The sandbox for templates: limits their work, and tracks client text through all operations. May import `jinja2`.
 
-A Jinja expression is made of few things: names, operators, subscripts, filters, calls and what is written out. Each
-passes here or works on `MarkedText` by itself; a text that is not understood is the client's, never the template's.
+A Jinja expression consists of names, operators, subscripts, filters, calls and output. Each operation is intercepted
+here or supported by `MarkedText`. Where marks would be lost, the whole result counts as the client's.
 
     + ~ * %          call_binop, join_texts
     {{ value }}      finalize
     macros, blocks   concat
-    | filters        KEEPING and ours keep marks; of any other a text is wholly the client's if something of it went in
-    .methods()       call: of a MarkedText; a plain text becomes one first if something of the client's goes in
+    | filters        KEEPING and quire's filters keep marks; any other marks its whole result if an input is marked
+    .methods()       call: a MarkedText's own method; a plain string is converted first if an argument is marked
 """
 
 import json
@@ -28,13 +28,13 @@ from quire.text.chat.rendering.marked_text import MarkedText, Sources, concat, i
 from quire.text.chat.rendering.metering import AddCounting, GenerationTag, join_texts, meter_of
 
 RETAINING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})
-"""Filters whose result is one of the things they were given."""
+"""Filters that return one of their inputs unchanged."""
 KEEPING = frozenset({"capitalize", "lower", "trim", "upper"})
-"""Filters that call one method of the text they are given."""
+"""Filters that call one method of their input."""
 
 SIMPLE_PERCENT = re.compile(r"%(?:\(\w+\))?(?:[sdi%]|\.\d+f)")
 HELD = re.compile("\ue000([0-9]+)\ue001")
-"""Where a text is kept out of a format until it is done."""
+"""Placeholder of a marked text during formatting."""
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -52,14 +52,14 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """The sandbox asks this instead of applying the operator itself."""
+        """Apply an operator of `intercepted_binops`, with limits and marks."""
         meter_of(context).check_operands(operator, left, right)
         if operator == "%" and isinstance(left, str):
             return _percent(left, right)
         return marked_like(super().call_binop(context, operator, left, right), left, right)
 
     def call(self, context: Context, called: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The sandbox asks this instead of calling anything itself."""
+        """Call a function or method, with marks on its result."""
         values = (*args, *kwargs.values())
         owner = getattr(called, "__self__", None)
         if type(owner) is str and not all(map(is_plain, values)):
@@ -68,12 +68,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result if _marks_by_itself(called) else marked_like(result, owner, *values)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`"{}".format(x)`, where x keeps its marks."""
+        """Replace `str.format` and `str.format_map` by versions that keep marks."""
         is_format = super().wrap_str_format(value) is not None
         return BraceFormat(self, value.__self__, takes_mapping=value.__name__ == "format_map") if is_format else None
 
     def compiled(self, source: str) -> tuple[jinja2.Template, str]:
-        """The template, and all the text it may write of its own. Raises jinja's errors and RecursionError."""
+        """Return the compiled template and all its text literals. Raises jinja's errors and RecursionError."""
         tree = self.parse(source)
         own = [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
         own += [node.data for node in tree.find_all(nodes.TemplateData)]
@@ -81,7 +81,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 def _marks_by_itself(called: Any) -> bool:
-    """What joins texts by `concat`, works on marked texts, or hands out what lies in a list or mapping."""
+    """Return whether a callable's result has correct marks: it uses `concat`, or is a method of a MarkedText, list,
+    dict or tuple."""
     owner = getattr(called, "__self__", None)
     is_own_method = isinstance(called, MethodType) and isinstance(owner, MarkedText)
     joins = called is join_texts or isinstance(called, Macro | LoopContext | BlockReference | BraceFormat)
@@ -89,22 +90,22 @@ def _marks_by_itself(called: Any) -> bool:
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter of jinja's, whose texts are marked if something marked went in."""
+    """Wrap a filter of jinja so that a string result is marked if an input is marked."""
     if name in RETAINING:
         return function
-    num_hidden = int(hasattr(function, "jinja_pass_arg"))  # a context or environment, which jinja puts first
+    num_hidden = int(hasattr(function, "jinja_pass_arg"))  # jinja passes a context or environment first
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         if name not in KEEPING and isinstance(result, MarkedText):
-            result = str.__str__(result)  # its marks are whatever survived
+            result = str.__str__(result)  # its marks may be incomplete
         return marked_like(result, *args[num_hidden:], *kwargs.values())
 
     return guarded
 
 
-# -- filters of our own ------------------------------------------------------------------------------------------------
+# -- quire's filters ---------------------------------------------------------------------------------------------------
 
 
 def to_json(
@@ -114,7 +115,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As published templates expect it: jinja's own escapes HTML, which no model was trained on."""
+    """`| tojson` as published templates expect it. Jinja's filter escapes HTML, which models were not trained on."""
 
     def dumped(one: Any) -> str:
         return json.dumps(one, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -126,10 +127,10 @@ def to_json(
 
 
 def _sources_of_items(text: str, items: list[Any], dumped: Callable[[Any], str]) -> Sources:
-    """Where in the JSON of a list each item stands that comes from one place. None, if it is not where it should be."""
+    """The range and label of each item in a list's JSON; empty if an item is not found or has no single label."""
     found, place = list[tuple[int, int, str]](), 0
     for item in items:
-        written_item = dumped([item])[1:-1].strip()  # indented as deep as it is there
+        written_item = dumped([item])[1:-1].strip()  # with the same indentation as in the whole list
         start = text.find(written_item, place)
         label = label_of(item)
         if start < 0 or label is None:
@@ -141,18 +142,18 @@ def _sources_of_items(text: str, items: list[Any], dumped: Callable[[Any], str])
 
 @pass_environment
 def join_filter(environment: jinja2.Environment, value: Any, d: Any = "", attribute: Any = None) -> str:
-    """`| join`: items, or an attribute of each, with a text between them."""
+    """`| join`: join the items, or an attribute of each, with separator `d`."""
     items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
     return _marked(d).join(map(written, items))
 
 
 def replace_filter(value: Any, old: Any, new: Any, count: int | None = None) -> str:
-    """`| replace`."""
+    """`| replace` with marks."""
     return _marked(value).replace(written(old), written(new), -1 if count is None else count)
 
 
 def format_percent(value: Any, *args: Any, **kwargs: Any) -> str:
-    """`| format`."""
+    """`| format`: `%` formatting with marks."""
     if args and kwargs:
         raise jinja2.TemplateRuntimeError("can't handle positional and keyword arguments at the same time")
     return _percent(written(value), kwargs or args)
@@ -167,24 +168,24 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-# -- formats -----------------------------------------------------------------------------------------------------------
+# -- string formatting -------------------------------------------------------------------------------------------------
 
 
 class Held:
-    """Marked texts on their way through a format that would lose their marks: it sees a place in a list instead."""
+    """Replaces marked texts by placeholders during formatting, which would lose their marks."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
 
     def hold(self, value: Any) -> Any:
-        """The value, or a stand-in if it may hold something of a client's."""
+        """Return the value, or a placeholder if it may include client text."""
         if is_plain(value):
             return value
         self._texts.append(written(value))
         return f"\ue000{len(self._texts) - 1}\ue001"
 
     def put_back(self, text: str) -> str:
-        """The text with what is held in its places."""
+        """Replace the placeholders in the text by the marked texts."""
         pieces = HELD.split(text)
         return concat(self._texts[int(piece)] if index % 2 else piece for index, piece in enumerate(pieces))
 
@@ -201,23 +202,23 @@ def _percent(layout: str, values: Any) -> str:
 
 
 class MarkingFormatter(SandboxedFormatter):
-    """Formats with braces, holding what may be a client's."""
+    """Brace formatting that keeps the marks of client text."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)
         self.held = Held()
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        """`{!r}`: what was marked stays so."""
+        """Apply a conversion such as `{!r}` and keep the marks."""
         return marked_like(super().convert_field(value, conversion), value)
 
     def format_field(self, value: Any, format_spec: str) -> Any:
-        """`{:>9}`."""
+        """Apply a format such as `{:>9}` and return a placeholder if the value is marked."""
         return self.held.hold(marked_like(super().format_field(value, format_spec), value))
 
 
 class BraceFormat:
-    """`str.format` and `str.format_map` of one text."""
+    """`str.format` or `str.format_map` of one string, with marks."""
 
     def __init__(self, environment: jinja2.Environment, layout: str, *, takes_mapping: bool) -> None:
         self._environment = environment

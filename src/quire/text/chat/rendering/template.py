@@ -1,13 +1,13 @@
-"""Messages to the one text a model reads, by the Jinja template that came with it. Renders nothing itself.
+"""Messages to a prompt, by the model's Jinja chat template. Rendering itself takes place in a helper process.
 
-A template comes from the checkpoint or from the operator, never from a request. Still it is a program, and its input
-is a client's, so it runs in jinja's immutable sandbox, in a process of its own (`process`), and is bounded:
+A template comes from the checkpoint or the operator, never from a request. But it is a program whose input comes from
+clients, so it runs in jinja's immutable sandbox, in a separate process (`process`), with limits:
 
-    by the system    memory; seconds: a process that renders for longer than two is ended, and with it that rendering
-    by the sandbox   with better sentences: characters of output; rounds of loops and calls of macros, all together;
-                     range(); the length of what one *, + or ~ makes; ** is refused; names of arguments, by a list
+    of the process   memory; time: a process that renders for more than two seconds is killed
+    of the sandbox   with better messages: characters of output; loop iterations plus macro calls; range(); the length
+                     of the result of *, + or ~; ** is rejected; arguments from an allow-list
 
-The prompt comes back with the spans that a client wrote, so that no client's text becomes a control token.
+The prompt is returned with the spans that the client wrote, so that client text never becomes a control token.
 """
 
 import weakref
@@ -17,12 +17,10 @@ from typing import Any
 
 import msgspec
 
-from quire.core.work_budget import WorkKind
 from quire.errors import CapacityError, CheckpointError, InvalidTextError, QuireError, TemplateError
 from quire.text.chat.rendering.messages import Message, prepare_messages
-from quire.text.sandboxed.helper import StoppedError, encode_frame
-from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError
-from quire.text.sandboxed.template_messages import (
+from quire.text.sandboxed.helper import encode_frame
+from quire.text.sandboxed.messages import (
     TOO_DEEP,
     Broken,
     LoadTemplate,
@@ -30,19 +28,19 @@ from quire.text.sandboxed.template_messages import (
     Rendered,
     TemplateLoaded,
     TemplateRefused,
-    ToServer,
     read_to_server,
 )
-from quire.text.text_work import current_work
+from quire.text.sandboxed.pool import HelperPool, IdleHelpers, NotLoadedError, StoppedError
+from quire.text.text_work import charge_work, work_refusal
 
 RENDER_S = 2.0
 MAX_HELPERS = 2
-"""The second is started when a request finds the first busy."""
+"""The second helper process is started when the first is busy."""
 IDLE = IdleHelpers("quire.text.chat.rendering.process", "for the chat template", most=2)
 MAX_SOURCE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 8_000_000
 MAX_STEPS = 200_000
-"""Rounds of loops and calls of macros in one rendering: a thousand messages need some ten thousand."""
+"""Maximum loop iterations plus macro calls in one rendering; a thousand messages need about ten thousand."""
 
 EXTRA_ARGUMENTS = frozenset(
     {
@@ -62,65 +60,57 @@ EXTRA_ARGUMENTS = frozenset(
         "xml_tools",
     }
 )
-"""What clients may hand to a template besides the arguments named in `TemplateArguments`: names that published
-templates read. None of them can stand for a message, a special token or a function."""
+"""Allowed names in `chat_template_kwargs`, in addition to the fields of `TemplateArguments`: arguments of published
+templates. None of them replaces a message, a special token or a function."""
 
 CONTINUE_MARK = "\ue000quire-continue\ue001"
-"""Put after the last message to see where a template writes its end. Private-use characters: no text of a client's."""
+"""Appended to the last message to find its end in the prompt. Private-use characters, which clients do not send."""
 
 
 class TemplateArguments(msgspec.Struct, frozen=True, kw_only=True):
-    """Arguments of a rendering."""
+    """Optional arguments of a rendering."""
 
     add_generation_prompt: bool | None = None
-    """End where the assistant begins. None: yes, unless the last message is continued."""
+    """End the prompt with the start of an assistant message. None: yes, unless the last message is continued."""
     continue_final_message: bool = False
-    """End inside the last message, so that the model goes on with it."""
+    """End the prompt inside the last message, so that the model continues it."""
     tools: Sequence[Mapping[str, Any]] | None = None
     documents: Sequence[Mapping[str, Any]] | None = None
     enable_thinking: bool | None = None
-    """None leaves it to the template."""
+    """None: the template's default."""
     extra: Mapping[str, Any] = {}
-    """A client's `chat_template_kwargs`; names outside the allow-list are refused."""
-
-
-NO_ARGUMENTS = TemplateArguments()
+    """The client's `chat_template_kwargs`; names outside the allow-list are rejected."""
 
 
 class ChatTemplate:
-    """One model's template, compiled once. Rendering changes nothing: safe from several threads. Close it."""
+    """One model's template, compiled once. Thread-safe. The owner must call `close`."""
 
     def __init__(
-        self,
-        source: str,
-        special_tokens: Mapping[str, str],
-        *,
-        max_output_chars: int = MAX_OUTPUT_CHARS,
-        extra_arguments: frozenset[str] = EXTRA_ARGUMENTS,
-        now: Callable[[], datetime] = datetime.now,
+        self, source: str, special_tokens: Mapping[str, str], *, now: Callable[[], datetime] = datetime.now
     ) -> None:
         _check_source(source)
-        self._extra_arguments = extra_arguments
         self._now = now
         self._source = source
         self._special_tokens = dict(special_tokens)
-        load = encode_frame(LoadTemplate(source, self._special_tokens, max_output_chars, MAX_STEPS))
+        load = encode_frame(LoadTemplate(source, self._special_tokens, MAX_OUTPUT_CHARS, MAX_STEPS))
         self._helpers = HelperPool(IDLE, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
         self.close = weakref.finalize(self, self._helpers.close)
-        """End its processes. They end, too, when the template is no longer referenced."""
+        """Release the helper processes; also called when the template is garbage-collected."""
         self.failure: QuireError | None = None
-        """Why it cannot be used: it did too much when it was loaded. Its model is still good for completions."""
+        """Set if loading the template was stopped, for example by the time limit; completions still work."""
         self._loaded = self._load()
 
     @property
     def own_text(self) -> str:
-        """All text the template may write of its own: its source, as it stands and as it is read, and its tokens."""
+        """All text that the template may write: its source, the parsed literals in it, and its special tokens."""
         return "\0".join((self._loaded.own_text, self._source, *self._special_tokens.values()))
 
-    def render(self, messages: Sequence[Message], arguments: TemplateArguments = NO_ARGUMENTS) -> Rendered:
-        """The prompt. Special tokens are written out in it: encode it without adding them again."""
+    def render(self, messages: Sequence[Message], arguments: TemplateArguments | None = None) -> Rendered:
+        """Return the prompt. It includes special tokens as text, so encode it without adding them again. Raises
+        TemplateError, InvalidTextError, CapacityError or WorkBudgetError."""
         if self.failure is not None:
             raise self.failure
+        arguments = arguments or TemplateArguments()
         is_continued, begins_answer = arguments.continue_final_message, arguments.add_generation_prompt
         add_generation_prompt = not is_continued if begins_answer is None else begins_answer
         if is_continued and add_generation_prompt:
@@ -151,17 +141,8 @@ class ChatTemplate:
         return answer
 
     def _run(self, request: Render) -> Rendered:
-        answer = self._answer(_encoded(request))
-        if isinstance(answer, Rendered):
-            return answer
-        if isinstance(answer, TemplateRefused):
-            raise TemplateError(answer.message, code=answer.code)
-        nothing = "the model's chat template returned no prompt for these messages; use the completions endpoint"
-        raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
-
-    def _answer(self, frame: bytes) -> ToServer:
-        work = current_work()
-        if (refusal := work.refusal(WorkKind.TEMPLATE)) is not None:
+        frame = _encoded(request)
+        if (refusal := work_refusal("template")) is not None:
             raise refusal
         try:
             with self._helpers.turn():
@@ -169,17 +150,22 @@ class ChatTemplate:
         except NotLoadedError as error:
             raise _not_loaded(error) from None
         except StoppedError as error:
-            work.charge(WorkKind.TEMPLATE, 0.0 if error.is_starved else RENDER_S)
+            charge_work("template", 0.0 if error.is_starved else RENDER_S)
             raise _not_rendered(error) from None
         if isinstance(answer, Rendered | TemplateRefused):
-            work.charge(WorkKind.TEMPLATE, answer.spent_s)
-        return answer
+            charge_work("template", answer.spent_s)
+        if isinstance(answer, Rendered):
+            return answer
+        if isinstance(answer, TemplateRefused):
+            raise TemplateError(answer.message, code=answer.code)
+        nothing = "the model's chat template returned no prompt for these messages; use the completions endpoint"
+        raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.extra)
-        unknown = sorted(set(extra) - self._extra_arguments)
+        unknown = sorted(set(extra) - EXTRA_ARGUMENTS)
         if unknown:
-            allowed = ", ".join(sorted(self._extra_arguments))
+            allowed = ", ".join(sorted(EXTRA_ARGUMENTS))
             rule = f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out"
             raise TemplateError(rule, code="unknown_template_argument")
         thinking = arguments.enable_thinking
@@ -221,7 +207,7 @@ def _encoded(request: Render) -> bytes:
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put a mark after the last message's text."""
+    """Append the mark to the last message's text."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     # The space shows whether the template trims messages; see `_cut_at_mark`.
@@ -235,7 +221,7 @@ def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_at_mark(rendered: Rendered) -> Rendered:
-    """Everything before the mark; without trailing space if the template trims its messages."""
+    """The prompt up to the mark, without trailing space if the template trims messages."""
     before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
     if not mark:
         sentence = "the model's chat template does not output the final message, so it cannot be continued"

@@ -1,0 +1,43 @@
+"""Processor seconds for a byte of Q8_0, Q4_K and Q6_K: one row, one thread, weights larger than caches of a core.
+
+Started with QUIRE_INSTRUCTION_SET by `benchmarks.peers.workers`: a line of JSON on stdout when it is ready, and for
+each line on stdin one more: {"Q8_0": 1.1e-10, ...}.
+"""
+
+import json
+import sys
+from time import thread_time
+
+import numpy as np
+
+from quire.backends.cpu.formats.gguf_source import gguf_source
+from quire.backends.cpu.formats.packed_weight import PackedWeight
+from quire.backends.cpu.formats.weight_format import Arithmetic
+from quire.backends.kernels.large_pages import Arena
+from tests.support.models.gguf_blocks import panel_product, random_rows
+
+NUM_OUT, NUM_IN, NUM_COPIES = 8960, 1536, 12
+NAMES = ("Q8_0", "Q4_K", "Q6_K")
+
+
+def main() -> None:
+    dice = np.random.default_rng(3)
+    row = dice.standard_normal((1, NUM_IN)).astype(np.float32)
+    arena, held, sizes = Arena(), dict[str, list[PackedWeight]](), dict[str, int]()
+    for name in NAMES:
+        rows = random_rows(name, NUM_OUT, NUM_IN, dice)
+        held[name] = [PackedWeight([gguf_source(name, rows, NUM_IN)], arena) for _ in range(NUM_COPIES)]
+        sizes[name] = rows.nbytes * NUM_COPIES
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        taken = {}
+        for name, copies in held.items():
+            started_s = thread_time()
+            for weight in copies:
+                panel_product(weight, row, Arithmetic.INTEGER)
+            taken[name] = (thread_time() - started_s) / sizes[name]
+        print(json.dumps(taken), flush=True)
+
+
+if __name__ == "__main__":
+    main()

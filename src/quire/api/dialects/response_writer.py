@@ -1,0 +1,82 @@
+"""The base of response writers, which encode the pieces of a reply as the bytes of an API. Also helpers that convert an
+answer to a message of the continued conversation, in the internal form that all dialects share."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.api.http import sse
+from quire.api.http.errors import ApiError
+from quire.client.reply.outputs import Answer, Piece, ToolCall
+from quire.client.reply.reply import Reply
+
+ENCODER = msgspec.json.Encoder()
+PieceBatch = Sequence[tuple[int, Piece]]
+"""Pieces that arrived together, each with the index of its prompt."""
+
+
+class ResponseWriter:
+    """Writes the response to one request. Each request has its own writer, which may keep state.
+
+    `replies` has one entry per prompt, with its answers so far. Long output is encoded in a worker thread, one call at
+    a time.
+    """
+
+    answer_id = ""
+    """The id of the response; empty if the API has none."""
+    content_type = sse.JSON
+    """The content type of a complete (not streamed) response."""
+    stream_headers: Sequence[tuple[bytes, bytes]] = sse.HEADERS
+    """The headers of a stream, including its content type."""
+    keep_alive = sse.COMMENT
+    """Bytes without content, sent while an open stream waits for its next piece, so that no proxy closes it."""
+
+    def begin(self, replies: Sequence[Reply]) -> bytes:
+        """Return a stream's first bytes; sent with the first piece, so that earlier errors have their HTTP status."""
+        return b""
+
+    def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
+        """Return the bytes that these pieces add to a stream; may be empty. Called once per batch."""
+        raise NotImplementedError
+
+    def end(self, replies: Sequence[Reply]) -> bytes:
+        """Return the last bytes of a complete stream, with usage if requested."""
+        raise NotImplementedError
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the last bytes of a stream that failed after it was opened."""
+        raise NotImplementedError
+
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Return the complete response with all answers and usage."""
+        raise NotImplementedError
+
+    # -- for responses whose conversation is stored ----------------------------------------------------------------
+
+    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return the messages that a client would resend for an answer, because a conversation continued by id must
+        equal the same conversation resent whole."""
+        return [answer_message(answer, answer.tool_calls)]
+
+    def stored(self, reply: Reply) -> dict[str, Any]:
+        """Return the complete response, if this API can read it back later; else nothing."""
+        return {}
+
+    def not_stored(self) -> None:
+        """Called when the disk is full: the response is complete, but cannot be continued."""
+
+
+def call_message(call: ToolCall) -> dict[str, Any]:
+    """Return a tool call as part of a chat message."""
+    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def answer_message(answer: Answer, calls: Sequence[ToolCall]) -> dict[str, Any]:
+    """Return an answer as a message of the continued conversation."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if calls:
+        message["tool_calls"] = [call_message(call) for call in calls]
+    return message
