@@ -1,13 +1,17 @@
-// One decoder for each format, made of how its codes lie and where its scales come from (format.hpp). All of them give
-// the same bits on every instruction set: what is multiplied here is short enough for the product to be exact.
+// One decoder per format, composed from the format's layout of codes and source of scales (format.hpp). All instruction
+// sets return the same bits, because the factors multiplied here have few enough bits for an exact product.
+//
+// A panel has 16 outputs, a register kLanes of them. `at` is the first output of a register. Consecutive elements of a
+// panel are read and written one register at a time.
 #include "panels/dequantize.isa.hpp"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-typedef Lanes<kWidth>::F F;
-typedef Lanes<kWidth>::U U;
-typedef Lanes<kWidth>::I I;
+typedef Lanes<kLanes>::F F;
+typedef Lanes<kLanes>::U U;
+typedef Lanes<kLanes>::I I;
+static_assert(kWidth % kLanes == 0);
 
 template <typename V>
 QUIRE_INLINE V read(const void* from) {
@@ -18,17 +22,20 @@ QUIRE_INLINE V read(const void* from) {
 
 QUIRE_INLINE void write(void* to, U v) { __builtin_memcpy(to, &v, sizeof v); }
 
-QUIRE_INLINE F halves(const uint8_t* from) { return load_halves<kWidth>(from); }
+QUIRE_INLINE F halves(const uint8_t* from) { return load_halves<kLanes>(from); }
 
-// Sixteen bytes as integers. Compilers take a step from one to four bytes a number at a time: so by twos.
+// Converts one byte per lane to integers. Via 16 bits, because compilers convert 8 to 32 bits element by element.
 template <typename Byte>
 QUIRE_INLINE I integers(const uint8_t* from) {
 #if defined(__AVX512F__)
     const __m128i all = read<__m128i>(from);
     return (I)(Byte(-1) < 0 ? _mm512_maskz_cvtepi8_epi32(0xFFFF, all) : _mm512_maskz_cvtepu8_epi32(0xFFFF, all));
+#elif defined(__AVX2__)
+    const __m128i all = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+    return (I)(Byte(-1) < 0 ? _mm256_cvtepi8_epi32(all) : _mm256_cvtepu8_epi32(all));
 #else
-    typedef Byte Bytes __attribute__((vector_size(kWidth)));
-    typedef int16_t Shorts __attribute__((vector_size(2 * kWidth)));
+    typedef Byte Bytes __attribute__((vector_size(kLanes)));
+    typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
     return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Shorts), I);
 #endif
 }
@@ -36,7 +43,7 @@ QUIRE_INLINE I integers(const uint8_t* from) {
 QUIRE_INLINE F bytes(const uint8_t* from) { return __builtin_convertvector(integers<uint8_t>(from), F); }
 QUIRE_INLINE F signed_bytes(const uint8_t* from) { return __builtin_convertvector(integers<int8_t>(from), F); }
 
-// 2^(exponent - 128): half of what the exponent says, because the table has twice the values.
+// 2^(exponent - 128): half of the encoded power of two, because kTableMxfp4 has doubled values.
 QUIRE_INLINE F powers(const uint8_t* from) {
     const U exponent = (U)integers<uint8_t>(from);
     const U small = exponent == 0u ? U{} + 0x00200000u : U{} + 0x00400000u;
@@ -47,39 +54,34 @@ QUIRE_INLINE U looked_up(U nibbles, const uint8_t* table) {
 #if defined(__AVX512BW__)
     const __m512i all = _mm512_maskz_broadcast_i32x4(0xFFFF, read<__m128i>(table));
     return (U)_mm512_shuffle_epi8(all, (__m512i)nibbles);
+#elif defined(__AVX2__)
+    return (U)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(read<__m128i>(table)), (__m256i)nibbles);
+#elif defined(__aarch64__)
+    return (U)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)nibbles);
 #else
     uint8_t each[sizeof nibbles];
     __builtin_memcpy(each, &nibbles, sizeof each);
-#if defined(__AVX2__)
-    const __m256i all = _mm256_broadcastsi128_si256(read<__m128i>(table));
-    for (int half = 0; half < 64; half += 32) {
-        const __m256i found = _mm256_shuffle_epi8(all, read<__m256i>(each + half));
-        __builtin_memcpy(each + half, &found, sizeof found);
-    }
-#elif defined(__aarch64__)
-    for (int part = 0; part < 64; part += 16) vst1q_u8(each + part, vqtbl1q_u8(vld1q_u8(table), vld1q_u8(each + part)));
-#else
     for (uint8_t& one : each) one = table[one];
-#endif
     return read<U>(each);
 #endif
 }
 
-// Vector k of a group's codes.
+// Vector k of a group's codes, four bytes per output, from output `at` on.
 template <int bits>
-QUIRE_INLINE U codes_of(const uint8_t* group, int k) {
-    if constexpr (bits == 8) return read<U>(group + k * kCacheLineBytes);
-    const U low = read<U>(group + k % 4 * kCacheLineBytes) >> (k / 4 * 4) & 0x0F0F0F0Fu;
+QUIRE_INLINE U codes_of(const uint8_t* group, int k, int at) {
+    const uint8_t* from = group + 4 * at;
+    if constexpr (bits == 8) return read<U>(from + k * kCacheLineBytes);
+    const U low = read<U>(from + k % 4 * kCacheLineBytes) >> (k / 4 * 4) & 0x0F0F0F0Fu;
     if constexpr (bits == 4) return low;
     if constexpr (bits == 5) {
-        const U high = read<U>(group + 4 * kCacheLineBytes);
+        const U high = read<U>(from + 4 * kCacheLineBytes);
         return low | ((k < 4 ? high << (4 - k) : high >> (k - 4)) & 0x10101010u);
     }
-    const U high = read<U>(group + (4 + k / 4) * kCacheLineBytes);
+    const U high = read<U>(from + (4 + k / 4) * kCacheLineBytes);
     return low | ((k % 4 < 2 ? high << (4 - k % 4 * 2) : high >> (k % 4 * 2 - 4)) & 0x30303030u);
 }
 
-// The shape with a format that the compiler knows.
+// The shape with the format as a compile-time constant.
 template <Format format>
 QUIRE_INLINE PanelShape known(const PanelShape& shape) {
     return {format, shape.num_out, shape.num_in, shape.group};
@@ -95,69 +97,72 @@ template <Format format>
 void decode_codes(const GroupRange& span, GroupCodes* to) {
     constexpr FormatTraits traits = traits_of(format);
     const uint8_t* from = codes_at<format>(span);
-    for (int64_t at = 0; at < span.count; ++at, from += traits.code_bits * kGroupInputs * kWidth / 8)
+    for (int64_t group = 0; group < span.count; ++group, from += traits.code_bits * kGroupInputs * kWidth / 8)
 #pragma GCC unroll 8
-        for (int k = 0; k < 8; ++k) {
-            U codes = codes_of<traits.code_bits>(from, k);
-            if constexpr (traits.codes == Codes::table)
-                codes = looked_up(codes, format == Format::mxfp4 ? kTableMxfp4 : kTableIq4);
-            write(to[at].bytes[k], codes);
-        }
+        for (int k = 0; k < 8; ++k)
+#pragma GCC unroll 4
+            for (int at = 0; at < kWidth; at += kLanes) {
+                U codes = codes_of<traits.code_bits>(from, k, at);
+                if constexpr (traits.codes == Codes::table) codes = looked_up(codes, table_of(format));
+                write(to[group].bytes[k] + 4 * at, codes);
+            }
 }
 
-// Groups of one super-block have its numbers in common.
+// Decodes the scales of groups of one super-block, which share the super-block's scale and minimum.
 template <Scales scales>
-QUIRE_INLINE void decode_super(const uint8_t* from, int64_t first, int64_t count, GroupScales* to) {
-    const F scale = halves(from);
+QUIRE_INLINE void decode_super(const uint8_t* from, int64_t first, int64_t count, GroupScales* to, int at) {
+    const F scale = halves(from + 2 * at);
     [[maybe_unused]] F minimum;
-    if constexpr (scales == Scales::super_minimum) minimum = halves(from + 2 * kWidth);
-    for (int64_t at = first; at < first + count; ++at, ++to) {
+    if constexpr (scales == Scales::super_minimum) minimum = halves(from + 2 * kWidth + 2 * at);
+    from += at;
+    for (int64_t group = first; group < first + count; ++group, ++to) {
         if constexpr (scales == Scales::super_minimum) {
-            store(to->scales[0], scale * bytes(from + (4 + at) * kWidth));
-            store(to->term, minimum * bytes(from + (12 + at) * kWidth));
+            store(to->scales[0] + at, scale * bytes(from + (4 + group) * kWidth));
+            store(to->term + at, minimum * bytes(from + (12 + group) * kWidth));
         } else if constexpr (scales == Scales::super_halves) {
-            store(to->scales[0], scale * signed_bytes(from + (2 + 2 * at) * kWidth));
-            store(to->scales[1], scale * signed_bytes(from + (3 + 2 * at) * kWidth));
+            store(to->scales[0] + at, scale * signed_bytes(from + (2 + 2 * group) * kWidth));
+            store(to->scales[1] + at, scale * signed_bytes(from + (3 + 2 * group) * kWidth));
         } else {
-            store(to->scales[0], scale * signed_bytes(from + (2 + at) * kWidth));
+            store(to->scales[0] + at, scale * signed_bytes(from + (2 + group) * kWidth));
         }
     }
 }
 
 template <Format format>
-QUIRE_INLINE void decode_one(const PanelShape& shape, const uint8_t* panel, int64_t group, GroupScales& to) {
+QUIRE_INLINE void decode_one(const PanelShape& shape, const uint8_t* panel, int64_t group, GroupScales& to, int at) {
     constexpr Scales scales = traits_of(format).scales;
     const uint8_t* from = panel + group * scale_step(scales);
-    if constexpr (scales == Scales::half) store(to.scales[0], halves(from));
-    if constexpr (scales == Scales::power) store(to.scales[0], powers(from));
+    if constexpr (scales == Scales::half) store(to.scales[0] + at, halves(from + 2 * at));
+    if constexpr (scales == Scales::power) store(to.scales[0] + at, powers(from + at));
     if constexpr (scales == Scales::half_minimum) {
-        store(to.scales[0], halves(from));
-        store(to.term, halves(from + 2 * kWidth));
+        store(to.scales[0] + at, halves(from + 2 * at));
+        store(to.term + at, halves(from + 2 * kWidth + 2 * at));
     }
     if constexpr (scales == Scales::external_zero_point) {
-        const int64_t at = group * kGroupInputs / shape.group;
-        store(to.scales[0], read<F>(panel + at * 4 * kWidth));
-        store(to.term, bytes(panel + (4 * known<format>(shape).num_scales() + at) * kWidth));
+        const int64_t scale = group * kGroupInputs / shape.group;
+        store(to.scales[0] + at, read<F>(panel + 4 * (scale * kWidth + at)));
+        store(to.term + at, bytes(panel + (4 * known<format>(shape).num_scales() + scale) * kWidth + at));
     }
 }
 
 template <Format format>
 void decode_scales(const GroupRange& span, GroupScales* to) {
     constexpr Scales scales = traits_of(format).scales;
-    if constexpr (is_super(scales)) {
-        for (int64_t at = 0; at < span.count;) {
-            const int64_t group = span.first + at, left = 8 - group % 8, count = span.count - at;
-            decode_super<scales>(span.panel + group / 8 * scale_step(scales), group % 8, count < left ? count : left,
-                                 to + at);
-            at += left;
+    for (int at = 0; at < kWidth; at += kLanes)
+        if constexpr (is_super(scales)) {
+            for (int64_t done = 0; done < span.count;) {
+                const int64_t group = span.first + done, left = 8 - group % 8;
+                const int64_t count = left < span.count - done ? left : span.count - done;
+                decode_super<scales>(span.panel + group / 8 * scale_step(scales), group % 8, count, to + done, at);
+                done += count;
+            }
+        } else {
+            for (int64_t group = 0; group < span.count; ++group)
+                decode_one<format>(span.shape, span.panel, span.first + group, to[group], at);
         }
-    } else {
-        for (int64_t at = 0; at < span.count; ++at)
-            decode_one<format>(span.shape, span.panel, span.first + at, to[at]);
-    }
 }
 
-// A code's number: what it is multiplied with, and what is taken away before or after.
+// Converts codes to weights: (code - offset or zero point) * scale, or code * scale - minimum.
 template <Format format>
 struct Numbers {
     static constexpr FormatTraits traits = traits_of(format);
@@ -165,9 +170,9 @@ struct Numbers {
     static constexpr bool has_halves = traits.scales == Scales::super_halves;
     F scales[2], term;
 
-    explicit QUIRE_INLINE Numbers(const GroupScales& from) {
-        for (int half = 0; half < 2; ++half) scales[half] = load<kWidth>(from.scales[has_halves ? half : 0]);
-        term = traits.term == Term::none ? splat<kWidth>(static_cast<float>(traits.offset)) : load<kWidth>(from.term);
+    QUIRE_INLINE Numbers(const GroupScales& from, int at) {
+        for (int half = 0; half < 2; ++half) scales[half] = load<kLanes>(from.scales[has_halves ? half : 0] + at);
+        term = traits.term == Term::none ? splat<kLanes>(static_cast<float>(traits.offset)) : load<kLanes>(from.term + at);
     }
 
     QUIRE_INLINE F of(F code, int k) const {
@@ -176,29 +181,31 @@ struct Numbers {
     }
 };
 
-// A code goes into the low bits of 2^23, which is then taken away again.
+// Converts a code to float by setting it as the low bits of 2^23 and subtracting 2^23.
 template <Format format>
 QUIRE_INLINE void widen_group(const GroupCodes& codes, const GroupScales& scales, float* to) {
-    const Numbers<format> numbers(scales);
-    const F lift = splat<kWidth>(0x1p23f);
+    const F lift = splat<kLanes>(0x1p23f);
+    for (int at = 0; at < kWidth; at += kLanes) {
+        const Numbers<format> numbers(scales, at);
 #pragma GCC unroll 8
-    for (int k = 0; k < 8; ++k) {
-        const U four = read<U>(codes.bytes[k]);
+        for (int k = 0; k < 8; ++k) {
+            const U four = read<U>(codes.bytes[k] + 4 * at);
 #pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j)
-            store(to + (4 * k + j) * kWidth, numbers.of((F)((four >> 8 * j & 0xFFu) | (U)lift) - lift, k));
+            for (int j = 0; j < 4; ++j)
+                store(to + (4 * k + j) * kWidth + at, numbers.of((F)((four >> 8 * j & 0xFFu) | (U)lift) - lift, k));
+        }
     }
 }
 
 #if defined(__AVX512F__)
-// Sixteen numbers are one register: half a byte is looked up there as it stands.
+// The table of sixteen values fits in one register, so 4-bit codes are looked up with one permutation.
 template <Format format>
 QUIRE_INLINE void widen_nibbles(const uint8_t* codes, const GroupScales& scales, float* to) {
     constexpr FormatTraits traits = traits_of(format);
-    const Numbers<format> numbers(scales);
+    const Numbers<format> numbers(scales, 0);
     F table;
     for (int code = 0; code < 16; ++code)
-        table[code] = traits.codes == Codes::linear ? code : (format == Format::mxfp4 ? kTableMxfp4 : kTableIq4)[code];
+        table[code] = traits.codes == Codes::linear ? code : table_of(format)[code];
 #pragma GCC unroll 8
     for (int k = 0; k < 8; ++k) {
         const U four = read<U>(codes + k % 4 * kCacheLineBytes);
@@ -230,7 +237,7 @@ void widen_coded(const GroupRange& inputs, float* to) {
     }
 }
 
-// e4m3: a sign, four bits of exponent, three of mantissa; no infinities, all ones is no number.
+// fp8 e4m3: a sign, four bits of exponent, three of mantissa; no infinities; all ones is NaN.
 QUIRE_INLINE F eights(const uint8_t* from) {
     const U code = (U)integers<uint8_t>(from), size = code & 0x7Fu;
     const F number = (F)(size << 20) * 0x1p120f;
@@ -239,25 +246,31 @@ QUIRE_INLINE F eights(const uint8_t* from) {
 
 template <Format format>
 void widen_dense(const GroupRange& inputs, float* to) {
-    constexpr int64_t step = traits_of(format).file_bytes * kWidth;
-    const uint8_t* from = inputs.panel + known<format>(inputs.shape).codes_at() + inputs.first * step;
-    for (int64_t i = 0; i < inputs.count; ++i, from += step) {
-        F number;
-        if constexpr (format == Format::f32) number = read<F>(from);
-        if constexpr (format == Format::f16) number = halves(from);
-        if constexpr (format == Format::fp8_e4m3)
-            number = eights(from) * read<F>(inputs.panel + (inputs.first + i) / inputs.shape.group * 4 * kWidth);
-        store(to + i * kWidth, number);
-    }
+    constexpr int64_t bytes_each = traits_of(format).file_bytes;
+    const uint8_t* from = inputs.panel + known<format>(inputs.shape).codes_at() + inputs.first * bytes_each * kWidth;
+    for (int64_t i = 0; i < inputs.count; ++i)
+#pragma GCC unroll 4
+        for (int at = 0; at < kWidth; at += kLanes) {
+            const uint8_t* numbers = from + (i * kWidth + at) * bytes_each;
+            F number;
+            if constexpr (format == Format::f32) number = read<F>(numbers);
+            if constexpr (format == Format::f16) number = halves(numbers);
+            if constexpr (format == Format::fp8_e4m3)
+                number = eights(numbers) *
+                         read<F>(inputs.panel + 4 * ((inputs.first + i) / inputs.shape.group * kWidth + at));
+            store(to + i * kWidth + at, number);
+        }
 }
 
-// Two inputs side by side: from an even one on.
+// bf16 weights, stored as pairs of inputs. `inputs.first` is even.
 void widen_pairs(const GroupRange& inputs, float* to) {
     const uint8_t* from = inputs.panel + known<Format::bf16>(inputs.shape).codes_at() + inputs.first * 2 * kWidth;
-    for (int64_t i = 0; i < inputs.count; ++i) {
-        const U pair = read<U>(from + i / 2 * 4 * kWidth);
-        store(to + i * kWidth, (F)(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u));
-    }
+    for (int64_t i = 0; i < inputs.count; ++i)
+#pragma GCC unroll 4
+        for (int at = 0; at < kWidth; at += kLanes) {
+            const U pair = read<U>(from + 4 * (i / 2 * kWidth + at));
+            store(to + i * kWidth + at, (F)(i % 2 == 0 ? pair << 16 : pair & 0xFFFF0000u));
+        }
 }
 
 template <Format format>

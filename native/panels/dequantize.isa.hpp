@@ -1,5 +1,5 @@
-// What a panel says, in the form that kernels read: codes without signs, a byte each, in the order of dot products, and
-// scales in float32. So a format is known to its decoder alone, and kernels know no formats.
+// Decodes panels for kernels: to unsigned codes of one byte, in the order of dot products, and to float32 scales. So
+// only decoders depend on formats, and kernels do not.
 #pragma once
 
 #include "panels/format.hpp"
@@ -7,18 +7,18 @@
 
 namespace quire::QUIRE_ISA {
 
-// The codes of 32 inputs of a panel, a byte each.
+// The codes of a group (32 inputs) of a panel, one byte each.
 struct alignas(64) GroupCodes {
     uint8_t bytes[8][64];
 };
 
-// Their scales. The second is that of inputs 16 to 31, where they have their own: else it is not written.
+// The scales of a group. scales[1] is for inputs 16 to 31 if the format has separate scales for them, else not written.
 struct alignas(64) GroupScales {
     float scales[2][kWidth];
-    float term[kWidth];  // the minimum, or what stands for zero
+    float term[kWidth];  // the minimum or the zero point
 };
 
-// Groups of a panel from `first` on; of super-blocks, whole ones or the first groups of one.
+// A range of groups of a panel.
 struct GroupRange {
     const PanelShape& shape;
     const uint8_t* panel;
@@ -28,7 +28,7 @@ struct GroupRange {
 struct Dequantizer {
     void (*codes)(const GroupRange& span, GroupCodes* to);    // null: dense
     void (*scales)(const GroupRange& span, GroupScales* to);  // null: dense
-    // Inputs, not groups, as float32, [input][16]. Of a coded format, whole groups.
+    // Decodes to float32, [input][16]. The range counts inputs, not groups; for coded formats, whole groups.
     void (*widen)(const GroupRange& inputs, float* to);
 };
 

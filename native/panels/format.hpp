@@ -1,14 +1,14 @@
-// How a weight of some format lies in memory: panels of 16 neighbouring outputs, each from its first input to its last.
+// The memory layout of a weight: panels of 16 consecutive outputs with all their inputs.
 //
-//     weight  [panel]            zeros behind the last output
-//     panel   [scales][codes]    both beginning a cache line
+//     weight  [panel]            zeros after the last output
+//     panel   [scales][codes]    each aligned to a cache line
 //
-// A coded format has small codes by groups of 32 inputs, in the order in which four neighbouring inputs are multiplied
-// at once: vector k of a group holds inputs 4k to 4k + 3 of output 0, then those of output 1, and so on. Codes of less
-// than eight bits are planes: the low four bits of vectors k and k + 4 share bytes, the bits above lie behind them.
-// A dense format has one number after the other: [input][16]; bf16 has two inputs side by side: [input / 2][16][2].
+// A coded (quantized) format has small codes in groups of 32 inputs, in the order of dot products over four consecutive
+// inputs: vector k of a group contains inputs 4k to 4k + 3 of output 0, then of output 1, and so on. Codes of less than
+// eight bits are stored as bit planes: the low four bits of vectors k and k + 4 share bytes, the higher bits follow.
+// A dense format stores one value after the other: [input][16]; bf16 stores pairs of inputs: [input / 2][16][2].
 //
-// Everything that packs, decodes or sizes a format reads this one table. A weight is
+// The table of formats is used for packing, decoding and sizing. A weight is
 //
 //     scale * (code - offset)       Term::none       scale * code - minimum       Term::minimum
 //     scale * (code - zero)         Term::zero
@@ -22,24 +22,24 @@ enum class Format : int {
     f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, int4, int8, fp8_e4m3, count
 };
 
-// Where the scales of a panel come from; all of them [16] side by side.
+// The kinds of scales in a panel, each stored as [16] consecutive values.
 enum class Scales : int {
-    none,          // dense numbers as they are
+    none,          // dense values without scales
     half,          // per group: fp16
     half_minimum,  // per group: fp16 scale, fp16 minimum
-    super_minimum, // per 256 inputs: fp16 scale, fp16 minimum, eight byte factors of each
-    super_halves,  // per 256 inputs: fp16 scale, sixteen signed byte factors: one for 16 inputs
+    super_minimum, // per 256 inputs: fp16 scale, fp16 minimum, eight byte factors for each of the two
+    super_halves,  // per 256 inputs: fp16 scale, sixteen signed byte factors, one per 16 inputs
     superblock_signed8,     // per 256 inputs: fp16 scale, eight signed byte factors
     power,         // per group: the exponent of a power of two
-    external,         // per `group` inputs, a number of the weight: float32 scale
-    external_zero_point,    // the same and, behind all of them, a byte that stands for zero
+    external,         // per `group` inputs (see PanelShape): float32 scale
+    external_zero_point,    // like `external`; after all scales, one byte each as zero point
 };
 
 enum class Term : int { none, minimum, zero };
 enum class Codes : int { dense, linear, table };
 
 struct FormatTraits {
-    int file_inputs, file_bytes;  // of one block in a file
+    int file_inputs, file_bytes;  // size of one block in a file
     int code_bits;
     Codes codes;
     int offset;
@@ -63,7 +63,7 @@ constexpr FormatTraits kFormats[] = {
     {256, 210, 6, Codes::linear, 32, Scales::super_halves, Term::none},
     {32, 18, 4, Codes::table, 128, Scales::half, Term::none},
     {256, 136, 4, Codes::table, 128, Scales::superblock_signed8, Term::none},
-    {32, 17, 4, Codes::table, 128, Scales::power, Term::none},
+    {32, 17, 4, Codes::table, 12, Scales::power, Term::none},
     {1, 1, 4, Codes::linear, 0, Scales::external_zero_point, Term::zero},
     {1, 1, 8, Codes::linear, 0, Scales::external_zero_point, Term::zero},
     {1, 1, 8, Codes::dense, 0, Scales::external, Term::none},
@@ -74,13 +74,24 @@ QUIRE_INLINE constexpr const FormatTraits& traits_of(Format format) { return kFo
 
 QUIRE_INLINE constexpr bool is_coded(Format format) { return traits_of(format).codes != Codes::dense; }
 
-// Signed values of a table's sixteen codes, 128 above: what is multiplied has no sign.
+// The values of the sixteen codes of a table format, with the format's offset added, so that they are unsigned.
 constexpr uint8_t kTableIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-constexpr uint8_t kTableMxfp4[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+constexpr uint8_t kTableMxfp4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+
+QUIRE_INLINE constexpr const uint8_t* table_of(Format format) { return format == Format::mxfp4 ? kTableMxfp4 : kTableIq4; }
+
+// The largest unsigned value of a code of a coded format.
+QUIRE_INLINE constexpr int largest_code(Format format) {
+    if (traits_of(format).codes == Codes::linear) return (1 << traits_of(format).code_bits) - 1;
+    int largest = 0;
+    for (int code = 0; code < 16; ++code)
+        if (table_of(format)[code] > largest) largest = table_of(format)[code];
+    return largest;
+}
 
 QUIRE_INLINE constexpr int64_t whole_lines(int64_t num_bytes) { return (num_bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
 
-// Bytes of the scales of one super-block, group or given group of a panel.
+// Bytes of the scales of one super-block, group or external group of a panel.
 QUIRE_INLINE constexpr int64_t scale_step(Scales scales) {
     switch (scales) {
         case Scales::half: return 2 * kWidth;
@@ -101,7 +112,7 @@ QUIRE_INLINE constexpr bool is_super(Scales scales) {
 
 QUIRE_INLINE constexpr bool is_external(Scales scales) { return scales == Scales::external || scales == Scales::external_zero_point; }
 
-// A weight of one format: `group` is the number of inputs that share a scale where the format leaves that open.
+// Format and shape of a weight. `group` is the number of inputs per external scale, for formats with external scales.
 struct PanelShape {
     Format format;
     int64_t num_out, num_in, group;
@@ -116,9 +127,9 @@ struct PanelShape {
     }
 
     QUIRE_INLINE constexpr int64_t codes_at() const { return whole_lines(num_scales() * scale_step(traits().scales)); }
-    // Codes of 32 inputs.
+    // Bytes of the codes of one group (32 inputs).
     QUIRE_INLINE constexpr int64_t group_bytes() const { return traits().code_bits * kGroupInputs * kWidth / 8; }
-    // An odd number of cache lines, so that neighbouring panels do not fall onto each other in the cache.
+    // An odd number of cache lines, so that consecutive panels do not use the same cache sets.
     QUIRE_INLINE constexpr int64_t panel_bytes() const {
         return ((codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8)) / kCacheLineBytes | 1) * kCacheLineBytes;
     }

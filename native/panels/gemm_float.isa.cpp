@@ -1,5 +1,5 @@
-// Float arithmetic: out = rows x weight^T + bias with the weights that a format stands for, in float32. Every format
-// has the bits of float32 weights of the same values.
+// Float arithmetic: out = rows x weight^T + bias, with weights decoded to float32. Each format returns the same bits as
+// float32 weights with equal values.
 #include "panels/gemm_common.isa.hpp"
 #include "panels/dequantize.isa.hpp"
 
@@ -13,20 +13,20 @@ constexpr int kPanels = kLanes == 16 ? 3 : 1;
 constexpr int kVectors = kPanels * kVectorsPerPanel;
 constexpr int kTileRows = kRegisters > 16 ? (kLanes == 16 ? 9 : 6) : (kLanes == 8 ? 6 : 2);
 constexpr int64_t kRowsInL2 = 32 * kTileRows;
-constexpr int64_t kInputs = 1024;       // widened at a time where several parts of the rows pass: 192 KiB
-constexpr int64_t kFewInputs = 64;     // where one part does: 12 KiB
-constexpr int64_t kAheadBytes = 2048;  // of each panel
+constexpr int64_t kInputs = 1024;       // inputs decoded at a time for several parts of rows: 192 KiB
+constexpr int64_t kFewInputs = 64;     // inputs decoded at a time for one part: 12 KiB
+constexpr int64_t kAheadBytes = 2048;  // prefetch distance in each panel
 
-// What a part of the rows passes over.
+// The weights that are multiplied with a part of the rows.
 struct Weights {
-    const uint8_t* numbers[kPanels];  // of the kind that `lead` is made for
+    const uint8_t* numbers[kPanels];  // of the type `Kind` of the micro kernel
     int64_t num_inputs;
-    const uint8_t* ahead[kPanels];  // asked for on the way
-    int64_t ahead_step;             // bytes for each input
-    float* wide[kPanels];           // [input][16]: where the first of many parts leaves what it has widened
+    const uint8_t* ahead[kPanels];  // addresses to prefetch meanwhile
+    int64_t ahead_step;             // bytes per input
+    float* wide[kPanels];           // [input][16]: buffer for weights that the first of many parts has converted
 };
 
-// Kinds of numbers: vector v of kVectors at input i.
+// Weight types. at() loads vector v of kVectors at input i.
 struct Floats {
     static QUIRE_INLINE F at(const Weights& weights, int64_t i, int v) {
         const uint8_t* from = weights.numbers[v / kVectorsPerPanel] + (i * kWidth + v % kVectorsPerPanel * kLanes) * 4;
@@ -48,7 +48,7 @@ struct Pairs {
     }
 };
 
-// One input of R rows, the weights kept if wanted.
+// Adds the products of one input for R rows. If `keeps`, also stores the converted weights in `wide`.
 template <int R, typename Kind, bool keeps>
 QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows, int64_t stride,
                             F (&sum)[R][kVectors]) {
@@ -66,7 +66,7 @@ QUIRE_INLINE void add_input(const Weights& weights, int64_t i, const float* rows
     }
 }
 
-// R rows pass. Beside each two inputs' weights, one line of each of the first N panels is asked for.
+// Multiplies R rows. Prefetches one cache line of each of the first N panels per two inputs.
 template <int R, int N, typename Kind, bool keeps>
 void micro_kernel(const Weights& weights, const float* rows, int64_t stride, float* sums) {
     F sum[R][kVectors];
@@ -113,8 +113,8 @@ MicroKernel micro_kernel_for(int64_t count) {
     return nullptr;
 }
 
-// How the parts of a task read its weights. Float32 lies there. Sixteen bits are widened in registers: by every part
-// if there are two at most, else by the first, which keeps them for the others. All others are widened beforehand.
+// How the parts of a task read weights. Float32: in place. 16 bits: converted in registers by each part if there are at
+// most two, else by the first part, which keeps them for the other parts. Other formats: converted beforehand.
 enum class WeightAccess { in_place, kept, widened };
 
 WeightAccess reading_of(Format format, int64_t parts) {
@@ -123,7 +123,8 @@ WeightAccess reading_of(Format format, int64_t parts) {
     return parts <= 2 ? WeightAccess::in_place : WeightAccess::kept;
 }
 
-// For part `at` of `parts`. One or two parts ask for lines of every panel, of three and more the first three for one each.
+// The micro kernel for part `at` of `parts`. Each of one or two parts prefetches lines of all panels; of three or more
+// parts, each of the first kPanels prefetches lines of one panel.
 MicroKernel micro_kernel_for(Format format, int64_t at, int64_t parts, int64_t count) {
     const WeightAccess reading = reading_of(format, parts);
     const bool is_own = reading == WeightAccess::in_place || (reading == WeightAccess::kept && at == 0);
@@ -137,14 +138,14 @@ MicroKernel micro_kernel_for(Format format, int64_t at, int64_t parts, int64_t c
 
 typedef float Wide[kInputs][kWidth];
 
-// A task: some rows through kPanels panels.
+// A task: multiplies some rows with kPanels panels.
 struct Task {
     const PanelCall& call;
     const PanelLayout places;
     int64_t begin, end, panel;  // rows, and the first panel
 };
 
-// Inputs of a task that are decoded together.
+// A range of inputs of a task that are decoded together.
 struct InputRange {
     int64_t first, count;
 };
@@ -155,8 +156,8 @@ QUIRE_INLINE void widen(const Task& task, const InputRange& stretch, Wide* wide)
             .widen({task.call.shape, task.places.panel(task.panel + p), stretch.first, stretch.count}, wide[p][0]);
 }
 
-// What a part of the rows asks for on its way. One part alone: what is a little ahead of it. Of several only the first
-// would wait for memory; so they ask for what comes next, between them.
+// Sets the addresses that a part of the rows prefetches. A single part prefetches a fixed distance ahead. Of several
+// parts only the first would wait for memory, so together they prefetch the next range of inputs.
 QUIRE_INLINE void plan_prefetch(const Task& task, const InputRange& stretch, int64_t at, int64_t parts, Weights& weights) {
     const int64_t input_bytes = task.places.group_bytes / kGroupInputs, end = stretch.first + stretch.count;
     const bool is_last = end == task.call.shape.num_in;
@@ -170,8 +171,8 @@ QUIRE_INLINE void plan_prefetch(const Task& task, const InputRange& stretch, int
     }
 }
 
-// One part: as much as stays in the first-level cache while it passes. Several: equal pieces that stay in the second,
-// because where inputs are cut sums go through memory.
+// The number of inputs decoded at a time. One part: as many as fit in the L1 cache. Several parts: equal pieces that
+// fit in the L2 cache, because sums are stored to memory between pieces.
 QUIRE_INLINE int64_t inputs_at_once(int64_t num_in, WeightAccess reading, int64_t parts) {
     if (parts <= 2 && reading == WeightAccess::in_place) return num_in;
     if (parts == 1) return kFewInputs;

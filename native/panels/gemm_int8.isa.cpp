@@ -1,11 +1,11 @@
-// Integer arithmetic: rows quantised by groups, dot products of a group exact, groups added in float32 in their order.
+// Integer arithmetic: rows are quantized by groups, dot products of groups are exact and added in float32, in order.
 //
 //     sum = fma(fl(dot * weight scale), row scale, sum)             for each scale of a group
-//     sum = fma(minimum, -fl(row scale * sum of inputs), sum)       where the format has one
+//     sum = fma(minimum, -fl(row scale * sum of inputs), sum)       if the format has minima
 //
-// These operations are the same on every build, so all builds give the same bits. Where operations are fused, a dot
-// product is a float as it stands: its sum begins with the bits of 1.5 * 2^23, and that number times the scale, which
-// is exact because scales have 22 bits at most, is taken away in the operation that multiplies.
+// All builds use these operations, so they return the same bits. With fused operations, a dot product needs no
+// conversion to float: its sum starts from the bits of 1.5 * 2^23, and the fused multiplication with the scale also
+// subtracts 1.5 * 2^23 times the scale. That term is exact because scales have at most 22 bits.
 #include "panels/gemm_common.isa.hpp"
 #include "panels/dequantize.isa.hpp"
 #include "panels/quantize_inputs.isa.hpp"
@@ -19,8 +19,8 @@ constexpr int kVectorsPerPanel = kWidth / kLanes;  // vectors of a panel
 constexpr int kPanels = kLanes == 16 ? 2 : 1;
 constexpr int kVectors = kPanels * kVectorsPerPanel;
 constexpr int64_t kRowsInL2 = 32 * kTileRows;
-constexpr int64_t kGroups = 8;          // decoded at a time
-constexpr int64_t kAheadBytes = 6144;  // of each panel
+constexpr int64_t kGroups = 8;          // groups decoded at a time
+constexpr int64_t kAheadBytes = 6144;  // prefetch distance in each panel
 
 #if defined(__FMA__) || defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kHasFused = true;
@@ -28,39 +28,54 @@ constexpr bool kHasFused = true;
 constexpr bool kHasFused = false;
 #endif
 
-// a * b + c in one rounding, on any machine.
+// a * b + c with one rounding, on all CPUs.
 QUIRE_INLINE F fused_once(F a, F b, F c) {
     if constexpr (kHasFused) return fused(a, b, c);
     for (int l = 0; l < kLanes; ++l) c[l] = __builtin_fmaf(a[l], b[l], c[l]);
     return c;
 }
 
-// dot * scale in one rounding, of a sum that began with kMagicRoundBits.
+// dot * scale with one rounding; `sum` is the dot product plus kMagicRoundBits.
 QUIRE_INLINE F scaled(Sums sum, F scale, F lift) {
     if constexpr (kHasFused) return fused((F)sum, scale, lift);
     return __builtin_convertvector(sum - kMagicRoundBits, F) * scale;
 }
 
-// What a part of the rows passes over.
+// The weights that are multiplied with a part of the rows.
 struct Weights {
     const uint8_t* codes[kPanels];
     const GroupScales* scales;  // [panel][kGroups]
     int64_t count;
-    int64_t codes_step;             // bytes for each group
-    // What is a little ahead, asked for on the way. Of several parts only the first would wait for memory: each asks
-    // for its share.
+    int64_t codes_step;             // bytes per group
+    // Addresses to prefetch. Of several parts only the first would wait for memory, so each part prefetches a share.
     const uint8_t* ahead[kPanels];
-    int64_t ahead_step;             // bytes for each group
-    int64_t prefetch_begin, prefetch_end;     // groups beside which that is done
+    int64_t ahead_step;             // bytes per group
+    int64_t prefetch_begin, prefetch_end;     // groups during which this part prefetches
 };
 
-// What a format asks of a kernel: two scales for a group, a term, codes in halves of bytes as they lie in the panel.
-template <bool halves, bool term, bool nibbles>
+// Requirements of a format: two scales per group (`halves`), a minimum (`term`), packed 4-bit codes read from the panel
+// (`nibbles`), and the number of vectors of product pairs added in 16 bits (`added`).
+template <bool halves, bool term, bool nibbles, int added>
 struct Kind {
     static constexpr bool has_halves = halves, has_term = term, has_nibbles = nibbles;
+    static constexpr int num_vectors = halves ? 4 : 8;  // vectors of inputs per scale
+    static constexpr int num_added = added < num_vectors ? added : num_vectors;
 };
 
-// Vector k of a group's codes, from byte `at` of it on.
+// Whether codes are packed 4-bit values that a kernel can multiply without a table.
+QUIRE_INLINE constexpr bool has_nibbles(Format format) {
+    return traits_of(format).codes == Codes::linear && traits_of(format).code_bits == 4;
+}
+
+template <Format format, bool are_nibbles>
+constexpr auto kind_of() {
+    constexpr FormatTraits traits = traits_of(format);
+    constexpr int added = pairs_added(format);
+    static_assert(added * 2 * kLargestInput * largest_code(format) <= INT16_MAX);
+    return Kind<traits.scales == Scales::super_halves, traits.term != Term::none, are_nibbles, added>{};
+}
+
+// Vector k of a group's codes, from its byte `at` on.
 template <bool has_nibbles>
 QUIRE_INLINE Words codes_of(const uint8_t* group, int k, int at) {
     Words words;
@@ -68,20 +83,49 @@ QUIRE_INLINE Words codes_of(const uint8_t* group, int k, int at) {
     return has_nibbles ? words >> (k / 4 * 4) & 0x0F0F0F0Fu : words;
 }
 
-// A half of group g, or all of it: dot products of R rows, onto what they begin with.
+// Computes the dot products from byte products; several pair sums are added in 16 bits before they are widened.
+template <int R, typename Kind, typename Math, typename CodesAt>
+QUIRE_INLINE void multiply_pairs(const CodesAt& codes_at, const RowGroup& rows, int half, Sums (&sums)[R][kVectors]) {
+#pragma GCC unroll 4
+    for (int first = 4 * half; first < 4 * half + Kind::num_vectors; first += Kind::num_added) {
+        typename Math::Pairs pairs[R][kVectors];
+#pragma GCC unroll 8
+        for (int k = first; k < first + Kind::num_added; ++k) {
+            Words codes[kVectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) codes[v] = held(codes_at(k, v));
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+                for (int v = 0; v < kVectors; ++v) {
+                    const typename Math::Pairs products = Math::products(codes[v], rows.inputs[r][k]);
+                    pairs[r][v] = k == first ? products : pairs[r][v] + products;
+                }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = sums[r][v] + Math::widened(pairs[r][v]);
+    }
+}
+
+// Computes the dot products of R rows with half of group g or all of it, added to the rows' start values.
 template <int R, typename Kind>
 QUIRE_INLINE void multiply(const Weights& weights, const RowGroup& rows, int64_t g, int half, Sums (&sums)[R][kVectors]) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) sums[r][v] = rows.begins[half][r] - Sums{};
+    const auto codes_at = [&](int k, int v) {
+        return codes_of<Kind::has_nibbles>(weights.codes[v / kVectorsPerPanel] + g * weights.codes_step, k,
+                                           v % kVectorsPerPanel * kLanes * 4);
+    };
+    if constexpr (Kind::num_added > 0) return multiply_pairs<R, Kind, PairMath>(codes_at, rows, half, sums);
 #pragma GCC unroll 8
-    for (int k = 4 * half; k < (Kind::has_halves ? 4 * half + 4 : 8); ++k) {
+    for (int k = 4 * half; k < 4 * half + Kind::num_vectors; ++k) {
         DotOperand codes[kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v)
-            codes[v] = four(codes_of<Kind::has_nibbles>(weights.codes[v / kVectorsPerPanel] + g * weights.codes_step, k,
-                                                        v % kVectorsPerPanel * kLanes * 4));
+        for (int v = 0; v < kVectors; ++v) codes[v] = four(codes_at(k, v));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -90,7 +134,7 @@ QUIRE_INLINE void multiply(const Weights& weights, const RowGroup& rows, int64_t
     }
 }
 
-// No format has less than four bits.
+// The four unrolled prefetches are always needed, because no format has fewer than four bits.
 QUIRE_INLINE void prefetch_group(const Weights& weights, int64_t g) {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
@@ -139,7 +183,7 @@ void micro_kernel(const Weights& weights, const RowGroup* rows, float* to) {
 typedef void (*MicroKernel)(const Weights&, const RowGroup*, float*);
 
 template <typename Kind>
-MicroKernel micro_kernel_for(int64_t count) {
+MicroKernel micro_kernels(int64_t count) {
     switch (count) {
         case 1: return micro_kernel<1, Kind>;
         case 2: return micro_kernel<2, Kind>;
@@ -155,36 +199,41 @@ MicroKernel micro_kernel_for(int64_t count) {
     return nullptr;
 }
 
-MicroKernel micro_kernel_for(const FormatTraits& traits, bool has_nibbles, int64_t count) {
-    const bool has_term = traits.term != Term::none;
-    if (traits.scales == Scales::super_halves) return micro_kernel_for<Kind<true, false, false>>(count);
-    if (has_nibbles) return has_term ? micro_kernel_for<Kind<false, true, true>>(count) : micro_kernel_for<Kind<false, false, true>>(count);
-    return has_term ? micro_kernel_for<Kind<false, true, false>>(count) : micro_kernel_for<Kind<false, false, false>>(count);
+// Formats of one kind share their kernels.
+template <int at = 0>
+MicroKernel micro_kernel_for(Format format, bool are_nibbles, int64_t count) {
+    if constexpr (at < static_cast<int>(Format::count)) {
+        constexpr Format known = static_cast<Format>(at);
+        if (known != format) return micro_kernel_for<at + 1>(format, are_nibbles, count);
+        if constexpr (has_nibbles(known))
+            if (are_nibbles) return micro_kernels<decltype(kind_of<known, true>())>(count);
+        if constexpr (is_coded(known)) return micro_kernels<decltype(kind_of<known, false>())>(count);
+    }
+    return nullptr;
 }
 
-// Where kernels find codes: as they lie in the panel if those are bytes, or halves of bytes and few rows pass; else in
-// a buffer, taken apart once for all rows.
+// Where kernels read codes: in the panel if codes are bytes, or packed 4-bit codes and there are few rows; otherwise in
+// a buffer, decoded once for all rows.
 enum class CodeAccess { bytes, nibbles, decoded };
 
-CodeAccess source_of(const FormatTraits& traits, int64_t parts) {
-    if (traits.codes != Codes::linear) return CodeAccess::decoded;
-    if (traits.code_bits == 8) return CodeAccess::bytes;
-    return traits.code_bits == 4 && parts <= 2 ? CodeAccess::nibbles : CodeAccess::decoded;
+CodeAccess source_of(Format format, int64_t parts) {
+    if (traits_of(format).codes == Codes::linear && traits_of(format).code_bits == 8) return CodeAccess::bytes;
+    return has_nibbles(format) && parts <= 2 ? CodeAccess::nibbles : CodeAccess::decoded;
 }
 
-// Quantised rows: [part][group], each part of so many rows.
+// Quantized rows: [part][group]; `part` is the number of rows per part.
 struct Rows {
     const RowGroup* groups;
     int64_t part, num_groups;
 };
 
-// Groups of kPanels panels on their way to the rows.
+// Decoded groups of kPanels panels.
 struct Decoded {
     GroupCodes codes[kPanels][kGroups];
     GroupScales scales[kPanels][kGroups];
 };
 
-// scale * (code - zero) is scale * code - minimum. Scales that are given may be too long.
+// Converts zero points to minima: scale * (code - zero) = scale * code - minimum. External scales are cut to 22 bits.
 QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
     for (GroupScales* group = groups; group < groups + count; ++group)
         for (int v = 0; v < kVectorsPerPanel; ++v) {
@@ -195,7 +244,7 @@ QUIRE_INLINE void make_minima(GroupScales* groups, int64_t count) {
         }
 }
 
-// A task: some parts of the rows through kPanels panels.
+// A task: multiplies some parts of the rows with kPanels panels.
 struct Task {
     const PanelCall& call;
     const PanelLayout places;
@@ -204,7 +253,7 @@ struct Task {
     int64_t begin, end, panel;  // parts, and the first panel
 };
 
-// Groups from `first` on.
+// Decodes groups from `first` on.
 QUIRE_INLINE void prepare(const Task& task, int64_t first, Decoded& decoded, Weights& weights) {
     const Dequantizer& decoder = decoder_of(task.call.shape.format);
     for (int p = 0; p < kPanels; ++p) {
@@ -220,12 +269,11 @@ QUIRE_INLINE void prepare(const Task& task, int64_t first, Decoded& decoded, Wei
 
 void run_task(const Task& task) {
     const Rows& rows = task.rows;
-    const FormatTraits& traits = task.call.shape.traits();
     const int64_t parts = task.end - task.begin, share = (kGroups + parts - 1) / parts;
     const int64_t first_row = task.begin * rows.part;
     const int64_t num_rows = least(task.end * rows.part, task.call.num_rows) - first_row;
-    const MicroKernel whole = micro_kernel_for(traits, task.source == CodeAccess::nibbles, rows.part);
-    const MicroKernel last = micro_kernel_for(traits, task.source == CodeAccess::nibbles, num_rows - (parts - 1) * rows.part);
+    const MicroKernel whole = micro_kernel_for(task.call.shape.format, task.source == CodeAccess::nibbles, rows.part);
+    const MicroKernel last = micro_kernel_for(task.call.shape.format, task.source == CodeAccess::nibbles, num_rows - (parts - 1) * rows.part);
     Decoded decoded;
     alignas(64) float sums[kRowsInL2 * kVectors * kLanes];
     __builtin_memset(sums, 0, static_cast<size_t>(num_rows * kVectors * kLanes) * sizeof(float));
@@ -251,7 +299,7 @@ Rows rows_of(const PanelCall& call) {
             call.shape.num_in / kGroupInputs};
 }
 
-// Tasks of a call: every set of the rows' parts goes through every run of panels.
+// The tasks of a call: one for each combination of a set of row parts and a run of panels.
 struct TaskGrid {
     int64_t num_parts, count, num_runs;
 
@@ -273,11 +321,11 @@ int64_t panel_scratch_bytes(ComputeType arithmetic, int64_t num_rows, int64_t nu
 
 void panel_quantise(const PanelCall& call, int64_t row, int64_t first, int64_t end) {
     const FormatTraits& traits = call.shape.traits();
-    const AccumulatorInit beginning = {traits.offset, traits.scales == Scales::super_halves};
+    const RowForm form = {traits.offset, traits.scales == Scales::super_halves, pairs_added(call.shape.format) > 0};
     const Rows rows = rows_of(call);
     RowGroup* to = reinterpret_cast<RowGroup*>(call.scratch) + row / rows.part * rows.num_groups;
     for (int64_t group = first / kGroupInputs; group < end / kGroupInputs; ++group)
-        quantise_group(call.rows + row * call.row_stride + group * kGroupInputs, beginning, to[group],
+        quantise_group(call.rows + row * call.row_stride + group * kGroupInputs, form, to[group],
                        static_cast<int>(row % rows.part));
 }
 
@@ -290,7 +338,7 @@ void panel_integers(const PanelCall& call, int64_t task) {
     const TaskGrid sets(call);
     const int64_t set = task / sets.num_runs;
     const int64_t begin = sets.num_parts * set / sets.count, end = sets.num_parts * (set + 1) / sets.count;
-    const CodeAccess source = source_of(call.shape.traits(), end - begin);
+    const CodeAccess source = source_of(call.shape.format, end - begin);
     run_task({call, PanelLayout(call), rows_of(call), source, begin, end, task % sets.num_runs * kPanels});
 }
 

@@ -1,19 +1,25 @@
-// DotOperand codes of every output times four inputs of a row, added to a sum of 32 bits: one instruction where there is one.
-// Exact everywhere, so all builds agree. Included only by files that are compiled once per instruction set.
+// Dot products of four codes per output with four inputs of a row, added to 32-bit sums; one instruction if the CPU has
+// one. Exact on all builds, so all builds return the same bits. Included only by files compiled per instruction set.
 //
-//     kWordsPerGroup    32-bit words that hold a group's 32 inputs of a row
-//     kCodeBias    what is taken from a code before it is multiplied, because the instruction wants signs
+//     kWordsPerGroup    32-bit words per group (32 inputs) of a row
+//     kCodeBias    subtracted from codes before multiplication, for instructions with signed operands
+//     kHasPairs    byte products are added in pairs in 16 bits with saturation, so only for small codes
 #pragma once
 
 #include "common/simd.isa.hpp"
+#include "panels/format.hpp"
 
 namespace quire::QUIRE_ISA {
 
 typedef Lanes<kLanes>::I Sums;
 typedef Lanes<kLanes>::U Words;
+struct PairMath;  // defined if kHasPairs
+
+constexpr int kLargestInput = 127;  // rows are quantized to -127 .. 127
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
+constexpr bool kHasPairs = false;
 constexpr int kWordsPerGroup = 8, kCodeBias = 0;
 struct DotOperand {
     Words codes;
@@ -31,8 +37,37 @@ QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs)
 
 #elif defined(__AVX2__)
 
-// Products of unsigned with signed bytes are added in pairs with saturation here: so by 16 bits, even and odd inputs.
+// maddubs multiplies unsigned with signed bytes and adds pairs of products with saturation. If codes are small, several
+// pairs can be added before the sum exceeds 16 bits:
+//
+//     codes up to  largest pair     pairs within 32,767
+//     15           3,810            8, a whole group
+//     31           7,874            4
+//     63           16,002           2
+//     255          64,770           0: multiply in 16 bits, even and odd inputs separately
+constexpr bool kHasPairs = true;
 constexpr int kWordsPerGroup = 16, kCodeBias = 0;
+
+struct PairMath {
+    typedef int16_t Pairs __attribute__((vector_size(4 * kLanes)));
+
+    static QUIRE_INLINE Pairs products(Words codes, int32_t inputs) {
+#if defined(__AVX512BW__)
+        return (Pairs)_mm512_maddubs_epi16((__m512i)codes, _mm512_set1_epi32(inputs));
+#else
+        return (Pairs)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(inputs));
+#endif
+    }
+
+    static QUIRE_INLINE Sums widened(Pairs pairs) {
+#if defined(__AVX512BW__)
+        return (Sums)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
+#else
+        return (Sums)_mm256_madd_epi16((__m256i)pairs, _mm256_set1_epi16(1));
+#endif
+    }
+};
+
 struct DotOperand {
     Words even, odd;
 };
@@ -53,6 +88,7 @@ QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs)
 
 #elif defined(__ARM_FEATURE_DOTPROD)
 
+constexpr bool kHasPairs = false;
 constexpr int kWordsPerGroup = 8, kCodeBias = 128;
 struct DotOperand {
     Words codes;
@@ -66,6 +102,7 @@ QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs)
 
 #else
 
+constexpr bool kHasPairs = false;
 constexpr int kWordsPerGroup = 8, kCodeBias = 0;
 struct DotOperand {
     Sums each[4];
@@ -84,9 +121,16 @@ QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs)
 
 #endif
 
-// Inputs of a group in the words that `dot` takes.
-QUIRE_INLINE void store_inputs(const int8_t* inputs, int32_t* words) {
-    if constexpr (kWordsPerGroup == 8) {
+// The number of vectors of product pairs that a format adds in 16 bits (a group has 8); 0: `dot` is used.
+constexpr int pairs_added(Format format) {
+    if (!kHasPairs) return 0;
+    const int fit = INT16_MAX / (2 * kLargestInput * largest_code(format));
+    return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 0;
+}
+
+// Stores the inputs of a group in the word layout of `dot`, or as four bytes per word.
+QUIRE_INLINE void store_inputs(const int8_t* inputs, bool as_bytes, int32_t* words) {
+    if (kWordsPerGroup == 8 || as_bytes) {
         __builtin_memcpy(words, inputs, 32);
     } else {
         for (int k = 0; k < 8; ++k)

@@ -1,4 +1,4 @@
-// From blocks of a file into panels: every number once, none converted. Compiled once, for any processor.
+// Packs the blocks of a file into panels, without converting values. Compiled once, for all instruction sets.
 #include "panels/pack.hpp"
 
 #include <cstring>
@@ -6,7 +6,7 @@
 namespace quire {
 namespace {
 
-// The codes and factors of one output's block, as its file has them.
+// The codes and factors of one block of one output, unpacked from the file.
 struct Block {
     uint8_t codes[kSuper];
     uint16_t scale, minimum;    // fp16
@@ -22,7 +22,7 @@ void read_nibbles(const uint8_t* from, uint8_t* codes) {
     }
 }
 
-// Thirty-two low halves of bytes, then the high ones.
+// Unpacks 32 bytes: the 32 low nibbles, then the 32 high nibbles.
 void read_halves(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < 32; ++i) {
         codes[i] = from[i] & 15;
@@ -34,7 +34,7 @@ void add_fifth_bits(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((from[i / 8] >> i % 8 & 1) << 4);
 }
 
-// Six bits each of eight scales and eight minima in twelve bytes.
+// Unpacks eight scales and eight minima of six bits each from twelve bytes.
 void read_six_bits(const uint8_t* from, Block& block) {
     for (int i = 0; i < 4; ++i) {
         block.factors[i] = from[i] & 63;
@@ -106,10 +106,10 @@ void read_block(Format format, const uint8_t* from, Block& block) {
         default: return;
     }
     block.scale = format == Format::mxfp4 ? from[0] : half_at(from);
-    block.minimum = static_cast<uint16_t>(half_at(from + 2) ^ 0x8000);  // these files add what others subtract
+    block.minimum = static_cast<uint16_t>(half_at(from + 2) ^ 0x8000);  // added in files, subtracted by kernels
 }
 
-// One lane's 32 codes: each line of the group is written once.
+// Writes the 32 codes of one lane into a group, to each of its cache lines once.
 template <int bits>
 void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
     uint32_t words[8];
@@ -148,8 +148,8 @@ void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
         for (int i = 0; i < 8; ++i) at[(8 + i) * kWidth + lane] = block.minima[i];
 }
 
-// Rows of a file's blocks, side by side: block after block for all lanes, so that what is written stays in the nearest
-// cache until it is full.
+// Packs the rows of a file into the lanes of a panel. For each block all lanes are written, so that the target cache
+// lines stay in the L1 cache until they are complete.
 template <Format format>
 void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes) {
     constexpr FormatTraits traits = traits_of(format);
@@ -169,7 +169,7 @@ void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes
 
 typedef void (*PackBlocks)(const PanelShape&, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes);
 
-// Null: the format's file has no blocks.
+// Returns null if the format has no blocks in files.
 PackBlocks pack_blocks_of(Format format) {
     switch (format) {
         case Format::q8_0: return pack_blocks<Format::q8_0>;
@@ -187,7 +187,7 @@ PackBlocks pack_blocks_of(Format format) {
     }
 }
 
-// Numbers of `size` bytes: bf16 goes by pairs of inputs.
+// Packs values of `size` bytes; for bf16, `size` is a pair of inputs.
 template <int size>
 void pack_numbers(const uint8_t* row, int64_t count, uint8_t* to) {
     for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * kWidth * size, row + i * size, size);
@@ -216,7 +216,7 @@ void pack_external(const PanelShape& shape, const ExternalScales& external, int6
     }
 }
 
-// One output into its lane; the file of a given format has one code a byte.
+// Packs one output into its lane. Files of formats with external scales have one code per byte.
 void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lane) {
     const PanelShape& shape = call.shape;
     const uint8_t* row = call.rows + output * call.row_bytes;
@@ -232,7 +232,7 @@ void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lan
 void pack_panels(const PanelPackCall& call) {
     const PanelShape& shape = call.shape;
     const PackBlocks pack_blocks = pack_blocks_of(shape.format);
-    // Each thread takes the next panels when it is free: one whose core runs another program delays few of them.
+    // Dynamic scheduling, so that a thread whose core runs another program delays few panels.
 #pragma omp parallel for schedule(dynamic, 4) num_threads(call.num_threads)
     for (int64_t at = 0; at < shape.num_panels(); ++at) {
         uint8_t* panel = call.panels + at * shape.panel_bytes();

@@ -1,22 +1,22 @@
-// Packing a weight, or some outputs of one, into panels.
+// Packs a weight, or some of its outputs, into panels.
 #pragma once
 
 #include "panels/format.hpp"
 
 namespace quire {
 
-// What comes beside the codes of a format whose scales are given: [output][scale].
+// Scales and zero points, [output][scale], of formats with external scales.
 struct ExternalScales {
     const float* scales;
     const uint8_t* zeros;
 };
 
 struct PanelPackCall {
-    PanelShape shape;     // of what is packed now; a weight of several is packed by several calls
-    const uint8_t* rows;  // [output], as the file has them
-    int64_t row_bytes;    // from one output to the next
+    PanelShape shape;     // of the outputs of this call; a weight made of several tensors is packed by several calls
+    const uint8_t* rows;  // [output], in the layout of the file
+    int64_t row_bytes;    // stride between outputs
     ExternalScales external;
-    uint8_t* panels;      // beginning a cache line
+    uint8_t* panels;      // aligned to a cache line
     int num_threads;
 };
 

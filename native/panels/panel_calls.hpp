@@ -1,13 +1,13 @@
-// Products with weights in panels: what they are called with, and what a build has of them.
+// Products with weights in panels: the arguments of calls, and the function table of a build.
 #pragma once
 
 #include "panels/format.hpp"
 
 namespace quire {
 
-// How rows meet weights. Float: weights are widened to float32, and a sum is one chain in the order of the inputs.
-// Integer: a row's inputs are rounded to eight bits by groups of 32, sums of a group are exact, and groups are added in
-// float32 in their order; every build gives the same bits.
+// The arithmetic of products. Floating: weights are converted to float32, and a sum is one chain in the order of
+// inputs. Integer: the inputs of a row are quantized to eight bits in groups of 32, the sum of a group is exact, and
+// groups are added in float32 in their order; all builds return the same bits.
 enum class ComputeType : int { floating = 0, integer = 1 };
 
 struct PanelCall {
@@ -28,7 +28,7 @@ struct UnpackCall {
     float* out;  // [in]
 };
 
-// As Products: rows are made ready for integer arithmetic alone.
+// Like Products (kernels.hpp); rows are converted only for integer arithmetic.
 struct PanelProducts {
     int64_t (*floating_tasks)(const PanelCall&);
     void (*floating)(const PanelCall&, int64_t task);

@@ -1,32 +1,32 @@
-// A row's inputs as integers of eight bits, by groups of 32: inputs = scale * integers, to the nearest, ties to even,
-// with scale = the largest size / 127. The same bits on every build. Included only by files that are compiled once per
-// instruction set.
+// Quantizes the inputs of a row to 8-bit integers in groups of 32: inputs = scale * integers, rounded to nearest, ties
+// to even; scale = largest magnitude / 127. Equal bits on all builds. Included only by files compiled per instruction
+// set.
 #pragma once
 
 #include "panels/int8_dot.isa.hpp"
-#include "panels/format.hpp"
 
 namespace quire::QUIRE_ISA {
 
-// Adding it to a small number leaves the nearest integer in the low bits; a sum that begins with its bits is a float.
+// Adding kMagicRound to a small float leaves the nearest integer in the low bits. An integer sum that starts from
+// kMagicRoundBits has the bits of a float.
 constexpr float kMagicRound = 12582912.0f;  // 1.5 * 2^23
 constexpr int32_t kMagicRoundBits = 0x4B400000;
 
-// Rows that pass over weights together: what their sums fill of the registers.
+// Number of rows multiplied together; limited by the registers for their sums.
 constexpr int kTileRows = kLanes == 16 ? 6 : kRegisters > 16 || kLanes == 8 ? 4 : 2;
 
-// One group of kTileRows rows. A sum begins where the code's offset has been taken away from it.
+// One group of kTileRows rows. The start value of each sum already has the offset of the codes subtracted.
 struct RowGroup {
     int32_t inputs[kTileRows][kWordsPerGroup];
-    int32_t begins[2][kTileRows];  // for inputs 0 to 15 and 16 to 31, or the first for all
+    int32_t begins[2][kTileRows];  // start values for inputs 0 to 15 and 16 to 31; with one scale, begins[0] for all
     float scales[kTileRows];
     float sums[kTileRows];  // minus the sum of the inputs, in float32
 };
 
-// How a format wants its sums begun.
-struct AccumulatorInit {
+// The format's requirements: the code offset of start values, and inputs as bytes if byte products are added in pairs.
+struct RowForm {
     int32_t offset;
-    bool has_halves;
+    bool has_halves, has_bytes;
 };
 
 template <int N, typename V>
@@ -55,10 +55,10 @@ QUIRE_INLINE int32_t sum_of_lanes(V v) {
     }
 }
 
-// Numbers this small are zero: 127 over them would be no number.
+// Smaller inputs are treated as zero, because 127 / input would overflow.
 constexpr float kSmallest = 0x1p-100f;
 
-QUIRE_INLINE void quantise_group(const float* from, const AccumulatorInit& beginning, RowGroup& to, int row) {
+QUIRE_INLINE void quantise_group(const float* from, const RowForm& form, RowGroup& to, int row) {
     typedef Lanes<kLanes>::F F;
     typedef int16_t Shorts __attribute__((vector_size(2 * kLanes)));
     typedef int8_t Bytes __attribute__((vector_size(kLanes)));
@@ -74,7 +74,7 @@ QUIRE_INLINE void quantise_group(const float* from, const AccumulatorInit& begin
     float largest;
     __builtin_memcpy(&largest, &largest_bits, 4);
     const bool is_finite = largest_bits < 0x7F800000u, is_zero = !is_finite || largest < kSmallest;
-    const float inverse = is_zero ? 0.0f : 127.0f / largest;
+    const float inverse = is_zero ? 0.0f : kLargestInput / largest;
     int8_t inputs[kGroupInputs];
     int32_t sums[2] = {0, 0};
     for (int v = 0; v < kVectors; ++v) {
@@ -84,12 +84,12 @@ QUIRE_INLINE void quantise_group(const float* from, const AccumulatorInit& begin
         __builtin_memcpy(inputs + v * kLanes, &bytes, sizeof bytes);
         sums[2 * v / kVectors] += sum_of_lanes<kLanes>(whole);
     }
-    store_inputs(inputs, to.inputs[row]);
-    const int32_t taken = beginning.offset - kCodeBias;
-    const int32_t first = beginning.has_halves ? sums[0] : sums[0] + sums[1];
+    store_inputs(inputs, form.has_bytes, to.inputs[row]);
+    const int32_t taken = form.offset - kCodeBias;
+    const int32_t first = form.has_halves ? sums[0] : sums[0] + sums[1];
     to.begins[0][row] = kMagicRoundBits - taken * first;
     to.begins[1][row] = kMagicRoundBits - taken * sums[1];
-    to.scales[row] = is_finite ? (is_zero ? 0.0f : largest / 127.0f) : __builtin_nanf("");
+    to.scales[row] = is_finite ? (is_zero ? 0.0f : largest / kLargestInput) : __builtin_nanf("");
     to.sums[row] = -(to.scales[row] * static_cast<float>(sums[0] + sums[1]));
 }
 

@@ -1,11 +1,12 @@
-// Prints digests of integer products, a line for each build that this processor runs, each coded format and each case:
+// Prints digests of integer products, one line per supported build, coded format and case:
 //
 //     avx2 q4_k 3 8c0d5a6b1f2e3d4c
 //
-// The same program gives the same digests on every processor: that is what `make native-neon` compares between x86 and
-// ARM. All numbers come from a generator of its own, exactly, so that no library has a say in them.
+// The digests are equal on all processors; `make native-neon` compares them between x86 and ARM. All inputs come from
+// an exact generator in this file, so that they do not depend on libraries.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -30,7 +31,7 @@ struct Dice {
         return static_cast<uint32_t>(state >> 33);
     }
     int pick(int low, int high) { return low + static_cast<int>(next() % static_cast<uint32_t>(high - low + 1)); }
-    // From -1 to 1 in steps that float32 has, times a power of two.
+    // A number from -1 to 1 in steps of 2^-20 (exact in float32), times a power of two.
     float number(int exponent) {
         const float unit = static_cast<float>(pick(-(1 << 20), 1 << 20)) * 0x1p-20f;
         return exponent < 0 ? unit / static_cast<float>(1 << -exponent) : unit * static_cast<float>(1 << exponent);
@@ -46,19 +47,29 @@ Memory lines(int64_t num_bytes) {
     return Memory(static_cast<char*>(std::aligned_alloc(64, static_cast<size_t>(quire::whole_lines(num_bytes)))));
 }
 
+// A byte of the largest codes: all bits set, or for table formats, twice the 4-bit code with the largest value.
+uint8_t largest_codes(Format format) {
+    if (quire::traits_of(format).codes == quire::Codes::linear) return 0xFF;
+    int best = 0;
+    for (int code = 0; code < 16; ++code)
+        if (quire::table_of(format)[code] == quire::largest_code(format)) best = code;
+    return static_cast<uint8_t>(best << 4 | best);
+}
+
+// Every fourth case is at the limits: all codes are the largest, all inputs 127 or -127.
 struct Case {
     quire::PanelShape shape;
     Memory panels;
     int num_rows;
     std::vector<float> rows;
 
-    Case(Format format, Dice dice) : shape{format, dice.pick(1, 70), 0, 32 * dice.pick(1, 4)} {
+    Case(Format format, Dice dice, bool is_extreme) : shape{format, dice.pick(1, 70), 0, 32 * dice.pick(1, 4)} {
         const quire::FormatTraits& traits = shape.traits();
         const bool is_open = quire::is_external(traits.scales);
         shape.num_in = (is_open ? quire::kGroupInputs : traits.file_inputs) * dice.pick(1, 4);
         const int64_t row_bytes = shape.num_in / traits.file_inputs * traits.file_bytes;
         std::vector<uint8_t> bytes(static_cast<size_t>(row_bytes * shape.num_out));
-        const int mask = is_open ? (1 << traits.code_bits) - 1 : 0xDB;  // in fp16 no exponent of all ones
+        const int mask = is_open ? (1 << traits.code_bits) - 1 : 0xDB;  // no fp16 exponent of all ones
         for (uint8_t& one : bytes) one = static_cast<uint8_t>(dice.pick(0, 255) & mask);
         const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
         std::vector<float> scales(num_scales);
@@ -68,12 +79,19 @@ struct Case {
         panels = lines(shape.packed_bytes());
         quire::pack_panels({shape, bytes.data(), row_bytes, {scales.data(), zeros.data()},
                             reinterpret_cast<uint8_t*>(panels.get()), 1});
+        for (int64_t panel = 0; is_extreme && panel < shape.num_panels(); ++panel)
+            std::memset(panels.get() + panel * shape.panel_bytes() + shape.codes_at(), largest_codes(format),
+                        static_cast<size_t>(shape.num_in / quire::kGroupInputs * shape.group_bytes()));
         num_rows = dice.pick(1, 40);
         rows.resize(static_cast<size_t>(num_rows * shape.num_in));
         for (int row = 0; row < num_rows; ++row) {
             const int exponent = dice.pick(-20, 20);
-            for (int64_t at = 0; at < shape.num_in; ++at)
-                rows[static_cast<size_t>(row * shape.num_in + at)] = dice.pick(0, 9) ? dice.number(exponent) : 0.0f;
+            const bool is_mixed = dice.pick(0, 1) == 1;
+            for (int64_t at = 0; at < shape.num_in; ++at) {
+                float& input = rows[static_cast<size_t>(row * shape.num_in + at)];
+                input = dice.pick(0, 9) ? dice.number(exponent) : 0.0f;
+                if (is_extreme) input = is_mixed && dice.pick(0, 1) ? -3.0f : 3.0f;
+            }
         }
     }
 
@@ -101,7 +119,8 @@ int main(int count, char** words) {
         for (int format = 0; format < static_cast<int>(Format::count); ++format) {
             if (!quire::is_coded(static_cast<Format>(format))) continue;
             for (int number = 0; number < num_cases; ++number) {
-                const Case one(static_cast<Format>(format), {static_cast<uint64_t>(1000 * format + number + 1)});
+                const Case one(static_cast<Format>(format), {static_cast<uint64_t>(1000 * format + number + 1)},
+                               number % 4 == 0);
                 std::printf("%s %s %d %016llx\n", isa, kNames[format], number,
                             static_cast<unsigned long long>(one.digest(*kernels)));
             }
