@@ -16,7 +16,7 @@ PICTURE = ROOT / "docs" / "guides" / "img" / "engine.png"
 
 def main() -> int:
     settings = load_settings({"memory": "8GiB", "max_model_len": "2048"})
-    with EngineBench.opened(str(smollm2_directory()), settings, LOAD, quiet) as bench:
+    with EngineBench.open(str(smollm2_directory()), settings, LOAD, quiet) as bench:
         result = bench.run(say)
     record = {**result.record(), **circumstances(), "model": "SmolLM2-135M-Instruct, float32"}
     RESULTS.mkdir(exist_ok=True)

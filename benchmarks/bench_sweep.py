@@ -7,7 +7,7 @@ from benchmarks.record import RESULTS, ROOT, circumstances, say
 from benchmarks.servers import quire_command, started
 from benchmarks.test_model import smollm2_directory
 from quire.bench import plots
-from quire.bench.runs import BenchOptions, RunListener, finished, seeded, sweep_clients
+from quire.bench.runs import BenchOptions, RunListener, run_async, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 
 CLIENTS = (1, 2, 4, 8, 16, 32, 64)
@@ -19,7 +19,7 @@ PICTURE = ROOT / "docs" / "guides" / "img" / "sweep.png"
 def main() -> int:
     with started(quire_command(smollm2_directory())) as running:
         told = RunListener(lambda title, _count: say(title))
-        points = finished(sweep_clients(running.server, seeded(SETUP), CLIENTS, BenchOptions(), told))
+        points = run_async(sweep_clients(running.server, seeded(SETUP), CLIENTS, BenchOptions(), told))
     record = {"model": MODEL, "points": points, **circumstances()}
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / "sweep.json").write_text(json.dumps(record, indent=2) + "\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.record import ROOT, say
 from quire.bench.http_client import Client, ModelCard
 from quire.bench.runs import Bench, BenchOptions, RunListener
-from quire.http_client import HttpServer
+from quire.http_client import ServerAddress
 from quire.worker.child.faults import FAULTS, SLOW, TESTING
 from tests.support.machine.spawned import Spawned, spawned
 
@@ -40,8 +40,8 @@ class Running:
     pid: int
 
     @property
-    def server(self) -> HttpServer:
-        return HttpServer.at(self.url)
+    def server(self) -> ServerAddress:
+        return ServerAddress.parse(self.url)
 
 
 @contextmanager
@@ -59,10 +59,10 @@ def started(command: Command) -> Iterator[Running]:
 
 
 async def _ready(server: Spawned, url: str, command: Command) -> ModelCard:
-    async with Client(HttpServer.at(url)) as client:
+    async with Client(ServerAddress.parse(url)) as client:
         # Ready is who answers a request: many list their models while they load them.
         waiting = asyncio.ensure_future(
-            Bench.opened(client, replace(command.wishes, ready_s=command.ready_s), RunListener())
+            Bench.open(client, replace(command.wishes, ready_s=command.ready_s), RunListener())
         )
         while not waiting.done():
             await asyncio.wait((waiting,), timeout=0.5)

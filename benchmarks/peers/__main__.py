@@ -32,8 +32,8 @@ from benchmarks.servers import HOST, Command, Running, quire_command, started
 from benchmarks.test_model import smollm2_directory, smollm2_file
 from quire.bench.http_client import Client
 from quire.bench.load_run import Pace
-from quire.bench.measures import measured
-from quire.bench.runs import Bench, BenchOptions, RunListener, finished
+from quire.bench.measures import metrics_of
+from quire.bench.runs import Bench, BenchOptions, RunListener, run_async
 from quire.bench.setup import LoadSetup
 from quire.checkpoints import cache_folder
 from quire.workload.visits import Span
@@ -187,12 +187,12 @@ def _turn(number: int, load: Callable[[Running, str], Any], ours: Running, their
 def _distinct(side: Running, seed: str, setup: LoadSetup, wishes: BenchOptions | None = None) -> dict[str, Any]:
     async def main() -> dict[str, Any]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, wishes or BenchOptions(), RunListener())
+            bench = await Bench.open(client, wishes or BenchOptions(), RunListener())
             await asyncio.sleep(SETTLE_S)
             _, run = await bench.run(setup, seed, "")
-            return _checked(measured(run), len(run.outcomes) * (setup.output_tokens or 0))
+            return _checked(metrics_of(run), len(run.outcomes) * (setup.output_tokens or 0))
 
-    return finished(main())
+    return run_async(main())
 
 
 def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]:
@@ -208,16 +208,16 @@ def _shared(side: Running, seed: str, clients: int) -> dict[str, dict[str, Any]]
 
     async def main() -> dict[str, dict[str, Any]]:
         async with Client(side.server) as client:
-            bench = await Bench.opened(client, BenchOptions(), RunListener())
+            bench = await Bench.open(client, BenchOptions(), RunListener())
             visits, maker = setup.visits(seed), bench.maker(setup, seed)
             told = {}
             for kind, some in (("cold", visits[:clients]), ("warm", visits[clients:])):
                 await asyncio.sleep(SETTLE_S)
                 run = await bench.run_visits(maker, some, Pace(concurrency=clients))
-                told[kind] = _checked(measured(run), clients * 64)
+                told[kind] = _checked(metrics_of(run), clients * 64)
             return told
 
-    return finished(main())
+    return run_async(main())
 
 
 def _checked(figures: dict[str, Any], num_tokens: int) -> dict[str, Any]:

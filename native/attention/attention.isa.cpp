@@ -12,8 +12,8 @@
 //                             \_________________/
 //                                    merged  ->  out
 //
-// So the result does not depend on which thread computes a segment, or when. A tile is one slice of work. A tile that
-// is large for a thread's share has one slice per segment; the thread that finishes its last slice merges the results.
+// So the result does not depend on which thread computes a segment, or when. Most tiles are one slice of work. A tile
+// with more work than a thread's share allows has one slice per segment; the thread that finishes last merges them.
 #include "attention/attention_block.isa.hpp"
 #include "team/team.hpp"
 
@@ -30,20 +30,20 @@ QUIRE_INLINE BlockRange segment_span(const AttentionCall& call, int segment) {
     return {segment * size, (segment + 1) * size};
 }
 
-QUIRE_INLINE BlockRange common(BlockRange one, BlockRange other) {
-    return {one.from > other.from ? one.from : other.from, one.to < other.to ? one.to : other.to};
+QUIRE_INLINE BlockRange intersection(BlockRange a, BlockRange b) {
+    return {a.from > b.from ? a.from : b.from, a.to < b.to ? a.to : b.to};
 }
 
-QUIRE_INLINE int first_seen(const AttentionCall& call, const TileRow& member) {
+QUIRE_INLINE int window_start(const AttentionCall& call, const TileRow& member) {
     const int first = call.window < 0 ? 0 : member.position - call.window + 1;
     return first > 0 ? first : 0;
 }
 
 QUIRE_INLINE int first_segment(const AttentionCall& call, const TileRow& member) {
-    return first_seen(call, member) / kSegment;
+    return window_start(call, member) / kSegment;
 }
 
-QUIRE_INLINE bool sees(const AttentionCall& call, const TileRow& member, int segment) {
+QUIRE_INLINE bool attends(const AttentionCall& call, const TileRow& member, int segment) {
     return first_segment(call, member) <= segment && segment <= member.position / kSegment;
 }
 
@@ -62,28 +62,28 @@ struct TileSegment {
 
 // The entries that all members of a tile process together, as a range of the first member's table.
 QUIRE_INLINE BlockRange shared_span(const AttentionCall& call, const TileSegment& part) {
-    int seen = first_seen(call, part.members[0]);
+    int first_visible = window_start(call, part.members[0]);
     for (int m = 1; m < part.tile.num_members; ++m) {
-        const int first = first_seen(call, part.members[m]);
-        seen = first < seen ? first : seen;
+        const int first = window_start(call, part.members[m]);
+        first_visible = first < first_visible ? first : first_visible;
     }
-    return common(part.span, {seen / call.block_size, part.tile.num_shared});
+    return intersection(part.span, {first_visible / call.block_size, part.tile.num_shared});
 }
 
 // The entries that only member `m` processes.
 QUIRE_INLINE BlockRange own_span(const AttentionCall& call, const TileSegment& part, int m) {
     const TileRow& member = part.members[m];
-    const int first = first_seen(call, member) / call.block_size;
-    return common(part.span, {first > part.tile.num_shared ? first : part.tile.num_shared,
+    const int first = window_start(call, member) / call.block_size;
+    return intersection(part.span, {first > part.tile.num_shared ? first : part.tile.num_shared,
                               member.position / call.block_size + 1});
 }
 
 // The first block that one of the members [m, ...) processes alone; null if there is none.
 template <typename T>
-QUIRE_INLINE Block<T> next_own(const AttentionCall& call, const TileSegment& part, int m) {
+QUIRE_INLINE Block<T> next_own_block(const AttentionCall& call, const TileSegment& part, int m) {
     for (; m < part.tile.num_members; ++m) {
-        const BlockRange own = own_span(call, part, m);
-        if (own.from < own.to) return block_of<T>(call, part.head, call.tables[part.members[m].table + own.from]);
+        const BlockRange span = own_span(call, part, m);
+        if (span.from < span.to) return block_of<T>(call, part.head, call.tables[part.members[m].table + span.from]);
     }
     return Block<T>{};
 }
@@ -91,7 +91,7 @@ QUIRE_INLINE Block<T> next_own(const AttentionCall& call, const TileSegment& par
 template <typename T>
 QUIRE_INLINE Block<T> first_block(const AttentionCall& call, const TileSegment& part) {
     const BlockRange shared = shared_span(call, part);
-    if (shared.from >= shared.to) return next_own<T>(call, part, 0);
+    if (shared.from >= shared.to) return next_own_block<T>(call, part, 0);
     return block_of<T>(call, part.head, call.tables[part.members[0].table + shared.from]);
 }
 
@@ -114,9 +114,9 @@ class SliceQueue {
     Block<T> upcoming() {
         fetch();
         if (!has_next_) return Block<T>{};
-        const TileSlice& piece = call_.pieces[next_ / call_.num_kv_heads];
+        const TileSlice& slice = call_.slices[next_ / call_.num_kv_heads];
         const int head = int(next_ % call_.num_kv_heads);
-        return first_block<T>(call_, TileSegment(call_, call_.tiles[piece.tile], head, piece.first_segment));
+        return first_block<T>(call_, TileSegment(call_, call_.tiles[slice.tile], head, slice.first_segment));
     }
 
   private:
@@ -131,35 +131,34 @@ class SliceQueue {
     bool is_fetched_ = false, has_next_ = false;
 };
 
-// Processes the entries `span` of one table for members [first, first + count). `after` is the next block of this
-// slice, for prefetching; null: the next block is the first of the next unit.
+// Processes the entries `span` of one table for members [first, first + count). `after` is the block of this slice to
+// prefetch after these; null: prefetch the first block of the next unit.
 template <typename T>
 void attend_blocks(const AttentionCall& call, const TileScratch& work, const TileSegment& part, int first, int count, BlockRange span, SliceQueue& units,
           Block<T> after) {
     const int group = heads_per_kv_head(call);
     const int32_t* table = call.tables + part.members[first].table;
-    for (int number = span.from; number < span.to; ++number) {
-        const Block<T> block = block_of<T>(call, part.head, table[number]);
-        const Block<T> next = number + 1 < span.to     ? block_of<T>(call, part.head, table[number + 1])
-                              : after.keys != nullptr ? after
-                                                      : units.upcoming<T>();
-        const int offset = number * call.block_size;
+    for (int index = span.from; index < span.to; ++index) {
+        const Block<T> block = block_of<T>(call, part.head, table[index]);
+        const Block<T> next = index + 1 < span.to     ? block_of<T>(call, part.head, table[index + 1])
+                              : after.keys != nullptr ? after : units.upcoming<T>();
+        const int offset = index * call.block_size;
         int run = first;  // start of a run of consecutive members that attend to slots of this block
         for (int m = first; m < first + count; ++m) {
             const TileRow& member = part.members[m];
-            const int before = first_seen(call, member) - offset, after_it = member.position + 1 - offset;
-            const int begin = before > 0 ? before : 0;
-            const int end = after_it < call.block_size ? after_it : call.block_size;
+            const int first_slot = window_start(call, member) - offset, end_slot = member.position + 1 - offset;
+            const int begin = first_slot > 0 ? first_slot : 0;
+            const int end = end_slot < call.block_size ? end_slot : call.block_size;
             for (int64_t line = int64_t{m} * group; line < int64_t{m + 1} * group; ++line) {
                 work.begin[line] = begin;
                 work.end[line] = end;
             }
             if (begin < end) continue;
-            if (run < m) meet<T>(call, work, int64_t{run} * group, int64_t{m - run} * group, block, next);
+            if (run < m) attend_block<T>(call, work, int64_t{run} * group, int64_t{m - run} * group, block, next);
             run = m + 1;
         }
-        const int left = first + count - run;
-        if (left > 0) meet<T>(call, work, int64_t{run} * group, int64_t{left} * group, block, next);
+        const int num_left = first + count - run;
+        if (num_left > 0) attend_block<T>(call, work, int64_t{run} * group, int64_t{num_left} * group, block, next);
     }
 }
 
@@ -167,14 +166,14 @@ QUIRE_INLINE void scale_queries(const AttentionCall& call, const TileScratch& wo
     const int group = heads_per_kv_head(call);
     for (int64_t line = 0; line < int64_t{tile.num_members} * group; ++line) {
         const TileRow& member = call.members[tile.first_member + line / group];
-        const int64_t of_head = (head * group + line % group) * call.key_size;
-        const float* query = call.queries + member.row * call.query_stride + of_head;
+        const int64_t head_offset = (head * group + line % group) * call.key_size;
+        const float* query = call.queries + member.row * call.query_stride + head_offset;
         float* scaled = work.queries + line * kQueryStride;
         for (int i = 0; i < call.key_size; ++i) scaled[i] = query[i] * call.scale;
     }
 }
 
-// Processes one segment of a tile. `after` is the block after the segment; null: the next unit follows.
+// Processes one segment of a tile. `after` is the block to prefetch after it; null: the first block of the next unit.
 template <typename T>
 void attend_segment(const AttentionCall& call, const TileScratch& work, const TileSegment& part, SliceQueue& units, Block<T> after) {
     const int num_members = part.tile.num_members;
@@ -184,12 +183,12 @@ void attend_segment(const AttentionCall& call, const TileScratch& work, const Ti
         store(work.totals + line * kLanes, F{});
         work.peaks[line] = -kInfinity;
     }
-    const Block<T> own = next_own<T>(call, part, 0);
-    attend_blocks<T>(call, work, part, 0, num_members, shared_span(call, part), units, own.keys != nullptr ? own : after);
+    const Block<T> own_block = next_own_block<T>(call, part, 0);
+    attend_blocks<T>(call, work, part, 0, num_members, shared_span(call, part), units, own_block.keys != nullptr ? own_block : after);
     for (int m = 0; m < num_members; ++m) {
         const BlockRange span = own_span(call, part, m);
         if (span.from >= span.to) continue;
-        const Block<T> next = next_own<T>(call, part, m + 1);
+        const Block<T> next = next_own_block<T>(call, part, m + 1);
         attend_blocks<T>(call, work, part, m, 1, span, units, next.keys != nullptr ? next : after);
     }
 }
@@ -197,117 +196,118 @@ void attend_segment(const AttentionCall& call, const TileScratch& work, const Ti
 // A record is the partial result of a line: sums of weighted values, the total weight, and the peak (maximum score).
 QUIRE_INLINE int64_t record_size(const AttentionCall& call) { return call.value_size + 2; }
 
-QUIRE_INLINE void keep(const AttentionCall& call, const TileScratch& work, int64_t line, float* record) {
+QUIRE_INLINE void save_record(const AttentionCall& call, const TileScratch& work, int64_t line, float* record) {
     const float* sums = work.sums + line * call.value_size;
     for (int i = 0; i < call.value_size; ++i) record[i] = sums[i];
     record[call.value_size] = sum_lanes<kLanes>(load<kLanes>(work.totals + line * kLanes));
     record[call.value_size + 1] = work.peaks[line];
 }
 
-// Merges the record of a segment into that of earlier segments. A peak of -infinity is handled as in `softmax_query`.
-QUIRE_INLINE void merge_partials(const AttentionCall& call, float* folded, const float* found) {
-    const int peak_at = call.value_size + 1;
-    const float old = folded[peak_at], top = found[peak_at], peak = top > old ? top : old;
-    const float under = peak == -kInfinity ? 0.0f : peak;
-    const float before = weight_of(splat<kLanes>(old - under))[0];
-    const float here = weight_of(splat<kLanes>(top - under))[0];
-    for (int i = 0; i < peak_at; ++i) folded[i] = folded[i] * before + found[i] * here;
-    folded[peak_at] = peak;
+// Merges the record of a segment into that of earlier segments. For a peak of -infinity see `finite_max`.
+QUIRE_INLINE void merge_partials(const AttentionCall& call, float* merged, const float* record) {
+    const int peak_index = call.value_size + 1;
+    const float old_peak = merged[peak_index], top = record[peak_index], peak = top > old_peak ? top : old_peak;
+    const float base = peak == -kInfinity ? 0.0f : peak;
+    const float old_factor = weight_of(splat<kLanes>(old_peak - base))[0];
+    const float new_factor = weight_of(splat<kLanes>(top - base))[0];
+    for (int i = 0; i < peak_index; ++i) merged[i] = merged[i] * old_factor + record[i] * new_factor;
+    merged[peak_index] = peak;
 }
 
-// The factor of the sums at the end, 1 / total weight. An attention sink adds to the total weight but has no value.
+// The final factor of the sums, 1 / total weight. An attention sink adds to the total weight but has no value.
 QUIRE_INLINE float normalizer(const AttentionCall& call, int head, float total, float peak) {
     if (call.sinks == nullptr) return 1.0f / total;
     const float sink = call.sinks[head], top = sink > peak ? sink : peak;
-    const float before = weight_of(splat<kLanes>(peak - top))[0], own = weight_of(splat<kLanes>(sink - top))[0];
-    return before / (total * before + own);
+    const float factor = weight_of(splat<kLanes>(peak - top))[0], sink_weight = weight_of(splat<kLanes>(sink - top))[0];
+    return factor / (total * factor + sink_weight);
 }
 
 template <typename T>
-QUIRE_INLINE void answer(const AttentionCall& call, const TileRow& member, int head, float* folded) {
+QUIRE_INLINE void write_output(const AttentionCall& call, const TileRow& member, int head, float* merged) {
     float* out = call.out + member.row * call.out_stride + head * call.value_size;
     if constexpr (is_deinterleaved<T>)
-        for (int at = 0; at + kSumVectors * kLanes <= call.value_size; at += kSumVectors * kLanes)
+        for (int i = 0; i + kSumVectors * kLanes <= call.value_size; i += kSumVectors * kLanes)
             for (int n = 0; n < kSumVectors; n += 2) {
-                F even = load<kLanes>(folded + at + n * kLanes), odd = load<kLanes>(folded + at + (n + 1) * kLanes);
+                F even = load<kLanes>(merged + i + n * kLanes), odd = load<kLanes>(merged + i + (n + 1) * kLanes);
                 interleave<kLanes>(even, odd);
-                store(folded + at + n * kLanes, even);
-                store(folded + at + (n + 1) * kLanes, odd);
+                store(merged + i + n * kLanes, even);
+                store(merged + i + (n + 1) * kLanes, odd);
             }
-    const float share = normalizer(call, head, folded[call.value_size], folded[call.value_size + 1]);
-    for (int i = 0; i < call.value_size; ++i) out[i] = folded[i] * share;
+    const float factor = normalizer(call, head, merged[call.value_size], merged[call.value_size + 1]);
+    for (int i = 0; i < call.value_size; ++i) out[i] = merged[i] * factor;
 }
 
-template <typename Do>
-QUIRE_INLINE void for_lines(const AttentionCall& call, const QueryTile& tile, int head, Do each) {
+template <typename Function>
+QUIRE_INLINE void for_lines(const AttentionCall& call, const QueryTile& tile, int head, Function function) {
     const int group = heads_per_kv_head(call);
     for (int64_t line = 0; line < int64_t{tile.num_members} * group; ++line)
-        each(line, call.members[tile.first_member + line / group], int(head * group + line % group));
+        function(line, call.members[tile.first_member + line / group], int(head * group + line % group));
 }
 
-// Processes all segments of a tile in order and merges each result at once.
+// Processes all segments of a tile in order, and merges the result of each segment before the next segment.
 template <typename T>
-void attend_whole(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
-    const QueryTile& tile = call.tiles[piece.tile];
-    for (int segment = piece.first_segment; segment < piece.end_segment; ++segment) {
-        bool is_seen = false;
-        for (int m = 0; m < tile.num_members; ++m) is_seen |= sees(call, call.members[tile.first_member + m], segment);
-        if (!is_seen) continue;
+void attend_whole(const AttentionCall& call, const TileScratch& work, const TileSlice& slice, int head, SliceQueue& units) {
+    const QueryTile& tile = call.tiles[slice.tile];
+    for (int segment = slice.first_segment; segment < slice.end_segment; ++segment) {
+        bool is_visible = false;
+        for (int m = 0; m < tile.num_members; ++m) is_visible |= attends(call, call.members[tile.first_member + m],
+                                                                            segment);
+        if (!is_visible) continue;
         const TileSegment part(call, tile, head, segment);
-        const bool is_last = segment + 1 == piece.end_segment;
+        const bool is_last = segment + 1 == slice.end_segment;
         const Block<T> after = is_last ? Block<T>{} : first_block<T>(call, TileSegment(call, tile, head, segment + 1));
         attend_segment<T>(call, work, part, units, after);
         for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int) {
-            float* folded = work.folded + line * record_size(call);
-            if (segment == first_segment(call, member)) return keep(call, work, line, folded);
-            if (!sees(call, member, segment)) return;
-            keep(call, work, line, work.found);
-            merge_partials(call, folded, work.found);
+            float* merged = work.merged_records + line * record_size(call);
+            if (segment == first_segment(call, member)) return save_record(call, work, line, merged);
+            if (!attends(call, member, segment)) return;
+            save_record(call, work, line, work.segment_record);
+            merge_partials(call, merged, work.segment_record);
         });
     }
-    for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int of) {
-        answer<T>(call, member, of, work.folded + line * record_size(call));
+    for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int query_head) {
+        write_output<T>(call, member, query_head, work.merged_records + line * record_size(call));
     });
 }
 
-// Processes one segment of a split tile. Records are stored as [head, segment, line]. The thread that finishes the last
-// segment of a head merges the records.
+// Processes one segment of a split tile. Records are stored as [head, segment, line]. The thread that finishes the
+// last segment of a head merges the records of that head.
 template <typename T>
-void attend_segment_alone(const AttentionCall& call, const TileScratch& work, const TileSlice& piece, int head, SliceQueue& units) {
-    const QueryTile& tile = call.tiles[piece.tile];
+void attend_segment_alone(const AttentionCall& call, const TileScratch& work, const TileSlice& slice, int head, SliceQueue& units) {
+    const QueryTile& tile = call.tiles[slice.tile];
     const int64_t lines = int64_t{tile.num_members} * heads_per_kv_head(call);
-    float* const records = call.records + (piece.first_record + head * piece.num_segments * lines) * record_size(call);
+    float* const records = call.records + (slice.first_record + head * slice.num_segments * lines) * record_size(call);
     const auto record = [&](int of, int64_t line) { return records + (of * lines + line) * record_size(call); };
-    const int segment = piece.first_segment;
+    const int segment = slice.first_segment;
     attend_segment<T>(call, work, TileSegment(call, tile, head, segment), units, Block<T>{});
     for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int) {
-        if (sees(call, member, segment)) keep(call, work, line, record(segment, line));
+        if (attends(call, member, segment)) save_record(call, work, line, record(segment, line));
     });
-    int32_t& remaining = call.remaining[piece.split * call.num_heads + head];
+    int32_t& remaining = call.remaining[slice.split * call.num_heads + head];
     if (__atomic_sub_fetch(&remaining, 1, __ATOMIC_ACQ_REL) > 0) return;
-    remaining = piece.num_segments;
+    remaining = slice.num_segments;
     for_lines(call, tile, head, [&](int64_t line, const TileRow& member, int of) {
         const int first = first_segment(call, member);
-        for (int later = first + 1; later <= member.position / kSegment; ++later)
-            merge_partials(call, record(first, line), record(later, line));
-        answer<T>(call, member, of, record(first, line));
+        for (int next = first + 1; next <= member.position / kSegment; ++next)
+            merge_partials(call, record(first, line), record(next, line));
+        write_output<T>(call, member, of, record(first, line));
     });
 }
 
 template <typename T>
-void attend_piece(const AttentionCall& call, const TileSlice& piece, int head, char* scratch, SliceQueue& units) {
-    const TileScratch work = cut(call, call.tiles[piece.tile], scratch);
-    scale_queries(call, work, call.tiles[piece.tile], head);
-    if (piece.end_segment - piece.first_segment == piece.num_segments)
-        attend_whole<T>(call, work, piece, head, units);
+void attend_slice(const AttentionCall& call, const TileSlice& slice, int head, char* scratch, SliceQueue& units) {
+    const TileScratch work = split_scratch(call, call.tiles[slice.tile], scratch);
+    scale_queries(call, work, call.tiles[slice.tile], head);
+    if (slice.end_segment - slice.first_segment == slice.num_segments)
+        attend_whole<T>(call, work, slice, head, units);
     else
-        attend_segment_alone<T>(call, work, piece, head, units);
+        attend_segment_alone<T>(call, work, slice, head, units);
 }
 
 }  // namespace
 
 void attention(const AttentionCall& call, TeamThread& thread) {
-    const int64_t num_units = call.num_pieces * call.num_kv_heads;
+    const int64_t num_units = call.num_slices * call.num_kv_heads;
     char* scratch = call.scratch + thread.number() * call.scratch_bytes;
     Tasks padded_rows = thread.tasks(call.num_padded_rows - call.num_rows);
     for (int64_t row; padded_rows.take(row);)
@@ -315,14 +315,14 @@ void attention(const AttentionCall& call, TeamThread& thread) {
             call.out[(call.num_rows + row) * call.out_stride + i] = 0.0f;
     SliceQueue units(call, thread.tasks_in_order(num_units));
     for (int64_t unit; units.take(unit);) {
-        const TileSlice& piece = call.pieces[unit / call.num_kv_heads];
+        const TileSlice& slice = call.slices[unit / call.num_kv_heads];
         const int head = int(unit % call.num_kv_heads);
         if (call.kv_type == KVType::float32)
-            attend_piece<float>(call, piece, head, scratch, units);
+            attend_slice<float>(call, slice, head, scratch, units);
         else if (call.kv_type == KVType::bfloat16)
-            attend_piece<bf16>(call, piece, head, scratch, units);
+            attend_slice<bf16>(call, slice, head, scratch, units);
         else
-            attend_piece<int8_t>(call, piece, head, scratch, units);
+            attend_slice<int8_t>(call, slice, head, scratch, units);
     }
 }
 

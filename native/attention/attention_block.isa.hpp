@@ -17,8 +17,8 @@ namespace {
 typedef Lanes<kLanes>::F F;
 typedef Lanes<kLanes>::I I;
 
-// Register tiles: rows x vectors of scores, rows x vectors of sums. Enough accumulators to hide the latency of an
-// addition, and few enough that a register is left for another vector.
+// Register tiles: rows x vectors of scores, rows x vectors of sums. They have enough accumulators to hide the latency
+// of an addition, and leave a register free for another vector.
 constexpr bool kHasMany = kRegisters > 16;
 constexpr int kScoreVectors = 2, kScoreRows = kHasMany ? 12 : 6, kSumVectors = kHasMany ? 4 : 2, kSumRows = 6;
 // Strides between lines, as compile-time constants. Not powers of two, which would cause cache set conflicts.
@@ -36,17 +36,17 @@ struct TileScratch {
     float* factors;  // [line], padded by one vector: factors that rescale the sums of earlier blocks
     int32_t* begin;  // [line]: slots [begin, end) of the current block that the line attends to; per line, not per
     int32_t* end;    // member, because divisions are slow
-    float* folded;  // [line]: record of the merged earlier segments (see attention.isa.cpp)
-    float* found;   // one record
+    float* merged_records;  // [line]: results of earlier segments (a record: see attention.isa.cpp)
+    float* segment_record;   // one record: result of the current segment
 };
 
-QUIRE_INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+QUIRE_INLINE int64_t pad_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
-TileScratch cut(const AttentionCall& call, const QueryTile& tile, char* scratch) {
+TileScratch split_scratch(const AttentionCall& call, const QueryTile& tile, char* scratch) {
     const int64_t lines = int64_t{tile.num_members} * (call.num_heads / call.num_kv_heads);
     auto take = [&scratch](int64_t count) {
         char* part = scratch;
-        scratch += rounded(4 * count);
+        scratch += pad_to_line(4 * count);
         return part;
     };
     TileScratch work;
@@ -58,26 +58,27 @@ TileScratch cut(const AttentionCall& call, const QueryTile& tile, char* scratch)
     work.factors = reinterpret_cast<float*>(take(lines + kLanes));
     work.begin = reinterpret_cast<int32_t*>(take(lines));
     work.end = reinterpret_cast<int32_t*>(take(lines));
-    work.folded = reinterpret_cast<float*>(take(lines * (call.value_size + 2)));
-    work.found = reinterpret_cast<float*>(take(call.value_size + 2));
+    work.merged_records = reinterpret_cast<float*>(take(lines * (call.value_size + 2)));
+    work.segment_record = reinterpret_cast<float*>(take(call.value_size + 2));
     return work;
 }
 
 // Prefetches a part of the next block during each step of the current block; prefetching the whole block at once would
 // stall. The target is the L2 cache, because L1 allows too few outstanding requests to saturate memory bandwidth.
 template <int Bytes>
-QUIRE_INLINE void prefetch_lines(const void* ahead) {
+QUIRE_INLINE void prefetch_lines(const void* address) {
 #pragma GCC unroll 8
-    for (int at = 0; at < Bytes; at += 64) __builtin_prefetch(static_cast<const char*>(ahead) + at, 0, 2);
+    for (int i = 0; i < Bytes; i += 64) __builtin_prefetch(static_cast<const char*>(address) + i,
+                                                                          0, 2);
 }
 
-// Softmax reads no memory, so bandwidth would be unused in the meantime. If there are few lines, the softmax of each
-// line prefetches this number of slots of the next block's values; the sum over values prefetches the rest.
+// Softmax uses no memory bandwidth. So with few lines, the softmax of each line prefetches this number of slots of the
+// next block's values; the sum over values prefetches the other slots.
 constexpr int kSlotsPrefetchedPerQuery = 2;
 
 template <typename T>
-QUIRE_INLINE const T* moved(const T* ahead, int by) {
-    return ahead == nullptr ? nullptr : ahead + by;
+QUIRE_INLINE const T* advance_pointer(const T* address, int offset) {
+    return address == nullptr ? nullptr : address + offset;
 }
 
 // Loads N vectors of L elements into registers, in pairs as `load_pair` returns them.
@@ -86,24 +87,24 @@ QUIRE_INLINE void load_vectors(const T* from, typename Lanes<L>::F* to) {
 #pragma GCC unroll 8
     for (int n = 0; n + 1 < N; n += 2) {
         load_pair<L>(from + n * L, to[n], to[n + 1]);
-        to[n] = held(to[n]);
-        to[n + 1] = held(to[n + 1]);
+        to[n] = pin(to[n]);
+        to[n + 1] = pin(to[n + 1]);
     }
-    if constexpr (N % 2) to[N - 1] = held(load<L>(from + (N - 1) * L));
+    if constexpr (N % 2) to[N - 1] = pin(load<L>(from + (N - 1) * L));
 }
 
-// The keys of a block, or of its slots from some slot on. `ahead` is the same position in the next block, or null.
+// The keys of a block, or of its slots from some slot on. `next` is the same position in the next block, or null.
 template <typename T>
 struct Keys {
     const T* keys;
-    const T* ahead;
+    const T* next;
     const float* scales;  // [slot] if keys are quantized, else null
     int size, block_size;
-    int num_slots;  // slots to compute: up to the last that any of the queries attends to
+    int num_slots;  // slots to compute: up to the last slot that any query attends to
 
-    Keys from(int slot) const {
-        const float* own = is_quantized<T> ? scales + slot : nullptr;
-        return {keys + slot, moved(ahead, slot), own, size, block_size, num_slots - slot};
+    Keys tail(int slot) const {
+        const float* slot_scales = is_quantized<T> ? scales + slot : nullptr;
+        return {keys + slot, advance_pointer(next, slot), slot_scales, size, block_size, num_slots - slot};
     }
 };
 
@@ -111,17 +112,17 @@ struct Keys {
 template <int R, int N, typename T>
 QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float* scores) {
     const int64_t stride = block.block_size;
-    const T *keys = block.keys, *ahead = block.ahead;
+    const T *keys = block.keys, *next = block.next;
     F sums[R][N] = {};
     for (int i = 0; i < block.size; ++i, keys += stride) {
         F key[N];
-        if (ahead != nullptr) prefetch_lines<N * kLanes * sizeof(T)>(ahead + i * stride);
+        if (next != nullptr) prefetch_lines<N * kLanes * sizeof(T)>(next + i * stride);
         load_vectors<N, kLanes>(keys, key);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const F query = splat<kLanes>(queries[r * kQueryStride + i]);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) sums[r][n] = fused(query, key[n], sums[r][n]);
+            for (int n = 0; n < N; ++n) sums[r][n] = fma_of(query, key[n], sums[r][n]);
         }
     }
 #pragma GCC unroll 16
@@ -138,11 +139,11 @@ QUIRE_INLINE void score_panel(const float* queries, const Keys<T>& block, float*
 
 template <int R, typename T>
 void score_lines(const float* queries, const Keys<T>& block, float* scores) {
-    constexpr int wide = kScoreVectors * kLanes;
+    constexpr int num_wide_slots = kScoreVectors * kLanes;
     int slot = 0;
-    for (; slot + wide <= block.num_slots; slot += wide)
-        score_panel<R, kScoreVectors>(queries, block.from(slot), scores + slot);
-    if (slot < block.num_slots) score_panel<R, 1>(queries, block.from(slot), scores + slot);
+    for (; slot + num_wide_slots <= block.num_slots; slot += num_wide_slots)
+        score_panel<R, kScoreVectors>(queries, block.tail(slot), scores + slot);
+    if (slot < block.num_slots) score_panel<R, 1>(queries, block.tail(slot), scores + slot);
 }
 
 // Computes scores of up to `count` lines: kScoreRows lines, or at most eight. Returns the number of computed lines.
@@ -162,19 +163,19 @@ QUIRE_INLINE F tanh_of(F x) {
     return x < 0.0f ? -y : y;
 }
 
-// e^x by the polynomial of `exp_of`, with fused operations for speed: after products, weights take most of the time.
+// e^x by the polynomial of `exp_of`, with fused operations, because it takes much of the time.
 QUIRE_INLINE F weight_of(F x) {
     typedef Lanes<kLanes>::U U;
     const F round = splat<kLanes>(12582912.0f), one = splat<kLanes>(1.0f);
-    const F shifted = fused(x, splat<kLanes>(1.44269504088896341f), round);
+    const F shifted = fma_of(x, splat<kLanes>(1.44269504088896341f), round);
     const F n = shifted - round;
-    const F r = fused(n, splat<kLanes>(2.12194440e-4f), fused(n, splat<kLanes>(-0.693359375f), x));
-    F y = fused(r, splat<kLanes>(1.9875691500e-4f), splat<kLanes>(1.3981999507e-3f));
-    y = fused(y, r, splat<kLanes>(8.3334519073e-3f));
-    y = fused(y, r, splat<kLanes>(4.1665795894e-2f));
-    y = fused(y, r, splat<kLanes>(1.6666665459e-1f));
-    y = fused(y, r, splat<kLanes>(5.0000001201e-1f));
-    y = fused(fused(y, r, one), r, one);
+    const F r = fma_of(n, splat<kLanes>(2.12194440e-4f), fma_of(n, splat<kLanes>(-0.693359375f), x));
+    F y = fma_of(r, splat<kLanes>(1.9875691500e-4f), splat<kLanes>(1.3981999507e-3f));
+    y = fma_of(y, r, splat<kLanes>(8.3334519073e-3f));
+    y = fma_of(y, r, splat<kLanes>(4.1665795894e-2f));
+    y = fma_of(y, r, splat<kLanes>(1.6666665459e-1f));
+    y = fma_of(y, r, splat<kLanes>(5.0000001201e-1f));
+    y = fma_of(fma_of(y, r, one), r, one);
     const U power = ((U)shifted - (0x4B400000u - 127u)) << 23;
     return x < -87.336f ? F{} : y * (F)power;
 }
@@ -185,23 +186,23 @@ QUIRE_INLINE void scale_by(float* numbers, int size, float factor) {
 
 // In lane l, the maximum of lanes l and l ^ Step of one vector: of `one` if bit Step of l is clear, else of `other`.
 template <int Step>
-QUIRE_INLINE F larger_across(F one, F other) {
-    F own, turned;
+QUIRE_INLINE F max_across(F a, F b) {
+    F same_lane, other_lane;
 #if defined(__clang__)
     for (int l = 0; l < kLanes; ++l) {
-        own[l] = l & Step ? other[l] : one[l];
-        turned[l] = l & Step ? other[l ^ Step] : one[l ^ Step];
+        same_lane[l] = l & Step ? b[l] : a[l];
+        other_lane[l] = l & Step ? b[l ^ Step] : a[l ^ Step];
     }
 #else
-    I at, across;
+    I same_index, other_index;
     for (int l = 0; l < kLanes; ++l) {
-        at[l] = l & Step ? l + kLanes : l;
-        across[l] = at[l] ^ Step;
+        same_index[l] = l & Step ? l + kLanes : l;
+        other_index[l] = same_index[l] ^ Step;
     }
-    own = __builtin_shuffle(one, other, at);
-    turned = __builtin_shuffle(one, other, across);
+    same_lane = __builtin_shuffle(a, b, same_index);
+    other_lane = __builtin_shuffle(a, b, other_index);
 #endif
-    return larger(turned, own);
+    return max_of(other_lane, same_lane);
 }
 
 // The maximum of all lanes, in every lane.
@@ -210,7 +211,7 @@ QUIRE_INLINE F max_in_all_lanes(F v) {
     if constexpr (Step == 0)
         return v;
     else
-        return max_in_all_lanes<Step / 2>(larger_across<Step>(v, v));
+        return max_in_all_lanes<Step / 2>(max_across<Step>(v, v));
 }
 
 // In lane l, the maximum of all lanes of vector l. Vectors are combined in pairs, first by halves of lanes:
@@ -222,7 +223,7 @@ QUIRE_INLINE F row_maxima(F* vectors) {
         return vectors[0];
     } else {
 #pragma GCC unroll 8
-        for (int i = 0; i < Step; ++i) vectors[i] = larger_across<Step>(vectors[i], vectors[i + Step]);
+        for (int i = 0; i < Step; ++i) vectors[i] = max_across<Step>(vectors[i], vectors[i + Step]);
         return row_maxima<Step / 2>(vectors);
     }
 }
@@ -232,7 +233,7 @@ QUIRE_INLINE F row_maxima(F* vectors) {
 QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, int end, int num_slots) {
     F top = splat<kLanes>(-kInfinity);
     if (begin == 0 && end == num_slots && call.softcap <= 0.0f) {  // most blocks: no mask and no softcap
-        for (int slot = 0; slot < num_slots; slot += kLanes) top = larger(load<kLanes>(scores + slot), top);
+        for (int slot = 0; slot < num_slots; slot += kLanes) top = max_of(load<kLanes>(scores + slot), top);
         return top;
     }
     I lane;
@@ -240,10 +241,10 @@ QUIRE_INLINE F top_lanes(const AttentionCall& call, float* scores, int begin, in
     for (int slot = 0; slot < num_slots; slot += kLanes) {
         F s = load<kLanes>(scores + slot);
         if (call.softcap > 0.0f) s = tanh_of(s / call.softcap) * call.softcap;
-        const I at = lane + slot;
-        s = ((at >= begin) & (at < end)) ? s : splat<kLanes>(-kInfinity);
+        const I index = lane + slot;
+        s = ((index >= begin) & (index < end)) ? s : splat<kLanes>(-kInfinity);
         store(scores + slot, s);
-        top = larger(s, top);
+        top = max_of(s, top);
     }
     return top;
 }
@@ -261,30 +262,30 @@ QUIRE_INLINE void accumulate_weights(float* weights, F total, float* totals, con
     store(totals, total);
 }
 
-QUIRE_INLINE void exp_scores(float* scores, F under, int num_slots) {
+QUIRE_INLINE void exp_scores(float* scores, F base, int num_slots) {
     for (int slot = 0; slot < num_slots; slot += kLanes)
-        store(scores + slot, weight_of(load<kLanes>(scores + slot) - under));
+        store(scores + slot, weight_of(load<kLanes>(scores + slot) - base));
 }
 
 // Online softmax of one line: converts scores to weights relative to the new peak, and rescales earlier sums if the
-// peak changed. For few lines: the peak seldom changes, and then no operation waits for the factor.
+// peak changed, which is rare. Used for few lines.
 QUIRE_INLINE void softmax_query(const AttentionCall& call, const TileScratch& work, int64_t line, const float* scales) {
     float *scores = work.weights + line * kWeightStride, *totals = work.totals + line * kLanes;
-    const F top = max_in_all_lanes(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
-    const F old = splat<kLanes>(work.peaks[line]), peak = larger(top, old), under = finite_max(peak);
+    const F block_peak = max_in_all_lanes(top_lanes(call, scores, work.begin[line], work.end[line], call.block_size));
+    const F old_peak = splat<kLanes>(work.peaks[line]), peak = max_of(block_peak, old_peak), base = finite_max(peak);
     F total = load<kLanes>(totals);
-    if (peak[0] != old[0]) {
-        const float factor = weight_of(old - under)[0];
+    if (peak[0] != old_peak[0]) {
+        const float factor = weight_of(old_peak - base)[0];
         scale_by(work.sums + line * call.value_size, call.value_size, factor);
         total = total * factor;
         work.peaks[line] = peak[0];
     }
-    exp_scores(scores, under, call.block_size);
+    exp_scores(scores, base, call.block_size);
     accumulate_weights(scores, total, totals, scales, call.block_size);
 }
 
-// Like softmax_query for up to kLanes lines, with equal bits, because a factor of exactly 1 changes nothing. To avoid
-// branches, peaks and factors of lines are computed as vectors, and earlier sums are rescaled when values are added.
+// Like softmax_query, for up to kLanes lines, with the same bits, because a factor of exactly 1 changes nothing. To
+// avoid branches, peaks and factors are computed as vectors, and earlier sums are rescaled when values are added.
 QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const float* scales,
                         int num_slots) {
     F tops[kLanes];
@@ -293,28 +294,28 @@ QUIRE_INLINE void softmax_queries(const AttentionCall& call, const TileScratch& 
         tops[l] = top_lanes(call, scores, work.begin[line + l], work.end[line + l], num_slots);
     }
     for (int l = count; l < kLanes; ++l) tops[l] = splat<kLanes>(-kInfinity);
-    float *peaks = work.peaks + line, *factors = work.factors + line, unders[kLanes];
-    const F old = load<kLanes>(peaks), peak = larger(row_maxima(tops), old), under = finite_max(peak);
+    float *peaks = work.peaks + line, *factors = work.factors + line, bases[kLanes];
+    const F old_peak = load<kLanes>(peaks), peak = max_of(row_maxima(tops), old_peak), base = finite_max(peak);
     store(peaks, peak);
-    store(unders, under);
-    store(factors, weight_of(old - under));
+    store(bases, base);
+    store(factors, weight_of(old_peak - base));
     for (int l = 0; l < count; ++l) {
         float *weights = work.weights + (line + l) * kWeightStride, *totals = work.totals + (line + l) * kLanes;
-        exp_scores(weights, splat<kLanes>(unders[l]), num_slots);
+        exp_scores(weights, splat<kLanes>(bases[l]), num_slots);
         accumulate_weights(weights, load<kLanes>(totals) * factors[l], totals, scales, num_slots);
     }
 }
 
-// The values of slots [begin, end) of a block, or some of their dimensions. `ahead` is the same position in the next
+// The values of slots [begin, end) of a block, or some of their dimensions. `next` is the same position in the next
 // block, or null. Sums are first multiplied with `factors` [line], unless null.
 template <typename T>
 struct Values {
     const T* values;
-    const T* ahead;
+    const T* next;
     int begin, end;
     const float* factors;
 
-    Values from(int at) const { return {values + at, moved(ahead, at), begin, end, factors}; }
+    Values tail(int dim) const { return {values + dim, advance_pointer(next, dim), begin, end, factors}; }
 };
 
 // Adds weighted values to the sums of R lines: N vectors of L lanes. Sums are stored in the order of `load_pair`;
@@ -332,16 +333,16 @@ QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, con
         for (int n = 0; n < N; ++n) total[r][n] = total[r][n] * block.factors[r];
     }
     const int64_t stride = call.value_size;
-    const T *values = block.values + block.begin * stride, *ahead = block.ahead;
+    const T *values = block.values + block.begin * stride, *next = block.next;
     for (int slot = block.begin; slot < block.end; ++slot, values += stride) {
         V value[N];
-        if (ahead != nullptr) prefetch_lines<N * L * sizeof(T)>(ahead + slot * stride);
+        if (next != nullptr) prefetch_lines<N * L * sizeof(T)>(next + slot * stride);
         load_vectors<N, L>(values, value);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const V weight = splat<L>(weights[r * kWeightStride + slot]);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) total[r][n] = fused(weight, value[n], total[r][n]);
+            for (int n = 0; n < N; ++n) total[r][n] = fma_of(weight, value[n], total[r][n]);
         }
     }
 #pragma GCC unroll 8
@@ -352,13 +353,13 @@ QUIRE_INLINE void sum_panel(const AttentionCall& call, const float* weights, con
 
 template <int R, typename T>
 void sum_lines(const AttentionCall& call, const float* weights, const Values<T>& block, float* sums) {
-    int at = 0;
-    for (; at + kSumVectors * kLanes <= call.value_size; at += kSumVectors * kLanes)
-        sum_panel<R, kSumVectors, kLanes>(call, weights, block.from(at), sums + at);
-    for (; at + kLanes <= call.value_size; at += kLanes)
-        sum_panel<R, 1, kLanes>(call, weights, block.from(at), sums + at);
+    int dim = 0;
+    for (; dim + kSumVectors * kLanes <= call.value_size; dim += kSumVectors * kLanes)
+        sum_panel<R, kSumVectors, kLanes>(call, weights, block.tail(dim), sums + dim);
+    for (; dim + kLanes <= call.value_size; dim += kLanes)
+        sum_panel<R, 1, kLanes>(call, weights, block.tail(dim), sums + dim);
     if constexpr (kLanes > kHeadStep)
-        if (at < call.value_size) sum_panel<R, 1, kHeadStep>(call, weights, block.from(at), sums + at);
+        if (dim < call.value_size) sum_panel<R, 1, kHeadStep>(call, weights, block.tail(dim), sums + dim);
 }
 
 template <typename T, int R = kSumRows>
@@ -370,20 +371,20 @@ void sum(int count, const AttentionCall& call, const TileScratch& work, int64_t 
     }
 }
 
-// Sums values of slots [block.begin, block.end) that some of the lines [line, line + count) do not attend to. Lines
-// with equal slots, such as all lines of a member, are processed together.
+// Sums the values of slots [block.begin, block.end), to which only some of the lines [line, line + count) attend.
+// Consecutive lines with equal slots, such as all lines of a member, are processed together.
 template <typename T>
 void sum_edges(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block) {
     for (int l = 0; l < count;) {
-        const int own = work.begin[line + l], stop = work.end[line + l], first = l;
-        while (l < count && work.begin[line + l] == own && work.end[line + l] == stop) ++l;
-        const int begin = own > block.begin ? own : block.begin, end = stop < block.end ? stop : block.end;
+        const int from = work.begin[line + l], to = work.end[line + l], first = l;
+        while (l < count && work.begin[line + l] == from && work.end[line + l] == to) ++l;
+        const int begin = from > block.begin ? from : block.begin, end = to < block.end ? to : block.end;
         if (begin < end) sum<T>(l - first, call, work, line + first, {block.values, nullptr, begin, end, nullptr});
     }
 }
 
-// Sums values for lines [line, line + count): slots that all lines attend to together, slots before and after them
-// separately, in slot order for each line. `num_prefetched` slots of the next block's values are already prefetched.
+// Sums values for lines [line, line + count): for all lines together where all attend to a slot, separately before and
+// after these slots; each line in slot order. `num_prefetched` slots of the next block's values are already prefetched.
 template <typename T>
 void sum_visible(const AttentionCall& call, const TileScratch& work, int64_t line, int count, const Values<T>& block,
                  int num_prefetched) {
@@ -398,9 +399,9 @@ void sum_visible(const AttentionCall& call, const TileScratch& work, int64_t lin
     if (begin > end) end = begin;
     if (block.begin < begin)
         sum_edges<T>(call, work, line, count, {block.values, nullptr, block.begin, begin, nullptr});
-    const int quiet = num_prefetched < begin ? begin : num_prefetched < end ? num_prefetched : end;
-    if (begin < quiet) sum<T>(count, call, work, line, {block.values, nullptr, begin, quiet, nullptr});
-    if (quiet < end) sum<T>(count, call, work, line, {block.values, block.ahead, quiet, end, nullptr});
+    const int split = num_prefetched < begin ? begin : num_prefetched < end ? num_prefetched : end;
+    if (begin < split) sum<T>(count, call, work, line, {block.values, nullptr, begin, split, nullptr});
+    if (split < end) sum<T>(count, call, work, line, {block.values, block.next, split, end, nullptr});
     if (end < block.end) sum_edges<T>(call, work, line, count, {block.values, nullptr, end, block.end, nullptr});
 }
 
@@ -410,8 +411,7 @@ struct Block {
     const T* values;
 };
 
-// With int8, the codes of a head's keys, and of its values, are followed by one float scale per slot. Per head, the
-// scales take as many bytes as four rows [slot] of codes.
+// With int8, a head's codes are followed by one float scale per slot: as many bytes as four rows [slot] of codes.
 template <typename T>
 constexpr int kScaleRows = is_quantized<T> ? 4 : 0;
 
@@ -425,42 +425,42 @@ QUIRE_INLINE Block<T> block_of(const AttentionCall& call, int head, int32_t bloc
 }
 
 template <typename T>
-QUIRE_INLINE const float* scales_behind(const T* codes, int64_t count) {
+QUIRE_INLINE const float* scales_after_codes(const T* codes, int64_t count) {
     return is_quantized<T> ? reinterpret_cast<const float*>(codes + count) : nullptr;
 }
 
-// The number of slots up to the last that any of these lines attends to, rounded up to whole vectors.
-QUIRE_INLINE int slots_seen(const TileScratch& work, int64_t line, int64_t count) {
+// The number of slots up to the last slot that any of these lines attends to, rounded up to a multiple of kLanes.
+QUIRE_INLINE int num_visible_slots(const TileScratch& work, int64_t line, int64_t count) {
     int end = 0;
     for (int64_t l = line; l < line + count; ++l) end = work.end[l] > end ? work.end[l] : end;
     return (end + kLanes - 1) / kLanes * kLanes;
 }
 
-// Processes a block for lines [line, line + count), each of which attends to some of its slots. If there are few lines,
-// all slots are processed, so that the whole `next` block is prefetched.
+// Processes a block for lines [line, line + count), each of which attends to some of its slots. With few lines, all
+// slots are processed, so that all of the `next` block is prefetched.
 template <typename T>
-void meet(const AttentionCall& call, const TileScratch& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
-    const bool is_few = count < kFewLines;
-    const int size = call.block_size, num_slots = is_few ? size : slots_seen(work, line, count);
-    Keys<T> keys = {block.keys, next.keys, scales_behind(block.keys, int64_t{size} * call.key_size),
+void attend_block(const AttentionCall& call, const TileScratch& work, int64_t line, int64_t count, Block<T> block, Block<T> next) {
+    const bool has_few_lines = count < kFewLines;
+    const int size = call.block_size, num_slots = has_few_lines ? size : num_visible_slots(work, line, count);
+    Keys<T> keys = {block.keys, next.keys, scales_after_codes(block.keys, int64_t{size} * call.key_size),
                     call.key_size, size, num_slots};
-    for (int64_t at = line; at < line + count; keys.ahead = nullptr)
-        at += score<T>(line + count - at, work.queries + at * kQueryStride, keys, work.weights + at * kWeightStride);
-    const float* scales = scales_behind(block.values, int64_t{size} * call.value_size);
+    for (int64_t l = line; l < line + count; keys.next = nullptr)
+        l += score<T>(line + count - l, work.queries + l * kQueryStride, keys, work.weights + l * kWeightStride);
+    const float* scales = scales_after_codes(block.values, int64_t{size} * call.value_size);
     int num_prefetched = 0;
-    for (int64_t at = line; at < line + count && is_few; ++at) {
+    for (int64_t l = line; l < line + count && has_few_lines; ++l) {
         for (int slot = 0; slot < kSlotsPrefetchedPerQuery && next.values != nullptr; ++slot, ++num_prefetched)
-            for (int of = 0; of < call.value_size; of += 64 / int(sizeof(T)))
-                prefetch_lines<64>(next.values + int64_t{num_prefetched} * call.value_size + of);
-        softmax_query(call, work, at, scales);
+            for (int offset = 0; offset < call.value_size; offset += 64 / int(sizeof(T)))
+                prefetch_lines<64>(next.values + int64_t{num_prefetched} * call.value_size + offset);
+        softmax_query(call, work, l, scales);
     }
-    for (int64_t at = line; at < line + count && !is_few; at += kLanes)
-        softmax_queries(call, work, at, line + count - at < kLanes ? int(line + count - at) : kLanes, scales, num_slots);
+    for (int64_t l = line; l < line + count && !has_few_lines; l += kLanes)
+        softmax_queries(call, work, l, line + count - l < kLanes ? int(line + count - l) : kLanes, scales, num_slots);
     Values<T> values = {block.values, next.values, 0, size, nullptr};
-    for (int64_t at = line; at < line + count; at += kSumRows, values.ahead = nullptr) {
-        const int64_t left = line + count - at;
-        values.factors = is_few ? nullptr : work.factors + at;
-        sum_visible<T>(call, work, at, left < kSumRows ? int(left) : kSumRows, values, num_prefetched);
+    for (int64_t l = line; l < line + count; l += kSumRows, values.next = nullptr) {
+        const int64_t num_left = line + count - l;
+        values.factors = has_few_lines ? nullptr : work.factors + l;
+        sum_visible<T>(call, work, l, num_left < kSumRows ? int(num_left) : kSumRows, values, num_prefetched);
     }
 }
 

@@ -19,24 +19,24 @@ struct WorkItems {
     const int32_t* tables;
 };
 
-// Fills `members` (one per row) and `tiles` (at most one per row), most expensive first; returns the number of tiles.
-int64_t make_tiles(const WorkItems& items, int block_size, int group, TileRow* members, QueryTile* tiles);
+// Fills `members` (one per row) and `tiles`, those with most work first; returns the number of tiles.
+int64_t make_tiles(const WorkItems& items, int block_size, int heads_per_kv, TileRow* members, QueryTile* tiles);
 
-// Slices and scratch memory of an attention call. Sets these fields of the call (all others are already set) and owns
-// the memory. A tile with several segments that is large for a thread's share is split into one slice per segment.
-class AttentionMemory {
+// Slices and scratch memory of an attention call. The constructor sets the fields of the call that point to them; all
+// other fields must be set. A tile with more work than a thread's share allows is split into one slice per segment.
+class AttentionScratch {
   public:
-    explicit AttentionMemory(AttentionCall& call);
+    explicit AttentionScratch(AttentionCall& call);
 
   private:
     struct FreeDeleter {
         void operator()(char* memory) const { std::free(memory); }
     };
-    std::vector<TileSlice> pieces_;
+    std::vector<TileSlice> slices_;
     std::unique_ptr<char, FreeDeleter> memory_;
 };
 
-// An upper bound of the record bytes of any such call; it exists because the number of tiles above a share is limited.
-int64_t most_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens);
+// An upper bound of the bytes of the records (partial results of split tiles) of a call over up to `num_tokens` tokens.
+int64_t max_record_bytes(int num_heads, int num_kv_heads, int value_size, int num_threads, int64_t num_tokens);
 
 }  // namespace quire

@@ -1,4 +1,4 @@
-// Measures the memory read bandwidth of this machine, the upper bound (roof) for decode attention.
+// Reads and sums memory, for measuring the read bandwidth of this machine: the upper bound (roof) of decode attention.
 #include "common/simd.isa.hpp"
 
 namespace quire::QUIRE_ISA {
@@ -9,16 +9,16 @@ constexpr int64_t kChunk = 1 << 20;
 
 double sum_chunk(const float* numbers, int64_t size) {
     F sums[8] = {};
-    int64_t at = 0;
-    for (; at + 8 * kLanes <= size; at += 8 * kLanes)
+    int64_t index = 0;
+    for (; index + 8 * kLanes <= size; index += 8 * kLanes)
 #pragma GCC unroll 8
         for (int n = 0; n < 8; ++n) {
-            __builtin_prefetch(numbers + at + n * kLanes + 1024, 0, 2);
-            sums[n] = sums[n] + load<kLanes>(numbers + at + n * kLanes);
+            __builtin_prefetch(numbers + index + n * kLanes + 1024, 0, 2);
+            sums[n] = sums[n] + load<kLanes>(numbers + index + n * kLanes);
         }
     double total = 0.0;
     for (int n = 0; n < 8; ++n) total += sum_lanes<kLanes>(sums[n]);
-    for (; at < size; ++at) total += numbers[at];
+    for (; index < size; ++index) total += numbers[index];
     return total;
 }
 
@@ -30,8 +30,8 @@ double read_sum(const void* data, int64_t num_bytes, int num_threads) {
     double total = 0.0;
 #pragma omp parallel for schedule(static) num_threads(num_threads) reduction(+ : total)
     for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-        const int64_t left = size - chunk * per_chunk;
-        total += sum_chunk(numbers + chunk * per_chunk, left < per_chunk ? left : per_chunk);
+        const int64_t remaining = size - chunk * per_chunk;
+        total += sum_chunk(numbers + chunk * per_chunk, remaining < per_chunk ? remaining : per_chunk);
     }
     return total;
 }

@@ -1,4 +1,4 @@
-// Selects kernels by the CPU's features. To add a build: declare its kernels, add it to choose() and kernels_named().
+// Selects kernels by the CPU's features. To add a build, declare its kernels and add it to the two lists of names.
 #include "builds/dispatch.hpp"
 #ifdef QUIRE_HAS_amx
 #include "products/amx.hpp"
@@ -72,52 +72,52 @@ namespace {
 #endif
 }
 
-// The instruction set in QUIRE_INSTRUCTION_SET; null for the best one: the variable is unset, empty or "auto".
-const char* forced_set() {
-    const char* wanted = std::getenv("QUIRE_INSTRUCTION_SET");
-    const bool is_free = wanted == nullptr || *wanted == '\0' || std::strcmp(wanted, "auto") == 0;
-    return is_free ? nullptr : wanted;
+// Returns the value of QUIRE_INSTRUCTION_SET; null (use the best instruction set) if it is unset, empty or "auto".
+const char* requested_instruction_set() {
+    const char* requested = std::getenv("QUIRE_INSTRUCTION_SET");
+    const bool is_auto = requested == nullptr || *requested == '\0' || std::strcmp(requested, "auto") == 0;
+    return is_auto ? nullptr : requested;
 }
 
-const Kernels* choose() {
-    const char* wanted = forced_set();
+const Kernels* choose_kernels() {
+    const char* requested = requested_instruction_set();
     std::string usable;
     for (const char* isa : {"avx512vnni", "avx512", "avxvnni", "avx2", "neondot", "portable"}) {
-        const Kernels* found = kernels_named(isa);
-        if (found != nullptr && (wanted == nullptr || std::strcmp(isa, wanted) == 0)) return found;
-        if (found != nullptr) usable += std::string(usable.empty() ? "" : ", ") + isa;
+        const Kernels* kernels = kernels_named(isa);
+        if (kernels != nullptr && (requested == nullptr || std::strcmp(isa, requested) == 0)) return kernels;
+        if (kernels != nullptr) usable += std::string(usable.empty() ? "" : ", ") + isa;
     }
-    throw std::runtime_error("expected an instruction set of this processor, " + usable + ", got " + wanted);
+    throw std::runtime_error("expected an instruction set of this processor, " + usable + ", got " + requested);
 }
 
 // AMX tiles are used for bf16 weights unless QUIRE_INSTRUCTION_SET selects a build.
 [[maybe_unused]] bool runs_amx() {
 #ifdef QUIRE_HAS_amx
-    return forced_set() == nullptr && runs_avx512() && amx::allow();
+    return requested_instruction_set() == nullptr && runs_avx512() && amx::request_permission();
 #else
     return false;
 #endif
 }
 
-const Products* choose_products(WeightType type) {
-    if (type == WeightType::float32) return chosen_kernels().float32;
+const MatmulKernels* choose_matmul(WeightType type) {
+    if (type == WeightType::float32) return active_kernels().float32;
 #ifdef QUIRE_HAS_amx
-    if (has_amx()) return &amx::products_bfloat16;
+    if (has_amx()) return &amx::matmul_bfloat16;
 #endif
-    return chosen_kernels().bfloat16;
+    return active_kernels().bfloat16;
 }
 
 }  // namespace
 
 bool has_amx() {
-    static const bool has = runs_amx();
-    return has;
+    static const bool is_usable = runs_amx();
+    return is_usable;
 }
 
-const Products& chosen_products(WeightType type) {
-    static const Products* const chosen[] = {choose_products(WeightType::float32),
-                                             choose_products(WeightType::bfloat16)};
-    return *chosen[static_cast<int>(type)];
+const MatmulKernels& active_matmul(WeightType type) {
+    static const MatmulKernels* const by_type[] = {choose_matmul(WeightType::float32),
+                                             choose_matmul(WeightType::bfloat16)};
+    return *by_type[static_cast<int>(type)];
 }
 
 const Kernels* kernels_named(const char* isa) {
@@ -139,9 +139,9 @@ const Kernels* kernels_named(const char* isa) {
     return std::strcmp(isa, "portable") == 0 ? &portable::kernels : nullptr;
 }
 
-const Kernels& chosen_kernels() {
-    static const Kernels* const chosen = choose();
-    return *chosen;
+const Kernels& active_kernels() {
+    static const Kernels* const kernels = choose_kernels();
+    return *kernels;
 }
 
 }  // namespace quire

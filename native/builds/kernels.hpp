@@ -28,8 +28,8 @@ struct TileRow {
     int32_t table;
 };
 
-// A tile: rows (members) that read KV blocks together. First all rows read the `num_shared` leading blocks, which are
-// common to all block tables of the tile; then each row reads the other blocks of its own table.
+// A tile: rows, its members, that read KV blocks together. First all read the `num_shared` leading blocks, which are
+// common to all block tables of the tile; then each member reads the other blocks of its own table.
 struct QueryTile {
     int32_t first_member;
     int32_t num_members;
@@ -67,32 +67,32 @@ struct AttentionCall {
     int64_t num_tiles;
     int64_t num_rows;        // rows with a member
     int64_t num_padded_rows; // rows of out; rows from num_rows on are set to zero
-    int window;              // sliding window: the last positions that a row attends to, its own included; -1: all
+    int window;              // sliding window: number of positions that a row attends to, with its own; -1: all
     float scale;
     float softcap;           // 0: none
     int num_threads;         // maximum
     const float* sinks = nullptr;  // [head]: attention sinks, an additional score per row that has no value; or null
     // Set by query_tiles.hpp:
-    const TileSlice* pieces = nullptr;
-    int64_t num_pieces = 0;
+    const TileSlice* slices = nullptr;
+    int64_t num_slices = 0;
     char* scratch = nullptr;       // scratch_bytes per thread, aligned to 64
     int64_t scratch_bytes = 0;
     float* records = nullptr;      // [split tile, kv head, segment, line, value size + 2]
     int32_t* remaining = nullptr;  // [split tile, head]: segments not yet done; reset to all segments between calls
 };
 
-// Adds the output of a layer to the residual: residual = (residual + norm(added) * added_scale) * scale.
+// Adds the output of a layer to the residual: residual = (residual + norm(delta) * delta_scale) * scale.
 struct ResidualCall {
-    float* added;  // [row, size]; normalized in place
+    float* delta;  // [row, size]: output of the layer; normalized in place
     float* residual;
-    const float* weight;  // norm weight of `added`; null: `added` is not normalized
+    const float* weight;  // norm weight of `delta`; null: `delta` is not normalized
     int64_t size;
-    float eps, added_scale, scale;
+    float eps, delta_scale, scale;
 };
 
 struct NormCall {
-    const float* added;  // [row, size], or null: nothing is added before the norm
-    float* residual;     // [row, size]; residual += added
+    const float* delta;  // [row, size]: added to the residual before the norm; null: nothing is added
+    float* residual;     // [row, size]
     const float* weight;  // null: out is the residual, not normalized
     float* out;
     int64_t num_rows, size;
@@ -108,7 +108,7 @@ struct HeadNorm {
 struct RopeCall {
     const float* qkv;  // [row, heads + kv heads, key size], and from `value_at` on [kv heads, value size]
     int64_t qkv_stride;
-    int64_t value_at;  // equal to the offset of the keys if values are the keys before their norm
+    int64_t value_offset;  // equal to the offset of the keys if values are the keys before their norm
     const float* cos;  // [row, key size], row stride `angle_stride`
     const float* sin;
     int64_t angle_stride;
@@ -144,7 +144,7 @@ struct GateCall {
 };
 
 // out = sum over i < count of parts[indices[i]] * weights[i], in this order.
-struct MixCall {
+struct WeightedSumCall {
     const float* parts;      // [part, size]
     const int32_t* indices;  // rows of `parts`
     const float* weights;
@@ -169,7 +169,7 @@ struct ArgmaxCall {
 
 class TeamThread;  // team.hpp
 
-constexpr int64_t kElementsPerTask = 1024;  // elements of a row per task, in cheap elementwise work
+constexpr int64_t kElementsPerTask = 1024;  // elements of a row per task, for elementwise kernels
 
 enum class WeightType : int { float32 = 0, bfloat16 = 1 };
 
@@ -180,7 +180,7 @@ struct PackCall {
     int num_threads;
 };
 
-struct ProductCall {
+struct MatmulCall {
     const float* rows;  // [row, in]
     int64_t row_stride;
     const void* packed;
@@ -200,46 +200,46 @@ struct GatherCall {
     float* out;  // [index, in]
 };
 
-// Matrix products with weights of one type. The packed layout is private to the functions of one `Products`.
+// Matrix products of float rows with weights of one type. Only the functions of one table know its packed layout.
 //
-// Rows are multiplied after their conversion in the scratch memory, if needed, of inputs [first, end) of a row per
-// call; `first` is a multiple of kElementsPerTask, and `end` too, unless it is the end of the row.
-struct Products {
+// Some kernels first convert the rows into the scratch memory. One call of convert_input_row converts the inputs
+// [first, end) of a row; `first` is a multiple of kElementsPerTask, and so is `end`, unless it is the end of the row.
+struct MatmulKernels {
     int64_t (*packed_bytes)(int64_t num_out, int64_t num_in);
     int64_t (*scratch_bytes)(int64_t num_rows, int64_t num_in);
     void (*pack)(const PackCall&);
-    int64_t (*num_converted_rows)(const ProductCall&);  // rows in the scratch memory; 0: rows are not converted
-    void (*convert_input_row)(const ProductCall&, int64_t row, int64_t first, int64_t end);
-    int64_t (*num_tasks)(const ProductCall&);  // tasks of the second phase; each reads a part of the weight
-    void (*multiply)(const ProductCall&, int64_t task);
+    int64_t (*num_converted_rows)(const MatmulCall&);  // number of rows to convert; 0: none
+    void (*convert_input_row)(const MatmulCall&, int64_t row, int64_t first, int64_t end);
+    int64_t (*num_tasks)(const MatmulCall&);  // tasks of the second phase; each reads a part of the weight
+    void (*multiply)(const MatmulCall&, int64_t task);
     void (*rows)(const GatherCall&);
 };
 
-// A row of logits from which a token is sampled, as float (`narrow`) or double (`wide`): one of the pointers is null.
+// A row of logits from which a token is sampled, either as floats or as doubles; the other pointer is null.
 struct LogitRow {
-    const float* narrow;
-    const double* wide;
+    const float* floats;
+    const double* doubles;
     int64_t size;
 };
 
-// heated = (in - peak) / temperature, out = exp(heated).
+// Softmax without its division: exponents = (in - peak) / temperature, out = exp(exponents).
 struct SoftmaxCall {
     LogitRow in;
     double peak, temperature;
-    double* heated;  // null: not needed
+    double* exponents;  // null: not needed
     double* out;
 };
 
-// Selects values >= `least` with their indices, and returns their number. `picked` and `places` have `size` elements.
+// Copies the elements of `in` that are >= `minimum` to `values`, and their positions to `indices` (both [size]).
 struct FilterCall {
     const double* in;
     int64_t size;
-    double least;
-    double* picked;
-    int64_t* places;
+    double minimum;
+    double* values;
+    int64_t* indices;
 };
 
-struct PanelProducts;  // panel_products.hpp
+struct PanelKernels;   // panel_calls.hpp
 struct RecurrentCall;  // recurrent.hpp
 
 // One build of all kernels, for one instruction set. A kernel with a TeamThread parameter is called by all threads of
@@ -251,25 +251,25 @@ struct Kernels {
     void (*rope_row)(const RopeCall&, int64_t row);
     void (*add_residual_row)(const ResidualCall&, int64_t row);
     void (*gate_part)(const GateCall&, int64_t row, int64_t first, int64_t end);
-    void (*mix)(const MixCall&);
+    void (*weighted_sum)(const WeightedSumCall&);
     void (*logit_part)(const LogitCall&, int64_t row, int64_t first, int64_t end);
     void (*argmax_row)(const ArgmaxCall&, int64_t row);
-    void (*conv1d)(const RecurrentCall&, int64_t run, int64_t first, int64_t end);  // channels
+    void (*conv1d)(const RecurrentCall&, int64_t run, int64_t first, int64_t end);  // channels [first, end)
     void (*compute_decays)(const RecurrentCall&, int64_t row);
     void (*scan_run)(const RecurrentCall&, int64_t run, int64_t head, int64_t block);  // block of columns
     void (*norm_and_gate_row)(const RecurrentCall&, int64_t row);
-    void (*apply_output_gate)(const float* gates, float* answers, int64_t size);  // answers *= sigmoid(gates)
+    void (*apply_output_gate)(const float* gates, float* outputs, int64_t size);  // outputs *= sigmoid(gates)
     void (*exp)(const float* in, float* out, int64_t size);
     void (*exp_double)(const double* in, double* out, int64_t size);
-    double (*largest)(const LogitRow&);
+    double (*max_logit)(const LogitRow&);
     void (*exp_scaled)(const SoftmaxCall&);
-    int64_t (*pick)(const FilterCall&);
+    int64_t (*filter)(const FilterCall&);
     double (*read_sum)(const void* data, int64_t num_bytes, int num_threads);
-    const Products *float32, *bfloat16;  // by the type of the weights
-    const PanelProducts* panels;
+    const MatmulKernels *float32, *bfloat16;  // for weights of this type
+    const PanelKernels* panels;
 };
 
-// Bounds of head sizes. Kernels support vectors of 8 or 16 elements and no remainder other than 8.
+// Bounds of head sizes, which are multiples of kHeadStep: a vector has at most 16 elements, so the remainder is 0 or 8.
 constexpr int kMinHeadSize = 32, kMaxHeadSize = 512, kHeadStep = 8;
 
 }  // namespace quire

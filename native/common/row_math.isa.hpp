@@ -1,5 +1,5 @@
-// Functions of rows and of vectors that several kernels use. Included like simd.isa.hpp, and in the namespace of the
-// build for the same reason.
+// Functions of rows and of vectors that several kernels use. As in simd.isa.hpp, all definitions are in the namespace
+// of the build, so that the linker keeps the copies of all builds.
 #pragma once
 
 #include "common/simd.isa.hpp"
@@ -9,19 +9,19 @@ namespace {
 
 typedef Lanes<kLanes>::F F;
 
-// Adds vectors to four sums in turn, then adds the four sums, then their lanes.
+// Adds vectors to four partial sums in turn, then adds the four partial sums, then the lanes of the result.
 QUIRE_INLINE float sum_of_squares(const float* numbers, int64_t size) {
     F sums[4] = {};
-    int64_t at = 0;
-    for (; at + 4 * kLanes <= size; at += 4 * kLanes)
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= size; i += 4 * kLanes)
 #pragma GCC unroll 4
         for (int n = 0; n < 4; ++n) {
-            const F v = load<kLanes>(numbers + at + n * kLanes);
-            sums[n] = fused(v, v, sums[n]);
+            const F v = load<kLanes>(numbers + i + n * kLanes);
+            sums[n] = fma_of(v, v, sums[n]);
         }
-    for (int n = 0; at < size; at += kLanes, ++n) {
-        const F v = at + kLanes <= size ? load<kLanes>(numbers + at) : load_part<kLanes>(numbers + at, size - at);
-        sums[n] = fused(v, v, sums[n]);
+    for (int n = 0; i < size; i += kLanes, ++n) {
+        const F v = i + kLanes <= size ? load<kLanes>(numbers + i) : load_part<kLanes>(numbers + i, size - i);
+        sums[n] = fma_of(v, v, sums[n]);
     }
     return sum_lanes<kLanes>((sums[0] + sums[1]) + (sums[2] + sums[3]));
 }

@@ -40,7 +40,7 @@ typedef uint16_t bf16;
 
 template <int N>
 QUIRE_INLINE typename Lanes<N>::F splat(float x) {
-    return x - typename Lanes<N>::F{};  // minus, because -0 plus 0 is not -0
+    return x - typename Lanes<N>::F{};  // minus, because -0 + 0 would be +0
 }
 
 template <int N>
@@ -70,11 +70,11 @@ QUIRE_INLINE typename Lanes<N>::F load_halves(const void* from) {
     }
 #elif defined(__F16C__)
     if constexpr (N == 16) {
-        F both;
+        F result;
         const auto low = load_halves<8>(from), high = load_halves<8>(static_cast<const char*>(from) + 16);
-        __builtin_memcpy(&both, &low, sizeof low);
-        __builtin_memcpy(reinterpret_cast<char*>(&both) + sizeof low, &high, sizeof high);
-        return both;
+        __builtin_memcpy(&result, &low, sizeof low);
+        __builtin_memcpy(reinterpret_cast<char*>(&result) + sizeof low, &high, sizeof high);
+        return result;
     }
     if constexpr (N == 8) return (F)_mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
 #endif
@@ -119,23 +119,23 @@ template <typename T>
 constexpr bool is_quantized = sizeof(T) == 1;
 
 template <int N>
-QUIRE_INLINE void load_pair(const float* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
-    one = load<N>(from);
-    other = load<N>(from + N);
+QUIRE_INLINE void load_pair(const float* from, typename Lanes<N>::F& first, typename Lanes<N>::F& second) {
+    first = load<N>(from);
+    second = load<N>(from + N);
 }
 
 template <int N>
 QUIRE_INLINE void load_pair(const bf16* from, typename Lanes<N>::F& even, typename Lanes<N>::F& odd) {
-    typename Lanes<N>::U both;  // little-endian: the even index is the low half
-    __builtin_memcpy(&both, from, sizeof both);
-    even = (typename Lanes<N>::F)(both << 16);
-    odd = (typename Lanes<N>::F)(both & 0xFFFF0000u);
+    typename Lanes<N>::U pairs;  // little-endian: the even index is the low half
+    __builtin_memcpy(&pairs, from, sizeof pairs);
+    even = (typename Lanes<N>::F)(pairs << 16);
+    odd = (typename Lanes<N>::F)(pairs & 0xFFFF0000u);
 }
 
 template <int N>
-QUIRE_INLINE void load_pair(const int8_t* from, typename Lanes<N>::F& one, typename Lanes<N>::F& other) {
-    one = load<N>(from);
-    other = load<N>(from + N);
+QUIRE_INLINE void load_pair(const int8_t* from, typename Lanes<N>::F& first, typename Lanes<N>::F& second) {
+    first = load<N>(from);
+    second = load<N>(from + N);
 }
 
 template <int N>
@@ -161,7 +161,7 @@ QUIRE_INLINE void interleave(typename Lanes<N>::F& even, typename Lanes<N>::F& o
 
 // Forces the compiler to keep a loaded vector in a register instead of loading it again for each use.
 template <typename V>
-QUIRE_INLINE V held(V v) {
+QUIRE_INLINE V pin(V v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
 #elif defined(__x86_64__)
@@ -180,16 +180,16 @@ QUIRE_INLINE void store(float* to, V v) {
 // Loads the first `count` of N lanes and sets the others to zero, so that a remainder is computed like a full vector.
 template <int N>
 QUIRE_INLINE typename Lanes<N>::F load_part(const float* from, int64_t count) {
-    float all[N] = {};
-    for (int64_t i = 0; i < count; ++i) all[i] = from[i];
-    return load<N>(all);
+    float lanes[N] = {};
+    for (int64_t i = 0; i < count; ++i) lanes[i] = from[i];
+    return load<N>(lanes);
 }
 
 template <typename V>
 QUIRE_INLINE void store_part(float* to, V v, int64_t count) {
-    float all[sizeof(V) / 4];
-    store(all, v);
-    for (int64_t i = 0; i < count; ++i) to[i] = all[i];
+    float lanes[sizeof(V) / 4];
+    store(lanes, v);
+    for (int64_t i = 0; i < count; ++i) to[i] = lanes[i];
 }
 
 QUIRE_INLINE void put(float* to, float x) { *to = x; }
@@ -201,9 +201,9 @@ QUIRE_INLINE void put(bf16* to, float x) {
     *to = x != x ? 0x7FC0 : static_cast<bf16>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-// a * b + c, fused (one rounding) if the instruction set has it. The choice is fixed per build, so all rows are equal.
+// a * b + c, with one rounding if the instruction set has it. A build always does the same, so all rows are equal.
 template <typename V>
-QUIRE_INLINE V fused(V a, V b, V c) {
+QUIRE_INLINE V fma_of(V a, V b, V c) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(V) == 64) return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #endif
@@ -215,9 +215,9 @@ QUIRE_INLINE V fused(V a, V b, V c) {
     return a * b + c;
 }
 
-// The elementwise maximum of a and b; b if a or b is NaN.
+// The elementwise maximum of a and b; b where a or b is NaN.
 template <typename V>
-QUIRE_INLINE V larger(V a, V b) {
+QUIRE_INLINE V max_of(V a, V b) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(V) == 64) return (V)_mm512_maskz_max_ps(0xFFFF, (__m512)a, (__m512)b);
 #endif

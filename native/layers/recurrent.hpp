@@ -2,14 +2,14 @@
 // token by token; a state slot contains the states of all recurrent layers.
 //
 //     in         output of the input projection: gates, time steps, and the channels to convolve
-//     mixed      causal convolution of each channel over the last few tokens
+//     mixed      causal convolution of each channel over the last few tokens (taps)
 //     scanned    state = decay x state + key (x) change;  out = query . state
 //     out        normalized and gated, the input of the output projection
 //
 // Three kinds with similar computations:
 //
 //     delta         change = rate x (value - key . (decay x state))    gated delta nets
-//     space         change = rate x value                              Mamba-2: keys are B, queries C, rate is dt
+//     space         change = rate x value                              Mamba-2: keys are B, queries are C, rate is dt
 //     convolution   only the convolution, gated before and after       short convolutions
 //
 // The guarantee of kernels.hpp applies to tokens too: the update of a token reads only its row and the state before it,
@@ -24,7 +24,7 @@ enum class RecurrentKind : int64_t { none = 0, delta = 1, space = 2, convolution
 
 // A state is stored in blocks of columns: [head, columns / kColumns, key size, kColumns]. The last block is padded.
 constexpr int64_t kColumns = 32;
-constexpr int64_t kMostTaps = 8, kMostKeySize = 512;
+constexpr int64_t kMaxTaps = 8, kMaxKeySize = 512;
 
 // Every field is eight bytes wide, as in forward.hpp.
 struct Recurrent {
@@ -33,21 +33,21 @@ struct Recurrent {
     const float* tap_bias;   // [channel], or null
     const float* log_decay;  // [head]: negative
     const float* step_bias;  // [head]
-    const float* skip;       // [head], factors with which values are added to the output; or null
+    const float* skip;       // [head], factors of values that are added to the output; or null
     const float* norm;       // [out_size] if gated before the norm, else [norm_span]
     int64_t num_taps, num_channels;
     int64_t num_key_heads, num_heads, key_size, value_size;
     int64_t kv_heads_strided;  // true: value heads h, h + key heads, .. share key head h; false: consecutive heads
     // Offsets in a row of `in`; the last three in a row of `mixed`.
-    int64_t mixed_at, gate_offset, rate_at, dt_offset;
-    int64_t query_at, key_at, value_at;
+    int64_t mixed_offset, gate_offset, rate_offset, dt_offset;
+    int64_t query_offset, key_offset, value_offset;
     int64_t in_size, out_size;
     int64_t norm_span, is_gated_first;
-    int64_t history_at, state_at;  // offsets in a slot: inputs of earlier tokens [tap - 1, channel], and the state
-    double min_dt, most_step;
+    int64_t history_offset, state_offset;  // offsets in a slot: earlier inputs [tap - 1, channel], and the state
+    double min_dt, max_dt;
 };
 
-// One layer and a chunk of rows. A run is the rows of one sequence in this step; a chunk may contain only part of it.
+// One layer and a chunk of rows. A run is the rows of one sequence in this step; a chunk may contain a part of it.
 struct RecurrentCall {
     const Recurrent* layer;
     const float* in;  // [row of the chunk, in_size]

@@ -1,5 +1,5 @@
-// Decodes panels for kernels: to unsigned codes of one byte, in the order of dot products, and to float32 scales. So
-// only decoders depend on formats, and kernels do not.
+// Decodes panels for kernels: codes to one unsigned byte each, in the order of dot products, and scales to float32. So
+// only decoders depend on formats, not kernels.
 #pragma once
 
 #include "panels/format.hpp"
@@ -26,9 +26,9 @@ struct GroupRange {
 };
 
 struct Dequantizer {
-    void (*codes)(const GroupRange& span, GroupCodes* to);    // null: dense
-    void (*scales)(const GroupRange& span, GroupScales* to);  // null: dense
-    // Decodes to float32, [input][16]. The range counts inputs, not groups; for coded formats, whole groups.
+    void (*codes)(const GroupRange& span, GroupCodes* to);    // null for dense formats
+    void (*scales)(const GroupRange& span, GroupScales* to);  // null for dense formats
+    // Decodes to float32, [input][16]. The range counts inputs; for coded formats it must be whole groups.
     void (*widen)(const GroupRange& inputs, float* to);
 };
 

@@ -8,8 +8,7 @@
 // eight bits are stored as bit planes: the low four bits of vectors k and k + 4 share bytes, the higher bits follow.
 // A dense format stores one value after the other: [input][16]; bf16 stores pairs of inputs: [input / 2][16][2].
 //
-// The table of formats is used for packing, decoding and sizing. A weight is
-//
+// The table of formats is used for packing, decoding and sizing. A weight is one of
 //     scale * (code - offset)       Term::none       scale * code - minimum       Term::minimum
 //     scale * (code - zero)         Term::zero
 #pragma once
@@ -74,7 +73,7 @@ QUIRE_INLINE constexpr const FormatTraits& traits_of(Format format) { return kFo
 
 QUIRE_INLINE constexpr bool is_coded(Format format) { return traits_of(format).codes != Codes::dense; }
 
-// The values of the sixteen codes of a table format, with the format's offset added, so that they are unsigned.
+// The values of the sixteen codes of a table format; the format's offset is added, so that they are unsigned.
 constexpr uint8_t kTableIq4[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t kTableMxfp4[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
@@ -89,9 +88,9 @@ QUIRE_INLINE constexpr int largest_code(Format format) {
     return largest;
 }
 
-QUIRE_INLINE constexpr int64_t whole_lines(int64_t num_bytes) { return (num_bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
+QUIRE_INLINE constexpr int64_t pad_to_line(int64_t num_bytes) { return (num_bytes + kCacheLineBytes - 1) / kCacheLineBytes * kCacheLineBytes; }
 
-// Bytes of the scales of one super-block, group or external group of a panel.
+// Bytes per entry of a panel's scales: of one super-block (256 inputs), group (32) or external group.
 QUIRE_INLINE constexpr int64_t scale_step(Scales scales) {
     switch (scales) {
         case Scales::half: return 2 * kWidth;
@@ -126,12 +125,13 @@ struct PanelShape {
         return (num_in + size - 1) / size;
     }
 
-    QUIRE_INLINE constexpr int64_t codes_at() const { return whole_lines(num_scales() * scale_step(traits().scales)); }
+    QUIRE_INLINE constexpr int64_t codes_offset() const { return pad_to_line(num_scales()
+                                                                             * scale_step(traits().scales)); }
     // Bytes of the codes of one group (32 inputs).
     QUIRE_INLINE constexpr int64_t group_bytes() const { return traits().code_bits * kGroupInputs * kWidth / 8; }
-    // An odd number of cache lines, so that consecutive panels do not use the same cache sets.
+    // An odd number of cache lines, so that consecutive panels use different cache sets.
     QUIRE_INLINE constexpr int64_t panel_bytes() const {
-        return ((codes_at() + whole_lines(num_in * traits().code_bits * kWidth / 8)) / kCacheLineBytes | 1) * kCacheLineBytes;
+        return ((codes_offset() + pad_to_line(num_in * traits().code_bits * kWidth / 8)) / kCacheLineBytes | 1) * kCacheLineBytes;
     }
     QUIRE_INLINE constexpr int64_t packed_bytes() const { return num_panels() * panel_bytes(); }
 };

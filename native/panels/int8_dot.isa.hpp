@@ -3,7 +3,7 @@
 //
 //     kWordsPerGroup    32-bit words per group (32 inputs) of a row
 //     kCodeBias    subtracted from codes before multiplication, for instructions with signed operands
-//     kHasPairs    byte products are added in pairs in 16 bits with saturation, so only for small codes
+//     kHasPairs    pairs of byte products are added in 16 bits with saturation, so only for small codes
 #pragma once
 
 #include "common/simd.isa.hpp"
@@ -25,7 +25,7 @@ struct DotOperand {
     Words codes;
 };
 
-QUIRE_INLINE DotOperand four(Words codes) { return {held(codes)}; }
+QUIRE_INLINE DotOperand make_operand(Words codes) { return {pin(codes)}; }
 
 QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs) {
 #if defined(__AVX512VNNI__)
@@ -59,7 +59,7 @@ struct PairMath {
 #endif
     }
 
-    static QUIRE_INLINE Sums widened(Pairs pairs) {
+    static QUIRE_INLINE Sums widen(Pairs pairs) {
 #if defined(__AVX512BW__)
         return (Sums)_mm512_madd_epi16((__m512i)pairs, _mm512_set1_epi16(1));
 #else
@@ -72,9 +72,9 @@ struct DotOperand {
     Words even, odd;
 };
 
-QUIRE_INLINE DotOperand four(Words codes) { return {held(codes & 0x00FF00FFu), held(codes >> 8 & 0x00FF00FFu)}; }
+QUIRE_INLINE DotOperand make_operand(Words codes) { return {pin(codes & 0x00FF00FFu), pin(codes >> 8 & 0x00FF00FFu)}; }
 
-QUIRE_INLINE Sums by_pairs(Words codes, int32_t inputs) {
+QUIRE_INLINE Sums dot_pairs(Words codes, int32_t inputs) {
 #if defined(__AVX512BW__)
     return (Sums)_mm512_madd_epi16((__m512i)codes, _mm512_set1_epi32(inputs));
 #else
@@ -83,7 +83,7 @@ QUIRE_INLINE Sums by_pairs(Words codes, int32_t inputs) {
 }
 
 QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs) {
-    return sums + by_pairs(codes.even, inputs[0]) + by_pairs(codes.odd, inputs[1]);
+    return sums + dot_pairs(codes.even, inputs[0]) + dot_pairs(codes.odd, inputs[1]);
 }
 
 #elif defined(__ARM_FEATURE_DOTPROD)
@@ -94,7 +94,7 @@ struct DotOperand {
     Words codes;
 };
 
-QUIRE_INLINE DotOperand four(Words codes) { return {codes ^ 0x80808080u}; }
+QUIRE_INLINE DotOperand make_operand(Words codes) { return {codes ^ 0x80808080u}; }
 
 QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs) {
     return (Sums)vdotq_s32((int32x4_t)sums, (int8x16_t)codes.codes, vreinterpretq_s8_s32(vdupq_n_s32(*inputs)));
@@ -105,27 +105,27 @@ QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs)
 constexpr bool kHasPairs = false;
 constexpr int kWordsPerGroup = 8, kCodeBias = 0;
 struct DotOperand {
-    Sums each[4];
+    Sums codes[4];
 };
 
-QUIRE_INLINE DotOperand four(Words codes) {
+QUIRE_INLINE DotOperand make_operand(Words codes) {
     return {{(Sums)(codes & 255u), (Sums)(codes >> 8 & 255u), (Sums)(codes >> 16 & 255u), (Sums)(codes >> 24)}};
 }
 
 QUIRE_INLINE Sums dot(Sums sums, const DotOperand& codes, const int32_t* inputs) {
     int8_t input[4];
     __builtin_memcpy(input, inputs, 4);
-    for (int j = 0; j < 4; ++j) sums = sums + codes.each[j] * int32_t{input[j]};
+    for (int j = 0; j < 4; ++j) sums = sums + codes.codes[j] * int32_t{input[j]};
     return sums;
 }
 
 #endif
 
 // The number of vectors of product pairs that a format adds in 16 bits (a group has 8); 0: `dot` is used.
-constexpr int pairs_added(Format format) {
+constexpr int pair_limit(Format format) {
     if (!kHasPairs) return 0;
-    const int fit = INT16_MAX / (2 * kLargestInput * largest_code(format));
-    return fit >= 8 ? 8 : fit >= 4 ? 4 : fit >= 2 ? 2 : 0;
+    const int max_pairs = INT16_MAX / (2 * kLargestInput * largest_code(format));
+    return max_pairs >= 8 ? 8 : max_pairs >= 4 ? 4 : max_pairs >= 2 ? 2 : 0;
 }
 
 // Stores the inputs of a group in the word layout of `dot`, or as four bytes per word.

@@ -13,7 +13,7 @@ struct Block {
     uint8_t factors[16], minima[8];
 };
 
-uint16_t half_at(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
+uint16_t load_half(const uint8_t* from) { return static_cast<uint16_t>(from[0] | from[1] << 8); }
 
 void read_nibbles(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < 16; ++i) {
@@ -45,15 +45,15 @@ void read_six_bits(const uint8_t* from, Block& block) {
 }
 
 void read_q4_k(const uint8_t* from, Block& block) {
-    block.scale = half_at(from);
-    block.minimum = half_at(from + 2);
+    block.scale = load_half(from);
+    block.minimum = load_half(from + 2);
     read_six_bits(from + 4, block);
     for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 16 + 32 * quarter, block.codes + 64 * quarter);
 }
 
 void read_q5_k(const uint8_t* from, Block& block) {
-    block.scale = half_at(from);
-    block.minimum = half_at(from + 2);
+    block.scale = load_half(from);
+    block.minimum = load_half(from + 2);
     read_six_bits(from + 4, block);
     for (int quarter = 0; quarter < 4; ++quarter) read_halves(from + 48 + 32 * quarter, block.codes + 64 * quarter);
     for (int group = 0; group < 8; ++group)
@@ -70,13 +70,13 @@ void read_q6_k(const uint8_t* from, Block& block) {
                 codes[i] = static_cast<uint8_t>((low[i] >> quarter / 2 * 4 & 15) | (high[i] >> quarter * 2 & 3) << 4);
         }
     std::memcpy(block.factors, from + 192, 16);
-    block.scale = half_at(from + 208);
+    block.scale = load_half(from + 208);
 }
 
 void read_iq4_xs(const uint8_t* from, Block& block) {
-    block.scale = half_at(from);
+    block.scale = load_half(from);
     for (int group = 0; group < 8; ++group) {
-        const int low = from[4 + group / 2] >> group % 2 * 4 & 15, high = half_at(from + 2) >> 2 * group & 3;
+        const int low = from[4 + group / 2] >> group % 2 * 4 & 15, high = load_half(from + 2) >> 2 * group & 3;
         block.factors[group] = static_cast<uint8_t>((low | high << 4) - 32);
         read_nibbles(from + 8 + 16 * group, block.codes + kGroupInputs * group);
     }
@@ -105,11 +105,11 @@ void read_block(Format format, const uint8_t* from, Block& block) {
         case Format::iq4_xs: return read_iq4_xs(from, block);
         default: return;
     }
-    block.scale = format == Format::mxfp4 ? from[0] : half_at(from);
-    block.minimum = static_cast<uint16_t>(half_at(from + 2) ^ 0x8000);  // added in files, subtracted by kernels
+    block.scale = format == Format::mxfp4 ? from[0] : load_half(from);
+    block.minimum = static_cast<uint16_t>(load_half(from + 2) ^ 0x8000);  // added in files, subtracted by kernels
 }
 
-// Writes the 32 codes of one lane into a group, to each of its cache lines once.
+// Writes the 32 codes of one lane into a group; writes to each cache line once.
 template <int bits>
 void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
     uint32_t words[8];
@@ -128,48 +128,48 @@ void put_codes(uint8_t* group, int lane, const uint8_t* codes) {
     for (int line = 4; line < bits; ++line) put(line, high[line - 4]);
 }
 
-void put_half(uint8_t* at, int lane, uint16_t number) { std::memcpy(at + 2 * lane, &number, 2); }
+void put_half(uint8_t* target, int lane, uint16_t half) { std::memcpy(target + 2 * lane, &half, 2); }
 
-void put_scales(Scales scales, uint8_t* at, int lane, const Block& block) {
+void put_scales(Scales scales, uint8_t* target, int lane, const Block& block) {
     if (scales == Scales::power) {
-        at[lane] = static_cast<uint8_t>(block.scale);
+        target[lane] = static_cast<uint8_t>(block.scale);
         return;
     }
-    put_half(at, lane, block.scale);
-    at += 2 * kWidth;
+    put_half(target, lane, block.scale);
+    target += 2 * kWidth;
     if (scales == Scales::half_minimum || scales == Scales::super_minimum) {
-        put_half(at, lane, block.minimum);
-        at += 2 * kWidth;
+        put_half(target, lane, block.minimum);
+        target += 2 * kWidth;
     }
     if (!is_super(scales)) return;
     const int num_factors = scales == Scales::super_halves ? 16 : 8;
-    for (int i = 0; i < num_factors; ++i) at[i * kWidth + lane] = block.factors[i];
+    for (int i = 0; i < num_factors; ++i) target[i * kWidth + lane] = block.factors[i];
     if (scales == Scales::super_minimum)
-        for (int i = 0; i < 8; ++i) at[(8 + i) * kWidth + lane] = block.minima[i];
+        for (int i = 0; i < 8; ++i) target[(8 + i) * kWidth + lane] = block.minima[i];
 }
 
-// Packs the rows of a file into the lanes of a panel. For each block all lanes are written, so that the target cache
-// lines stay in the L1 cache until they are complete.
+// Packs the rows of a file into the lanes of a panel, block by block for all lanes, so that the written cache lines
+// stay in the L1 cache until they are complete.
 template <Format format>
 void pack_blocks(const PanelShape& shape, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes) {
     constexpr FormatTraits traits = traits_of(format);
     constexpr int num_groups = traits.file_inputs / kGroupInputs;
     const int64_t group_bytes = shape.group_bytes();
-    uint8_t* codes = panel + shape.codes_at();
+    uint8_t* codes = panel + shape.codes_offset();
     Block block = {};
-    for (int64_t at = 0; at < shape.num_in / traits.file_inputs; ++at)
+    for (int64_t index = 0; index < shape.num_in / traits.file_inputs; ++index)
         for (int lane = 0; lane < num_lanes; ++lane) {
-            read_block(format, rows + lane * row_bytes + at * traits.file_bytes, block);
-            put_scales(traits.scales, panel + at * scale_step(traits.scales), lane, block);
+            read_block(format, rows + lane * row_bytes + index * traits.file_bytes, block);
+            put_scales(traits.scales, panel + index * scale_step(traits.scales), lane, block);
             for (int group = 0; group < num_groups; ++group)
-                put_codes<traits.code_bits>(codes + (at * num_groups + group) * group_bytes, lane,
+                put_codes<traits.code_bits>(codes + (index * num_groups + group) * group_bytes, lane,
                                             block.codes + group * kGroupInputs);
         }
 }
 
 typedef void (*PackBlocks)(const PanelShape&, const uint8_t* rows, int64_t row_bytes, uint8_t* panel, int num_lanes);
 
-// Returns null if the format has no blocks in files.
+// Returns null for a format that is not stored in blocks.
 PackBlocks pack_blocks_of(Format format) {
     switch (format) {
         case Format::q8_0: return pack_blocks<Format::q8_0>;
@@ -194,7 +194,7 @@ void pack_numbers(const uint8_t* row, int64_t count, uint8_t* to) {
 }
 
 void pack_dense(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int lane) {
-    uint8_t* codes = panel + shape.codes_at();
+    uint8_t* codes = panel + shape.codes_offset();
     switch (shape.format) {
         case Format::f32: return pack_numbers<4>(row, shape.num_in, codes + lane * 4);
         case Format::f16: return pack_numbers<2>(row, shape.num_in, codes + lane * 2);
@@ -209,10 +209,10 @@ void pack_dense(const PanelShape& shape, const uint8_t* row, uint8_t* panel, int
 
 void pack_external(const PanelShape& shape, const ExternalScales& external, int64_t output, uint8_t* panel, int lane) {
     const int64_t num_scales = shape.num_scales();
-    for (int64_t at = 0; at < num_scales; ++at) {
-        std::memcpy(panel + (at * kWidth + lane) * 4, external.scales + output * num_scales + at, 4);
+    for (int64_t index = 0; index < num_scales; ++index) {
+        std::memcpy(panel + (index * kWidth + lane) * 4, external.scales + output * num_scales + index, 4);
         if (shape.traits().scales == Scales::external_zero_point)
-            panel[(4 * num_scales + at) * kWidth + lane] = external.zeros[output * num_scales + at];
+            panel[(4 * num_scales + index) * kWidth + lane] = external.zeros[output * num_scales + index];
     }
 }
 
@@ -224,7 +224,7 @@ void pack_row(const PanelPackCall& call, int64_t output, uint8_t* panel, int lan
     if (!is_coded(shape.format)) return pack_dense(shape, row, panel, lane);
     const auto put = shape.traits().code_bits == 4 ? put_codes<4> : put_codes<8>;
     for (int64_t group = 0; group < shape.num_in / kGroupInputs; ++group)
-        put(panel + shape.codes_at() + group * shape.group_bytes(), lane, row + group * kGroupInputs);
+        put(panel + shape.codes_offset() + group * shape.group_bytes(), lane, row + group * kGroupInputs);
 }
 
 }  // namespace
@@ -234,11 +234,11 @@ void pack_panels(const PanelPackCall& call) {
     const PackBlocks pack_blocks = pack_blocks_of(shape.format);
     // Dynamic scheduling, so that a thread whose core runs another program delays few panels.
 #pragma omp parallel for schedule(dynamic, 4) num_threads(call.num_threads)
-    for (int64_t at = 0; at < shape.num_panels(); ++at) {
-        uint8_t* panel = call.panels + at * shape.panel_bytes();
+    for (int64_t panel_index = 0; panel_index < shape.num_panels(); ++panel_index) {
+        uint8_t* panel = call.panels + panel_index * shape.panel_bytes();
         std::memset(panel, 0, static_cast<size_t>(shape.panel_bytes()));
-        const int64_t first = at * kWidth, left = shape.num_out - first;
-        const int num_lanes = left < kWidth ? static_cast<int>(left) : kWidth;
+        const int64_t first = panel_index * kWidth, remaining = shape.num_out - first;
+        const int num_lanes = remaining < kWidth ? static_cast<int>(remaining) : kWidth;
         if (pack_blocks != nullptr) {
             pack_blocks(shape, call.rows + first * call.row_bytes, call.row_bytes, panel, num_lanes);
             continue;

@@ -12,7 +12,7 @@ struct ExternalScales {
 };
 
 struct PanelPackCall {
-    PanelShape shape;     // of the outputs of this call; a weight made of several tensors is packed by several calls
+    PanelShape shape;     // of the outputs that this call packs; a weight of several tensors needs several calls
     const uint8_t* rows;  // [output], in the layout of the file
     int64_t row_bytes;    // stride between outputs
     ExternalScales external;

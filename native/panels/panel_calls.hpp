@@ -5,9 +5,9 @@
 
 namespace quire {
 
-// The arithmetic of products. Floating: weights are converted to float32, and a sum is one chain in the order of
-// inputs. Integer: the inputs of a row are quantized to eight bits in groups of 32, the sum of a group is exact, and
-// groups are added in float32 in their order; all builds return the same bits.
+// The arithmetic of products. Floating: weights are converted to float32, and products are added one by one in the
+// order of inputs. Integer: the inputs of a row are quantized to eight bits in groups of 32, the sum of a group is
+// exact, and groups are added in float32 in their order; all builds return the same bits.
 enum class ComputeType : int { floating = 0, integer = 1 };
 
 struct PanelCall {
@@ -28,8 +28,8 @@ struct UnpackCall {
     float* out;  // [in]
 };
 
-// Like Products (kernels.hpp); rows are converted only for integer arithmetic.
-struct PanelProducts {
+// Like MatmulKernels (kernels.hpp); rows are converted only for integer arithmetic.
+struct PanelKernels {
     int64_t (*floating_tasks)(const PanelCall&);
     void (*floating)(const PanelCall&, int64_t task);
     int64_t (*integer_tasks)(const PanelCall&);

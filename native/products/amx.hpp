@@ -5,8 +5,8 @@
 
 namespace quire::amx {
 
-bool allow();
+bool request_permission();
 
-extern const Products products_bfloat16;
+extern const MatmulKernels matmul_bfloat16;
 
 }  // namespace quire::amx

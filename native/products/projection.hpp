@@ -1,5 +1,5 @@
-// The matrix products of a step: rows times a weight in any packing, and several such products with the same rows. They
-// are divided into numbered tasks, so that the products of many experts can share one queue.
+// Projections, the matrix products of a step: rows times a weight in any packing, and sets of them with the same rows.
+// They are divided into numbered tasks, so that the products of many experts can share one queue.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 namespace quire {
 
 // The product of rows with one weight.
-class Product {
+class Projection {
   public:
-    Product() = default;
+    Projection() = default;
 
-    Product(const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch)
+    Projection(const Linear& linear, const float* rows, float* out, int64_t width, int64_t num_rows, char* scratch)
         : is_panels_(linear.packing == kPanels), is_integer_(linear.arithmetic == int64_t(ComputeType::integer)),
-          panels_(chosen_kernels().panels),
-          products_(is_panels_ ? nullptr : &chosen_products(static_cast<WeightType>(linear.packing))),
+          panel_kernels_(active_kernels().panels),
+          kernels_(is_panels_ ? nullptr : &active_matmul(static_cast<WeightType>(linear.packing))),
           panel_call_{{static_cast<Format>(linear.format), linear.num_out, linear.num_in, linear.group},
                       static_cast<const uint8_t*>(linear.packed), rows, linear.num_in, linear.bias, out, width,
                       num_rows, scratch},
@@ -25,43 +25,43 @@ class Product {
                 scratch} {}
 
     int64_t scratch_bytes() const {
-        if (!is_panels_) return products_->scratch_bytes(call_.num_rows, call_.num_in);
+        if (!is_panels_) return kernels_->scratch_bytes(call_.num_rows, call_.num_in);
         const ComputeType arithmetic = is_integer_ ? ComputeType::integer : ComputeType::floating;
-        return panels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
+        return panel_kernels_->scratch_bytes(arithmetic, call_.num_rows, call_.num_in);
     }
 
     // The number of rows to convert, including padding rows after the last row.
     int64_t num_converted_rows() const {
         if (is_panels_) return is_integer_ ? call_.num_rows : 0;
-        return products_->num_converted_rows(call_);
+        return kernels_->num_converted_rows(call_);
     }
 
     void convert_input_row(int64_t row, int64_t first, int64_t end) const {
         if (is_panels_)
-            panels_->convert_input_row(panel_call_, row, first, end);
+            panel_kernels_->convert_input_row(panel_call_, row, first, end);
         else
-            products_->convert_input_row(call_, row, first, end);
+            kernels_->convert_input_row(call_, row, first, end);
     }
 
     int64_t num_tasks() const {
-        if (!is_panels_) return products_->num_tasks(call_);
-        return is_integer_ ? panels_->integer_tasks(panel_call_) : panels_->floating_tasks(panel_call_);
+        if (!is_panels_) return kernels_->num_tasks(call_);
+        return is_integer_ ? panel_kernels_->integer_tasks(panel_call_) : panel_kernels_->floating_tasks(panel_call_);
     }
 
     void multiply(int64_t task) const {
-        if (!is_panels_) return products_->multiply(call_, task);
-        (is_integer_ ? panels_->integer : panels_->floating)(panel_call_, task);
+        if (!is_panels_) return kernels_->multiply(call_, task);
+        (is_integer_ ? panel_kernels_->integer : panel_kernels_->floating)(panel_call_, task);
     }
 
   private:
     bool is_panels_ = false, is_integer_ = false;
-    const PanelProducts* panels_ = nullptr;
-    const Products* products_ = nullptr;
+    const PanelKernels* panel_kernels_ = nullptr;
+    const MatmulKernels* kernels_ = nullptr;
     PanelCall panel_call_ = {};
-    ProductCall call_ = {};
+    MatmulCall call_ = {};
 };
 
-// Several products with the same rows; their outputs are adjacent in rows of `width` elements.
+// Several projections of the same rows; their outputs are adjacent in rows of `width` elements.
 class ProjectionSet {
   public:
     ProjectionSet() = default;
@@ -70,36 +70,36 @@ class ProjectionSet {
           char* scratch) {
         for (const Linear* linear = linears; linear < linears + count; ++linear) {
             if (linear->num_out == 0) continue;
-            char* own = scratch == nullptr ? nullptr : scratch + scratch_bytes_;
-            products_[count_] = {*linear, rows, out, width, num_rows, own};
+            char* projection_scratch = scratch == nullptr ? nullptr : scratch + scratch_bytes_;
+            projections_[count_] = {*linear, rows, out, width, num_rows, projection_scratch};
             out += linear->num_out;
-            scratch_bytes_ += whole_lines(products_[count_].scratch_bytes());
-            num_ready_rows_ = std::max(num_ready_rows_, products_[count_].num_converted_rows());
-            num_tasks_ += products_[count_++].num_tasks();
+            scratch_bytes_ += pad_to_line(projections_[count_].scratch_bytes());
+            num_converted_rows_ = std::max(num_converted_rows_, projections_[count_].num_converted_rows());
+            num_tasks_ += projections_[count_++].num_tasks();
         }
     }
 
     int64_t scratch_bytes() const { return scratch_bytes_; }
-    int64_t num_converted_rows() const { return num_ready_rows_; }
+    int64_t num_converted_rows() const { return num_converted_rows_; }
     int64_t num_tasks() const { return num_tasks_; }
 
     void convert_input_row(int64_t row, int64_t first, int64_t end) const {
-        for (int at = 0; at < count_; ++at)
-            if (row < products_[at].num_converted_rows()) products_[at].convert_input_row(row, first, end);
+        for (int i = 0; i < count_; ++i)
+            if (row < projections_[i].num_converted_rows()) projections_[i].convert_input_row(row, first, end);
     }
 
     void multiply(int64_t task) const {
-        for (int at = 0; at < count_; ++at) {
-            const int64_t own = products_[at].num_tasks();
-            if (task < own) return products_[at].multiply(task);
-            task -= own;
+        for (int i = 0; i < count_; ++i) {
+            const int64_t num_own_tasks = projections_[i].num_tasks();
+            if (task < num_own_tasks) return projections_[i].multiply(task);
+            task -= num_own_tasks;
         }
     }
 
   private:
-    Product products_[4];
+    Projection projections_[4];
     int count_ = 0;
-    int64_t scratch_bytes_ = 0, num_ready_rows_ = 0, num_tasks_ = 0;
+    int64_t scratch_bytes_ = 0, num_converted_rows_ = 0, num_tasks_ = 0;
 };
 
 }  // namespace quire

@@ -8,14 +8,14 @@ namespace quire {
 
 // Arguments of sampling: arrays with one entry per row.
 struct DrawCall {
-    const float* const* narrow;  // logits as float, -infinity for excluded tokens; null: see `wide`
-    const double* const* wide;   // logits as double, or null
+    const float* const* float_logits;  // [logit], -infinity for excluded tokens; null: see double_logits
+    const double* const* double_logits;   // [logit], or null
     const int64_t* sizes;       // numbers of logits
     const double* temperatures;
     const double* min_ps;
     const int64_t* top_ks;  // 0: no limit
     const double* top_ps;
-    const double* numbers;  // random numbers, uniform in [0, 1)
+    const double* uniforms;  // random, in [0, 1)
     int64_t* out;           // index of the sampled token, or the row's size if no token can be sampled
     int64_t num_rows;
     int num_threads;
@@ -27,8 +27,8 @@ void draw(const DrawCall& call);
 struct TotalsCall {
     const float* logits;  // [row, size]
     int64_t stride;
-    double* peaks;
-    double* totals;
+    double* row_max;
+    double* row_sums;
     int64_t num_rows, size;
     int num_threads;
 };

@@ -1,7 +1,7 @@
 // One call that computes a decoder for the rows of a step, from tokens to logits. All fields are eight bytes wide,
 // because the caller (backends/cpu/layers.py) defines the layout of these structures itself. They own no memory.
 //
-// Differences between model families are expressed by null pointers and numbers, not by names of families:
+// Null pointers and numbers express the differences between model families; no family is named here:
 //
 //     residual    = embedding * embedding_scale
 //     hidden      = norm(residual)                                              input_norm
@@ -32,8 +32,8 @@ struct Linear {
 // A mixture of experts; each row uses a few of the experts.
 struct MoE {
     Linear router;
-    const float* router_norm;    // norm of the residual for the router; null: the router has the dense part's input
-    const float* input_norm;     // likewise for experts
+    const float* router_norm;    // norm of the residual for the router; null: the router uses the MLP's input
+    const float* input_norm;     // the same for the input of the experts
     const float* dense_norm;     // norm of the dense part's output before the experts' output is added; or null
     const float* after_norm;     // norm of the experts' output; or null
     const float* expert_scales;  // [expert], or null
@@ -57,7 +57,7 @@ struct Layer {
     const float *input_norm, *attention_norm, *mlp_norm, *after_norm;  // each or null
     const float *query_norm, *key_norm, *value_norm;                   // each or null
     const float* sinks;  // [head], or null
-    Linear qkv[4], out, gate_up[2], down;  // several weights if they cannot be fused; adjacent outputs; unused: zeros
+    Linear qkv[4], out, gate_up[2], down;  // their outputs are adjacent; unused ones: zeros
     MoE mixture;
     PerLayer per_layer;
     Recurrent recurrent;  // instead of attention, unless its kind is none
@@ -66,9 +66,9 @@ struct Layer {
     int64_t has_kv;        // whether the layer writes keys and values; else it uses the store of an earlier layer
     int64_t has_values;    // whether values have a projection; else values are the keys before their norm
     int64_t has_gate;      // whether values are followed by gates: attention output *= sigmoid(gates)
-    int64_t query_span, key_span;  // values that query_norm and key_norm normalize together; 0: multiply only
+    int64_t query_span, key_span;  // values normalized together, as in HeadNorm
     int64_t rope;          // index into the call's ropes
-    int64_t number;        // index among the model's layers
+    int64_t number;        // index of the layer in the model
     double scale;
 };
 
@@ -83,7 +83,7 @@ struct RopeRule {
     const float* frequencies;  // [head size / 2]
     double scaling;            // factor of cosines and sines
     int64_t head_size;
-    int64_t first;  // offset of its cosines and sines in a row
+    int64_t first;  // offset of these cosines and sines in a row of ForwardCall::cos and sin
 };
 
 struct ForwardCall {
@@ -104,7 +104,7 @@ struct ForwardCall {
     double query_beta, query_origin;  // queries *= 1 + beta log(1 + floor(position / origin)); beta 0: unused
     int64_t num_heads, hidden_size, gate;
     int64_t angles_size;                 // cosines per row, for all ropes
-    int64_t most_head_size, most_group;  // maxima over all layers
+    int64_t max_head_size, max_group_size;  // maxima over all layers
     int64_t kv_type, block_size;
     // Inputs of each step:
     const int64_t* tokens;  // [row]
@@ -114,8 +114,8 @@ struct ForwardCall {
     const int32_t* tables;
     const TileRow* members;
     const QueryTile* tiles;
-    const int64_t* wanted;  // rows whose logits are wanted; for the first `num_sampled`, also the argmax token
-    const int64_t* needed;  // ascending rows whose last hidden states are needed: wanted rows, possibly others
+    const int64_t* wanted;  // wanted rows: rows whose logits are computed; the first `num_sampled` get an argmax token
+    const int64_t* needed;  // needed rows, ascending: rows whose last hidden states are computed; wanted rows and others
     const int64_t* run_rows;   // [run + 1]: first rows of runs; a run is the rows of one sequence
     const int64_t* run_slots;  // [run]: state slot of the sequence
     int64_t num_tiles, num_rows, num_wanted, num_needed, num_sampled, num_threads, num_runs;
@@ -153,7 +153,7 @@ enum Part {
 // Throws std::out_of_range, before any computation, if a token or row index is invalid.
 void compute_step(const ForwardCall& call);
 
-// Sets a counter, in memory that another process may read, to be incremented after each layer of a step; null: none.
-void count_layers(uint64_t* counter);
+// Sets the counter that is incremented after each layer of a step; it may be in shared memory. Null: no counter.
+void set_layer_counter(uint64_t* counter);
 
 }  // namespace quire

@@ -31,10 +31,10 @@ int pick(int low, int high) { return std::uniform_int_distribution<int>(low, hig
 
 template <typename T>
 std::vector<T> numbers(size_t count) {
-    std::vector<T> made(count);
+    std::vector<T> values(count);
     std::normal_distribution<float> normal;
-    for (T& one : made) one = static_cast<T>(normal(dice));
-    return made;
+    for (T& value : values) value = static_cast<T>(normal(dice));
+    return values;
 }
 
 void expect(bool is_right, const char* what, const char* isa) {
@@ -43,9 +43,9 @@ void expect(bool is_right, const char* what, const char* isa) {
     std::exit(1);
 }
 
-bool all_finite(const std::vector<float>& many) {
-    for (float one : many)
-        if (!std::isfinite(one)) return false;
+bool all_finite(const std::vector<float>& values) {
+    for (float value : values)
+        if (!std::isfinite(value)) return false;
     return true;
 }
 
@@ -72,14 +72,14 @@ struct Step {
         for (size_t item = 0; item < first_rows.size(); ++item) write(item);
     }
 
-    void add(int rows, int past, int num_shared) {
+    void add(int rows, int num_past, int num_shared) {
         first_rows.push_back(total);
         num_rows.push_back(rows);
-        first_positions.push_back(past);
+        first_positions.push_back(num_past);
         offsets.push_back(static_cast<int32_t>(tables.size()));
-        for (int number = 0; number * block_size < past + rows; ++number) {
-            if (first_rows.size() > 1 && number < num_shared && number < offsets[1 % offsets.size()])
-                tables.push_back(tables[static_cast<size_t>(number)]);
+        for (int index = 0; index * block_size < num_past + rows; ++index) {
+            if (first_rows.size() > 1 && index < num_shared && index < offsets[1 % offsets.size()])
+                tables.push_back(tables[static_cast<size_t>(index)]);
             else
                 tables.push_back(num_blocks++);
         }
@@ -91,27 +91,27 @@ struct Step {
         return std::vector<char>(static_cast<size_t>(numbers * width_of(type)), '\xFF');
     }
 
-    void put(std::vector<char>& into, int64_t at) {
-        const float number = std::normal_distribution<float>()(dice);
+    void put(std::vector<char>& bytes, int64_t index) {
+        const float value = std::normal_distribution<float>()(dice);
         uint32_t bits;
-        std::memcpy(&bits, &number, 4);
+        std::memcpy(&bits, &value, 4);
         const uint16_t half = static_cast<uint16_t>(bits >> 16);
         if (type == KVType::float32)
-            std::memcpy(into.data() + at * 4, &number, 4);
+            std::memcpy(bytes.data() + index * 4, &value, 4);
         else if (type == KVType::bfloat16)
-            std::memcpy(into.data() + at * 2, &half, 2);
+            std::memcpy(bytes.data() + index * 2, &half, 2);
         else
-            into[static_cast<size_t>(at)] = static_cast<char>(pick(-127, 127));
+            bytes[static_cast<size_t>(index)] = static_cast<char>(pick(-127, 127));
     }
 
-    void put_scale(std::vector<char>& into, int64_t at) {
+    void put_scale(std::vector<char>& bytes, int64_t offset) {
         const float scale = 0.01f * static_cast<float>(pick(1, 3));
-        if (type == KVType::int8) std::memcpy(into.data() + at, &scale, 4);
+        if (type == KVType::int8) std::memcpy(bytes.data() + offset, &scale, 4);
     }
 
     void write(size_t item) {
-        for (int64_t at = 0; at < first_positions[item] + num_rows[item]; ++at) {
-            const int64_t block = tables[static_cast<size_t>(offsets[item] + at / block_size)], slot = at % block_size;
+        for (int64_t p = 0; p < first_positions[item] + num_rows[item]; ++p) {
+            const int64_t block = tables[static_cast<size_t>(offsets[item] + p / block_size)], slot = p % block_size;
             for (int64_t head = block * num_kv_heads; head < (block + 1) * num_kv_heads; ++head) {
                 const int64_t key = head * (key_size + scale_rows(type)) * block_size;
                 const int64_t value = head * (value_size + scale_rows(type)) * block_size;
@@ -166,7 +166,7 @@ std::vector<float> attend(const quire::Kernels& kernels, const Step& step, const
     call.softcap = softcap;
     call.num_threads = pick(1, 5);
     call.sinks = sinks;
-    const quire::AttentionMemory memory(call);
+    const quire::AttentionScratch memory(call);
     quire::attention(kernels, call);
     return out;
 }
@@ -177,8 +177,8 @@ void test_attention(const quire::Kernels& kernels) {
     const float softcap = pick(0, 2) ? 0.0f : 20.0f;
     const size_t width = static_cast<size_t>(step.num_kv_heads * step.group);
     const std::vector<float> queries = numbers<float>(static_cast<size_t>(step.total) * width * step.key_size);
-    const std::vector<float> some_sinks = numbers<float>(width);
-    const float* sinks = pick(0, 1) ? nullptr : some_sinks.data();
+    const std::vector<float> head_sinks = numbers<float>(width);
+    const float* sinks = pick(0, 1) ? nullptr : head_sinks.data();
     const std::vector<float> together =
         attend(kernels, step, queries, 0, step.first_rows.size(), window, softcap, sinks);
     expect(all_finite(together), "attention", kernels.isa);
@@ -196,8 +196,8 @@ void test_rope(const quire::Kernels& kernels) {
     const size_t width = static_cast<size_t>((heads + kv_heads) * key_size + kv_heads * value_size);
     const std::vector<float> qkv = numbers<float>(static_cast<size_t>(rows) * width);
     const std::vector<float> cos = numbers<float>(static_cast<size_t>(rows * key_size));
-    const bool is_whole = pick(0, 1);
-    const quire::HeadNorm none = {nullptr, 0};
+    const bool spans_all_heads = pick(0, 1);
+    const quire::HeadNorm no_norm = {nullptr, 0};
     const std::vector<float> norm = numbers<float>(static_cast<size_t>(std::max(4 * key_size, value_size)));
     const std::vector<float> scales = numbers<float>(static_cast<size_t>(rows));
     std::vector<int64_t> blocks, slots;
@@ -208,14 +208,14 @@ void test_rope(const quire::Kernels& kernels) {
         std::vector<char> keys(static_cast<size_t>(heads_bytes * key_rows));
         std::vector<char> values(static_cast<size_t>(heads_bytes * value_rows));
         std::vector<float> queries(static_cast<size_t>(rows * heads * key_size));
-        const bool is_normed = pick(0, 1);
-        const quire::HeadNorm of_queries = {norm.data(), is_whole ? heads * key_size : key_size};
-        const quire::HeadNorm of_keys = {norm.data(), is_whole ? kv_heads * key_size : key_size};
-        const quire::HeadNorm of_values = {norm.data(), value_size};
+        const bool has_norm = pick(0, 1);
+        const quire::HeadNorm query_norm = {norm.data(), spans_all_heads ? heads * key_size : key_size};
+        const quire::HeadNorm key_norm = {norm.data(), spans_all_heads ? kv_heads * key_size : key_size};
+        const quire::HeadNorm value_norm = {norm.data(), value_size};
         quire::rope_write(kernels,
                           {qkv.data(), static_cast<int64_t>(width), int64_t{heads + kv_heads} * key_size, cos.data(),
-                            cos.data(), key_size, is_normed ? of_queries : none, is_normed ? of_keys : none,
-                            is_normed ? of_values : none, pick(0, 1) ? nullptr : scales.data(), 1e-5f,
+                            cos.data(), key_size, has_norm ? query_norm : no_norm, has_norm ? key_norm : no_norm,
+                            has_norm ? value_norm : no_norm, pick(0, 1) ? nullptr : scales.data(), 1e-5f,
                             keys.data(), int64_t{kv_heads} * key_rows * block_size, values.data(),
                             int64_t{kv_heads} * value_rows * block_size, type, blocks.data(), slots.data(),
                             queries.data(), rows, heads, kv_heads, key_size, value_size, block_size}, 2);
@@ -226,9 +226,9 @@ void test_rope(const quire::Kernels& kernels) {
 void test_rows(const quire::Kernels& kernels) {
     const int rows = pick(1, 9), size = pick(1, 3000);
     const size_t count = static_cast<size_t>(rows) * static_cast<size_t>(size);
-    const std::vector<float> added = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
+    const std::vector<float> delta = numbers<float>(count), weight = numbers<float>(static_cast<size_t>(size));
     std::vector<float> residual = numbers<float>(count), out(count), gate_up = numbers<float>(2 * count);
-    quire::add_rms_norm(kernels, {added.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
+    quire::add_rms_norm(kernels, {delta.data(), residual.data(), weight.data(), out.data(), rows, size, 1e-5f}, 2);
     expect(all_finite(out), "norm", kernels.isa);
     for (const quire::Gate kind : {quire::Gate::silu, quire::Gate::gelu_tanh, quire::Gate::clamped_silu}) {
         const float* gate = gate_up.data();
@@ -240,23 +240,23 @@ void test_rows(const quire::Kernels& kernels) {
     expect(all_finite(out) && all_finite(residual), "settled rows", kernels.isa);
     const int32_t parts[] = {rows - 1, 0};
     const float weights[] = {0.25f, 0.75f};
-    kernels.mix({added.data(), parts, weights, 2, size, out.data()});
-    const float mixed = 0.75f * added[0] + 0.25f * added[static_cast<size_t>(rows - 1) * static_cast<size_t>(size)];
+    kernels.weighted_sum({delta.data(), parts, weights, 2, size, out.data()});
+    const float mixed = 0.75f * delta[0] + 0.25f * delta[static_cast<size_t>(rows - 1) * static_cast<size_t>(size)];
     expect(std::abs(out[0] - mixed) < 1e-5f, "mixed rows", kernels.isa);
     out[0] = std::numeric_limits<float>::quiet_NaN();
     std::vector<int64_t> best(static_cast<size_t>(rows));
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
     quire::argmax(kernels, {out.data(), size, best.data(), is_finite.data(), rows, size}, 2);
     expect(is_finite[0] == 0, "argmax", kernels.isa);
-    kernels.exp(added.data(), out.data(), static_cast<int64_t>(count));
-    kernels.read_sum(added.data(), static_cast<int64_t>(4 * count), 2);
+    kernels.exp(delta.data(), out.data(), static_cast<int64_t>(count));
+    kernels.read_sum(delta.data(), static_cast<int64_t>(4 * count), 2);
 }
 
 // Tolerances relative to the sum of magnitudes: for a chain of float32 roundings; for bf16 weights and rows.
 constexpr double kRounded32 = 2e-6, kRounded16 = 0.01;
 
 // Computes some rows of a product with a packed weight.
-std::vector<float> multiply(const quire::Products& products, const std::vector<float>& rows, const void* packed,
+std::vector<float> multiply(const quire::MatmulKernels& products, const std::vector<float>& rows, const void* packed,
                             const float* bias, int first, int count, int num_in, int num_out, int num_threads) {
     std::vector<float> out(static_cast<size_t>(count) * static_cast<size_t>(num_out), 0.0f);
     const size_t num_bytes = static_cast<size_t>(products.scratch_bytes(count, num_in));
@@ -267,7 +267,7 @@ std::vector<float> multiply(const quire::Products& products, const std::vector<f
     return out;
 }
 
-void test_products(const quire::Products& products, const char* isa, double rounding) {
+void test_products(const quire::MatmulKernels& products, const char* isa, double rounding) {
     const int num_rows = pick(1, pick(0, 3) ? 60 : 600), num_in = pick(1, 200), num_out = pick(1, 200);
     const std::vector<float> weight = numbers<float>(static_cast<size_t>(num_out) * static_cast<size_t>(num_in));
     const std::vector<float> rows = numbers<float>(static_cast<size_t>(num_rows) * static_cast<size_t>(num_in));
@@ -277,26 +277,26 @@ void test_products(const quire::Products& products, const char* isa, double roun
         static_cast<char*>(std::malloc(static_cast<size_t>(products.packed_bytes(num_out, num_in)))));
     products.pack({weight.data(), num_out, num_in, packed.get(), 2});
     const std::vector<int64_t> indices = {num_out - 1, 0, num_out / 2};
-    std::vector<float> found(3 * static_cast<size_t>(num_in));
-    products.rows({packed.get(), num_out, num_in, indices.data(), 3, found.data()});
-    for (size_t at = 0; at < found.size(); ++at) {
-        const float one = weight[static_cast<size_t>(indices[at / num_in]) * num_in + at % num_in];
-        expect(std::abs(found[at] - one) <= std::abs(one) * 0.005, "rows", isa);
+    std::vector<float> unpacked(3 * static_cast<size_t>(num_in));
+    products.rows({packed.get(), num_out, num_in, indices.data(), 3, unpacked.data()});
+    for (size_t i = 0; i < unpacked.size(); ++i) {
+        const float term = weight[static_cast<size_t>(indices[i / num_in]) * num_in + i % num_in];
+        expect(std::abs(unpacked[i] - term) <= std::abs(term) * 0.005, "rows", isa);
     }
     const std::vector<float> all = multiply(products, rows, packed.get(), bias, 0, num_rows, num_in, num_out, 2);
     for (size_t row = 0; row < static_cast<size_t>(num_rows); ++row)
         for (size_t n = 0; n < static_cast<size_t>(num_out); ++n) {
-            double sum = bias == nullptr ? 0.0 : bias[n], size = 1.0;
+            double sum = bias == nullptr ? 0.0 : bias[n], magnitude = 1.0;
             for (size_t i = 0; i < static_cast<size_t>(num_in); ++i) {
-                const double one = double{rows[row * num_in + i]} * double{weight[n * num_in + i]};
-                sum += one;
-                size += std::abs(one);
+                const double term = double{rows[row * num_in + i]} * double{weight[n * num_in + i]};
+                sum += term;
+                magnitude += std::abs(term);
             }
-            expect(std::abs(all[row * num_out + n] - sum) <= rounding * size, "a product", isa);
+            expect(std::abs(all[row * num_out + n] - sum) <= rounding * magnitude, "a product", isa);
         }
     const int first = pick(0, num_rows - 1), count = pick(1, num_rows - first);
-    const std::vector<float> some = multiply(products, rows, packed.get(), bias, first, count, num_in, num_out, 1);
-    expect(std::memcmp(&all[static_cast<size_t>(first) * static_cast<size_t>(num_out)], some.data(), some.size() * 4) == 0,
+    const std::vector<float> part = multiply(products, rows, packed.get(), bias, first, count, num_in, num_out, 1);
+    expect(std::memcmp(&all[static_cast<size_t>(first) * static_cast<size_t>(num_out)], part.data(), part.size() * 4) == 0,
            "a product in company", isa);
 }
 
@@ -307,7 +307,7 @@ void test_draws() {
     std::vector<double> temperatures, min_ps, top_ps, uniforms;
     std::vector<int64_t> top_ks, out(static_cast<size_t>(rows), -1);
     for (int row = 0; row < rows; ++row) {
-        for (int at = 1; at < size; at += pick(1, 9)) values[static_cast<size_t>(row * size + at)] = -INFINITY;
+        for (int i = 1; i < size; i += pick(1, 9)) values[static_cast<size_t>(row * size + i)] = -INFINITY;
         temperatures.push_back(pick(0, 4) ? 0.1 * pick(1, 30) : 1e-300);
         min_ps.push_back(pick(0, 1) ? 0.0 : 0.2);
         top_ks.push_back(pick(0, 1) ? 0 : pick(1, 2 * size));
@@ -343,9 +343,9 @@ struct PackedPanels {
 
     static quire::PanelShape any_shape(quire::Format format) {
         const quire::FormatTraits& traits = quire::traits_of(format);
-        const bool is_open = traits.scales == quire::Scales::external || traits.scales == quire::Scales::none;
-        return {format, pick(1, 100), is_open ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroupInputs) * pick(1, 4),
-                is_open ? pick(1, 100) : 32 * pick(1, 4)};
+        const bool is_free = traits.scales == quire::Scales::external || traits.scales == quire::Scales::none;
+        return {format, pick(1, 100), is_free ? pick(1, 200) : std::max(traits.file_inputs, quire::kGroupInputs) * pick(1, 4),
+                is_free ? pick(1, 100) : 32 * pick(1, 4)};
     }
 
     // `is_small`: with small scales, so that the output of a few layers is finite.
@@ -353,15 +353,15 @@ struct PackedPanels {
         const quire::FormatTraits& traits = shape.traits();
         const size_t row_bytes = static_cast<size_t>(shape.num_in / traits.file_inputs * traits.file_bytes);
         std::vector<uint8_t> rows(row_bytes * static_cast<size_t>(shape.num_out));
-        for (uint8_t& one : rows) one = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
+        for (uint8_t& value : rows) value = static_cast<uint8_t>(pick(0, 255) & 0xDB);  // no exponent of all ones
         const size_t num_scales = static_cast<size_t>(shape.num_out * shape.num_scales());
         std::vector<float> scales = numbers<float>(num_scales);
-        for (float& one : scales) one *= is_small ? 0.02f : 1.0f;
-        for (size_t at = 1; is_small && shape.format == quire::Format::q8_0 && at < rows.size(); at += 34)
-            rows[at] = 0x14;  // the byte of a scale that contains its exponent
+        for (float& value : scales) value *= is_small ? 0.02f : 1.0f;
+        for (size_t i = 1; is_small && shape.format == quire::Format::q8_0 && i < rows.size(); i += 34)
+            rows[i] = 0x14;  // the byte of a scale that contains its exponent
         const std::vector<uint8_t> zeros(num_scales, 7);
         if (traits.code_bits == 4 && traits.file_inputs == 1)
-            for (uint8_t& one : rows) one &= 15;
+            for (uint8_t& value : rows) value &= 15;
         const size_t num_bytes = static_cast<size_t>(shape.packed_bytes());
         panels.reset(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
         quire::pack_panels({shape, rows.data(), static_cast<int64_t>(row_bytes), {scales.data(), zeros.data()}, bytes(),
@@ -372,16 +372,16 @@ struct PackedPanels {
 };
 
 // A recurrent layer of a random kind, with its small tensors and its offsets in a slot.
-struct SomeRecurrent {
+struct RandomRecurrent {
     std::vector<float> taps, tap_bias, log_decay, step_bias, skip, norm;
     quire::Recurrent layer = {};
     int64_t slot_size = 0;
 
     // The output size is a multiple of `whole`; for a convolution it is `hidden`.
-    SomeRecurrent(int64_t hidden, int64_t whole) {
+    RandomRecurrent(int64_t hidden, int64_t whole) {
         const auto kind = layer.kind = static_cast<quire::RecurrentKind>(pick(1, 3));
         const bool is_short = kind == quire::RecurrentKind::convolution, is_space = kind == quire::RecurrentKind::space;
-        layer.num_taps = pick(2, quire::kMostTaps);
+        layer.num_taps = pick(2, quire::kMaxTaps);
         if (!is_short) {
             layer.num_key_heads = pick(1, 3), layer.num_heads = layer.num_key_heads * pick(1, 3);
             layer.key_size = 2 * pick(1, 20), layer.value_size = whole * (whole > 1 ? pick(1, 2) : pick(1, 70));
@@ -392,16 +392,16 @@ struct SomeRecurrent {
         layer.kv_heads_strided = pick(0, 1), layer.is_gated_first = is_space;
         layer.norm_span = is_space ? out / layer.num_key_heads : layer.value_size;
         if (is_short)
-            layer.mixed_at = 2 * channels, layer.rate_at = channels, layer.in_size = 3 * channels;
+            layer.mixed_offset = 2 * channels, layer.rate_offset = channels, layer.in_size = 3 * channels;
         else if (is_space)
-            layer.mixed_at = out, layer.dt_offset = out + channels, layer.in_size = out + channels + heads,
-            layer.key_at = out, layer.query_at = out + keys;
+            layer.mixed_offset = out, layer.dt_offset = out + channels, layer.in_size = out + channels + heads,
+            layer.key_offset = out, layer.query_offset = out + keys;
         else
-            layer.gate_offset = channels, layer.rate_at = channels + out, layer.dt_offset = channels + out + heads,
-            layer.in_size = channels + out + 2 * heads, layer.key_at = keys, layer.value_at = 2 * keys;
-        layer.min_dt = is_space ? 0.01 : 0.0, layer.most_step = is_space ? 2.0 : INFINITY;
-        layer.state_at = (layer.num_taps - 1) * channels;
-        slot_size = layer.state_at + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
+            layer.gate_offset = channels, layer.rate_offset = channels + out, layer.dt_offset = channels + out + heads,
+            layer.in_size = channels + out + 2 * heads, layer.key_offset = keys, layer.value_offset = 2 * keys;
+        layer.min_dt = is_space ? 0.01 : 0.0, layer.max_dt = is_space ? 2.0 : INFINITY;
+        layer.state_offset = (layer.num_taps - 1) * channels;
+        slot_size = layer.state_offset + heads * num_state_blocks(layer) * quire::kColumns * layer.key_size;
         const auto some = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
         taps = some(layer.num_taps * channels), tap_bias = some(channels), log_decay = some(heads);
         step_bias = some(heads), skip = some(heads), norm = some(is_space ? out : layer.norm_span);
@@ -413,12 +413,12 @@ struct SomeRecurrent {
 };
 
 // The outputs of a step for some runs, and the contents of their slots afterwards. Rows are processed in chunks.
-struct Recurred {
+struct RecurrentRun {
     std::vector<float> out, slots;
 
-    void run(const quire::Kernels& kernels, const SomeRecurrent& some, const std::vector<float>& in,
+    void run(const quire::Kernels& kernels, const RandomRecurrent& recurrent, const std::vector<float>& in,
              const std::vector<int64_t>& run_rows, const std::vector<int64_t>& run_slots, int64_t chunk) {
-        const quire::Recurrent& layer = some.layer;
+        const quire::Recurrent& layer = recurrent.layer;
         const int64_t num_rows = run_rows.back(), num_runs = static_cast<int64_t>(run_slots.size());
         out.assign(static_cast<size_t>(num_rows * layer.out_size), NAN);
         for (int64_t first = 0; first < num_rows; first += chunk) {
@@ -429,12 +429,12 @@ struct Recurred {
             const std::vector<float> rows(begin, begin + count * layer.in_size);
             const quire::RecurrentCall call = {
                 &layer, rows.data(), mixed.data(), rates.data(), out.data() + first * layer.out_size, slots.data(),
-                some.slot_size, run_rows.data(), run_slots.data(), first, count, 1e-5f};
+                recurrent.slot_size, run_rows.data(), run_slots.data(), first, count, 1e-5f};
             for (int64_t run = 0; run < num_runs; ++run) {
                 if (run_rows[size_t(run)] >= first + count || run_rows[size_t(run) + 1] <= first) continue;
-                const int64_t between = pick(0, int(layer.num_channels));
-                kernels.conv1d(call, run, between, layer.num_channels);
-                kernels.conv1d(call, run, 0, between);
+                const int64_t middle = pick(0, int(layer.num_channels));
+                kernels.conv1d(call, run, middle, layer.num_channels);
+                kernels.conv1d(call, run, 0, middle);
             }
             if (layer.kind == quire::RecurrentKind::convolution) continue;
             for (int64_t row = 0; row < count; ++row) kernels.compute_decays(call, row);
@@ -451,45 +451,44 @@ struct Recurred {
 
 // Several sequences in one step, in chunks, and each alone in two steps: equal bits, and other slots are unchanged.
 void test_recurrent(const quire::Kernels& kernels) {
-    const SomeRecurrent some(pick(1, 70), 1);
-    const int64_t num_runs = pick(1, 4), in_size = some.layer.in_size, out_size = some.layer.out_size;
+    const RandomRecurrent recurrent(pick(1, 70), 1);
+    const int64_t num_runs = pick(1, 4), in_size = recurrent.layer.in_size, out_size = recurrent.layer.out_size;
     std::vector<int64_t> run_rows = {0}, run_slots;
     for (int64_t run = 0; run < num_runs; ++run)
         run_rows.push_back(run_rows.back() + pick(1, 9)), run_slots.push_back(run + 1);
     std::shuffle(run_slots.begin(), run_slots.end(), dice);
     const std::vector<float> in = numbers<float>(static_cast<size_t>(run_rows.back() * in_size));
-    Recurred whole, chunks;
-    whole.slots.assign(static_cast<size_t>((num_runs + 1) * some.slot_size), 0.0f);
-    std::fill_n(whole.slots.begin(), some.slot_size, NAN);  // slot 0 belongs to no sequence
+    RecurrentRun whole, chunks;
+    whole.slots.assign(static_cast<size_t>((num_runs + 1) * recurrent.slot_size), 0.0f);
+    std::fill_n(whole.slots.begin(), recurrent.slot_size, NAN);  // slot 0 belongs to no sequence
     chunks.slots = whole.slots;
     const std::vector<float> before = whole.slots;
-    whole.run(kernels, some, in, run_rows, run_slots, run_rows.back());
+    whole.run(kernels, recurrent, in, run_rows, run_slots, run_rows.back());
     expect(all_finite(whole.out), "a recurrent layer", kernels.isa);
-    chunks.run(kernels, some, in, run_rows, run_slots, pick(1, 5));
-    const auto is_same = [](const std::vector<float>& one, const std::vector<float>& other) {
-        return one.size() == other.size() && std::memcmp(one.data(), other.data(), one.size() * 4) == 0;
+    chunks.run(kernels, recurrent, in, run_rows, run_slots, pick(1, 5));
+    const auto is_same = [](const std::vector<float>& a, const std::vector<float>& b) {
+        return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * 4) == 0;
     };
     expect(is_same(whole.out, chunks.out) && is_same(whole.slots, chunks.slots), "a recurrent layer in chunks",
            kernels.isa);
     for (size_t run = 0; run < static_cast<size_t>(num_runs); ++run) {
-        const int64_t rows = run_rows[run + 1] - run_rows[run], cut = pick(0, int(rows) - 1);
-        Recurred alone;
+        const int64_t rows = run_rows[run + 1] - run_rows[run], split = pick(0, int(rows) - 1);
+        RecurrentRun alone;
         std::vector<float> out;
         alone.slots = before;
-        for (const auto& [first, end] : {std::pair{int64_t{0}, cut}, std::pair{cut, rows}}) {
+        for (const auto& [first, end] : {std::pair{int64_t{0}, split}, std::pair{split, rows}}) {
             if (first == end) continue;
             const auto begin = in.begin() + (run_rows[run] + first) * in_size;
-            alone.run(kernels, some, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
+            alone.run(kernels, recurrent, std::vector<float>(begin, begin + (end - first) * in_size), {0, end - first},
                       {run_slots[run]}, pick(1, 9));
             out.insert(out.end(), alone.out.begin(), alone.out.end());
         }
         const float* together = whole.out.data() + run_rows[run] * out_size;
-        const int64_t slot = run_slots[run] * some.slot_size;
+        const int64_t slot = run_slots[run] * recurrent.slot_size;
         expect(std::memcmp(out.data(), together, out.size() * 4) == 0 &&
-                   std::equal(alone.slots.begin() + slot, alone.slots.begin() + slot + some.slot_size,
-                              whole.slots.begin() + slot),
-               "a recurrent layer in company", kernels.isa);
-        std::copy_n(before.begin() + slot, some.slot_size, alone.slots.begin() + slot);
+                   std::equal(alone.slots.begin() + slot, alone.slots.begin() + slot + recurrent.slot_size,
+                              whole.slots.begin() + slot), "a recurrent layer in company", kernels.isa);
+        std::copy_n(before.begin() + slot, recurrent.slot_size, alone.slots.begin() + slot);
         expect(is_same(alone.slots, before), "another's slot", kernels.isa);
     }
     std::vector<float> answers = numbers<float>(static_cast<size_t>(in_size)), gates = answers;
@@ -513,28 +512,28 @@ void test_choices() {
     std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(64, num_bytes)));
     const quire::Routing routing(memory.get(), mixture, rows);
     for (int64_t row = 0; row < rows; ++row) {
-        const float* own = scores.data() + row * count;
-        quire::choose_experts(mixture, own, row, routing);
-        const auto counts = [&](int32_t expert) {
-            return mixture.is_sigmoid ? 1.0 / (1.0 + std::exp(-double{own[expert]})) : std::exp(double{own[expert]});
+        const float* logits = scores.data() + row * count;
+        quire::choose_experts(mixture, logits, row, routing);
+        const auto raw_weight = [&](int32_t e) {
+            return mixture.is_sigmoid ? 1.0 / (1.0 + std::exp(-double{logits[e]})) : std::exp(double{logits[e]});
         };
-        const auto wanted = [&](int32_t expert) {
-            if (mixture.selection_bias == nullptr) return own[expert];
-            return (mixture.is_sigmoid ? static_cast<float>(counts(expert)) : own[expert]) + bias[size_t(expert)];
+        const auto selection_score = [&](int32_t e) {
+            if (mixture.selection_bias == nullptr) return logits[e];
+            return (mixture.is_sigmoid ? static_cast<float>(raw_weight(e)) : logits[e]) + bias[size_t(e)];
         };
-        std::vector<int32_t> order(static_cast<size_t>(count));
-        for (int32_t at = 0; at < count; ++at) order[size_t(at)] = at;
-        std::stable_sort(order.begin(), order.end(),
-                         [&](int32_t one, int32_t other) { return wanted(one) > wanted(other); });
+        std::vector<int32_t> experts(static_cast<size_t>(count));
+        for (int32_t i = 0; i < count; ++i) experts[size_t(i)] = i;
+        std::stable_sort(experts.begin(), experts.end(),
+                         [&](int32_t a, int32_t b) { return selection_score(a) > selection_score(b); });
         double total = mixture.denominator_eps;
-        for (int64_t at = 0; at < (mixture.softmax_over_all ? count : used); ++at) total += counts(order[size_t(at)]);
-        std::sort(order.begin(), order.begin() + used);
-        for (int64_t at = 0; at < used; ++at) {
-            const int32_t expert = order[size_t(at)];
+        for (int64_t i = 0; i < (mixture.softmax_over_all ? count : used); ++i) total += raw_weight(experts[size_t(i)]);
+        std::sort(experts.begin(), experts.begin() + used);
+        for (int64_t i = 0; i < used; ++i) {
+            const int32_t expert = experts[size_t(i)];
             const double scale = mixture.expert_scales == nullptr ? 1.0 : double{scales[size_t(expert)]};
-            const double weight = counts(expert) / total * mixture.scale * scale;
-            expect(routing.experts[row * used + at] == expert, "a choice of experts", "every build");
-            expect(std::abs(routing.weights[row * used + at] - weight) < 1e-4 * (1.0 + std::abs(weight)),
+            const double weight = raw_weight(expert) / total * mixture.scale * scale;
+            expect(routing.experts[row * used + i] == expert, "a choice of experts", "every build");
+            expect(std::abs(routing.weights[row * used + i] - weight) < 1e-4 * (1.0 + std::abs(weight)),
                    "what an expert counts", "every build");
         }
     }
@@ -553,7 +552,7 @@ struct Packed {
             return;
         }
         weight = numbers<float>(static_cast<size_t>(num_out * num_in));
-        const quire::Products& products = quire::chosen_products(static_cast<quire::WeightType>(packing));
+        const quire::MatmulKernels& products = quire::active_matmul(static_cast<quire::WeightType>(packing));
         const size_t size = static_cast<size_t>(products.packed_bytes(num_out, num_in));
         bytes.reset(static_cast<char*>(std::aligned_alloc(64, (size + 63) / 64 * 64)));
         for (float& one : weight) one *= 0.1f;
@@ -564,21 +563,21 @@ struct Packed {
     // Packs panels with codes in groups of 32.
     void pack_panels(int64_t num_out, int64_t num_in, bool has_few_bits, int64_t arithmetic) {
         const auto format = has_few_bits ? quire::Format::int4 : quire::Format::q8_0;
-        PackedPanels made({format, num_out, num_in, 32}, true);
-        bytes = std::move(made.panels);
+        PackedPanels packed_panels({format, num_out, num_in, 32}, true);
+        bytes = std::move(packed_panels.panels);
         linear = {quire::kPanels, static_cast<int64_t>(format), arithmetic, 32, bytes.get(), nullptr, num_in, num_out};
     }
 };
 
 // The weights of a layer, with a random choice of the features of model families.
-struct SomeLayer {
+struct RandomLayer {
     std::vector<Packed> packed, experts;
     std::vector<quire::Linear> gate_up, down;
-    std::unique_ptr<SomeRecurrent> recurrent;  // instead of attention, or null
+    std::unique_ptr<RandomRecurrent> recurrent;  // instead of attention, or null
     quire::Layer layer = {};
 
     // `is_shared`: the second layer uses the keys and values of the first.
-    SomeLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head, int64_t wide,
+    RandomLayer(quire::Packing type, const quire::ForwardCall& call, int64_t kv_heads, int64_t head, int64_t wide,
               const float* ones, bool is_shared, int64_t number) {
         const bool shares = is_shared && number == 1;
         const int64_t hidden = call.hidden_size, query = call.num_heads * head, kv = kv_heads * head;
@@ -591,7 +590,7 @@ struct SomeLayer {
         layer.input_norm = some(), layer.attention_norm = some(), layer.mlp_norm = some(), layer.after_norm = some();
         layer.query_norm = some(), layer.key_norm = some(), layer.value_norm = some(), layer.sinks = some();
         if (!is_shared && pick(0, 2) == 0) {
-            recurrent = std::make_unique<SomeRecurrent>(hidden, type == quire::kPanels ? 32 : 1);
+            recurrent = std::make_unique<RandomRecurrent>(hidden, type == quire::kPanels ? 32 : 1);
             layer.recurrent = recurrent->layer;
             layer.qkv[0] = linear(layer.recurrent.in_size, hidden);
             layer.out = linear(hidden, layer.recurrent.out_size);
@@ -639,25 +638,25 @@ void test_decoder() {
     const int64_t hidden = call.hidden_size = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t wide = type == quire::kPanels ? 32 * pick(1, 3) : pick(10, 90);
     const int64_t per_layer = call.per_layer_size = pick(0, 1) ? 0 : type == quire::kPanels ? 32 : pick(10, 40);
-    const bool shares = pick(0, 2) == 0;
-    const int64_t kv_heads[] = {2, shares ? 2 : 1}, first_head = 8 * pick(4, 8);
-    const int64_t head[] = {first_head, shares ? first_head : 8 * pick(4, 8)};
-    const int64_t most_head = std::max(head[0], head[1]), query = heads * most_head, kv = 2 * most_head;
+    const bool is_shared = pick(0, 2) == 0;
+    const int64_t kv_heads[] = {2, is_shared ? 2 : 1}, first_head = 8 * pick(4, 8);
+    const int64_t head[] = {first_head, is_shared ? first_head : 8 * pick(4, 8)};
+    const int64_t max_head = std::max(head[0], head[1]), query = heads * max_head, kv = 2 * max_head;
     auto floats = [](int64_t count) { return numbers<float>(static_cast<size_t>(count)); };
     const std::vector<float> ones = floats(std::max({hidden, query, per_layer, int64_t{9}}));
-    std::vector<SomeLayer> some;
+    std::vector<RandomLayer> random_layers;
     std::vector<quire::Layer> layers;
-    for (int64_t at = 0; at < 2; ++at)
-        some.emplace_back(type, call, kv_heads[at], head[at], wide, ones.data(), shares, at);
-    int64_t slot_size = 0, most_in = 2 * query + 2 * kv, most_out = query, most_channels = 0, most_heads = 0;
-    for (SomeLayer& one : some) {
-        quire::Recurrent& own = one.layer.recurrent;
-        if (one.recurrent) {
-            own.history_at += slot_size, own.state_at += slot_size, slot_size += one.recurrent->slot_size;
-            most_in = std::max(most_in, own.in_size), most_out = std::max(most_out, own.out_size);
-            most_channels = std::max(most_channels, own.num_channels), most_heads = std::max(most_heads, own.num_heads);
+    for (int64_t i = 0; i < 2; ++i)
+        random_layers.emplace_back(type, call, kv_heads[i], head[i], wide, ones.data(), is_shared, i);
+    int64_t slot_size = 0, max_in = 2 * query + 2 * kv, max_out = query, max_channels = 0, max_heads = 0;
+    for (RandomLayer& layer : random_layers) {
+        quire::Recurrent& state = layer.layer.recurrent;
+        if (layer.recurrent) {
+            state.history_offset += slot_size, state.state_offset += slot_size, slot_size += layer.recurrent->slot_size;
+            max_in = std::max(max_in, state.in_size), max_out = std::max(max_out, state.out_size);
+            max_channels = std::max(max_channels, state.num_channels), max_heads = std::max(max_heads, state.num_heads);
         }
-        layers.push_back(one.layer);
+        layers.push_back(layer.layer);
     }
     const int64_t vocabulary = pick(2, 50), num_wanted = pick(0, int(2 * rows)), num_sampled = pick(0, int(num_wanted));
     std::vector<Packed> packed;
@@ -672,17 +671,17 @@ void test_decoder() {
     }
     std::vector<std::vector<float>> stored(4, std::vector<float>(static_cast<size_t>(2 * kv * block), NAN));
     std::vector<quire::LayerStore> stores;
-    for (size_t at = 0; at < 2; ++at) {
-        const size_t own = shares ? 0 : 2 * at;
-        const int64_t stride = kv_heads[at] * head[at] * block;
-        stores.push_back({stored[own].data(), stored[own + 1].data(), stride, stride});
+    for (size_t i = 0; i < 2; ++i) {
+        const size_t recurrent = is_shared ? 0 : 2 * i;
+        const int64_t stride = kv_heads[i] * head[i] * block;
+        stores.push_back({stored[recurrent].data(), stored[recurrent + 1].data(), stride, stride});
     }
-    const std::vector<float> frequencies = floats(most_head / 2);
+    const std::vector<float> frequencies = floats(max_head / 2);
     const std::vector<quire::RopeRule> ropes = {{frequencies.data(), 1.0, head[0], 0},
                                                 {frequencies.data(), 1.5, head[1], head[0]}};
     std::vector<int64_t> blocks(static_cast<size_t>(rows), 1), slots, tokens, wanted;
     for (int64_t row = 0; row < rows; ++row) slots.push_back(row), tokens.push_back(pick(0, int(vocabulary) - 1));
-    for (int64_t at = 0; at < num_wanted; ++at) wanted.push_back(pick(0, int(rows) - 1));
+    for (int64_t i = 0; i < num_wanted; ++i) wanted.push_back(pick(0, int(rows) - 1));
     std::vector<int64_t> needed;  // all rows, or wanted rows and possibly others
     const bool is_every_needed = pick(0, 1);
     for (int64_t row = 0; row < rows; ++row)
@@ -696,18 +695,18 @@ void test_decoder() {
     const int32_t table = 1, zero = 0, count = static_cast<int32_t>(rows);
     std::vector<quire::TileRow> members(static_cast<size_t>(rows));
     std::vector<quire::QueryTile> tiles(static_cast<size_t>(rows));
-    const int64_t most_group = shares ? 2 : 4;
-    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block), int(most_group),
-                                                members.data(), tiles.data());
+    const int64_t max_group_size = is_shared ? 2 : 4;
+    const int64_t num_tiles = quire::make_tiles({&zero, &count, &zero, &zero, 1, &table}, int(block),
+                                                int(max_group_size), members.data(), tiles.data());
     const int64_t chunk = 3 < rows ? 3 : rows, angles = head[0] + head[1], gated_size = std::max(wide, per_layer);
     std::vector<float> residual = floats(rows * hidden), out(residual.size()), added(residual.size());
     std::vector<float> cos = floats(rows * angles), sin = floats(rows * angles), picked = floats(num_wanted * hidden);
     std::vector<float> logits(static_cast<size_t>(num_wanted * vocabulary), NAN);
     std::vector<int64_t> argmax_tokens(static_cast<size_t>(num_sampled), -1);
     std::vector<uint8_t> are_logits_finite(static_cast<size_t>(num_sampled));
-    std::vector<float> queries = floats(rows * query), answers(size_t(rows * most_out)), qkv = floats(chunk * most_in);
-    std::vector<float> gates = floats(rows * query), mixed = floats(chunk * most_channels);
-    std::vector<float> rates = floats(chunk * 2 * most_heads);
+    std::vector<float> queries = floats(rows * query), answers(size_t(rows * max_out)), qkv = floats(chunk * max_in);
+    std::vector<float> gates = floats(rows * query), mixed = floats(chunk * max_channels);
+    std::vector<float> rates = floats(chunk * 2 * max_heads);
     std::vector<float> gate_up = floats(chunk * 2 * gated_size), gated = floats(chunk * gated_size);
     std::vector<float> query_scales = floats(rows), per_layers = floats(rows * 2 * per_layer);
     std::vector<uint8_t> is_finite(static_cast<size_t>(rows));
@@ -719,7 +718,7 @@ void test_decoder() {
     call.embedding_scale = pick(0, 1) ? 1.0 : 2.0, call.added_scale = pick(0, 1) ? 1.0 : 0.5;
     call.logit_scale = pick(0, 1) ? 1.0 : 0.5, call.logit_cap = pick(0, 1) ? 0.0 : 20.0;
     call.query_beta = pick(0, 1) ? 0.0 : 0.1, call.query_origin = 4.0, call.gate = pick(0, 2);
-    call.angles_size = angles, call.most_head_size = most_head, call.most_group = most_group;
+    call.angles_size = angles, call.max_head_size = max_head, call.max_group_size = max_group_size;
     call.kv_type = 0, call.block_size = block;
     call.tokens = tokens.data(), call.positions = slots.data(), call.blocks = blocks.data(), call.slots = slots.data();
     call.tables = &table, call.members = members.data(), call.tiles = tiles.data(), call.wanted = wanted.data();
@@ -737,12 +736,12 @@ void test_decoder() {
     call.qkv = qkv.data(), call.gate_up = gate_up.data(), call.gated = gated.data(), call.chunk_rows = 3;
     call.seconds = pick(0, 1) ? seconds.data() : nullptr;
     quire::compute_step(call);
-    for (uint8_t one : is_finite) expect(one == 1, "decoder", "every build");
+    for (uint8_t flag : is_finite) expect(flag == 1, "decoder", "every build");
     expect(all_finite(out) && all_finite(logits), "decoder", "every build");
-    for (int64_t at = 0; at < num_sampled; ++at) {
-        const float* row = logits.data() + at * vocabulary;
-        const bool is_first = std::max_element(row, row + vocabulary) - row == argmax_tokens[static_cast<size_t>(at)];
-        expect(is_first && are_logits_finite[static_cast<size_t>(at)] == 1, "the argmax_tokens token", "every build");
+    for (int64_t i = 0; i < num_sampled; ++i) {
+        const float* row = logits.data() + i * vocabulary;
+        const bool is_first = std::max_element(row, row + vocabulary) - row == argmax_tokens[static_cast<size_t>(i)];
+        expect(is_first && are_logits_finite[static_cast<size_t>(i)] == 1, "the argmax_tokens token", "every build");
     }
     tokens[0] = vocabulary;
     bool is_refused = false;
@@ -776,13 +775,13 @@ void test_panels(const quire::Kernels& kernels, quire::Format format) {
     for (const auto arithmetic : {quire::ComputeType::floating, quire::ComputeType::integer}) {
         if (arithmetic == quire::ComputeType::integer && !quire::is_coded(format)) continue;
         const std::vector<float> all = multiply_panels(kernels, weight, rows, 0, num_rows, arithmetic);
-        const std::vector<float> some = multiply_panels(kernels, weight, rows, first, count, arithmetic);
+        const std::vector<float> part = multiply_panels(kernels, weight, rows, first, count, arithmetic);
         expect(all_finite(all), "a product of panels", kernels.isa);
-        expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], some.data(), some.size() * 4) == 0,
+        expect(std::memcmp(&all[static_cast<size_t>(first * weight.shape.num_out)], part.data(), part.size() * 4) == 0,
                "a product of panels in company", kernels.isa);
         if (arithmetic == quire::ComputeType::integer) {
-            const quire::Kernels& plain = *quire::kernels_named("portable");
-            const std::vector<float> portable = multiply_panels(plain, weight, rows, 0, num_rows, arithmetic);
+            const quire::Kernels& base = *quire::kernels_named("portable");
+            const std::vector<float> portable = multiply_panels(base, weight, rows, 0, num_rows, arithmetic);
             expect(std::memcmp(all.data(), portable.data(), all.size() * 4) == 0, "integers", kernels.isa);
         }
     }
@@ -819,7 +818,7 @@ int main() {
     }
     if (quire::has_amx()) {
         for (int round = 0; round < 15; ++round)
-            test_products(quire::chosen_products(quire::WeightType::bfloat16), "amx", kRounded16);
+            test_products(quire::active_matmul(quire::WeightType::bfloat16), "amx", kRounded16);
         std::printf("amx: clean\n");
     }
     return 0;

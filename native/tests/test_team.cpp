@@ -11,8 +11,8 @@
 
 namespace {
 
-void expect(bool holds, const char* what, int64_t phase) {
-    if (holds) return;
+void expect(bool is_true, const char* what, int64_t phase) {
+    if (is_true) return;
     std::fprintf(stderr, "does not hold: %s, phase %ld\n", what, static_cast<long>(phase));
     std::abort();
 }
@@ -25,7 +25,7 @@ struct Plan {
 Plan random_plan(std::mt19937& dice, int num_phases) {
     Plan plan;
     for (int phase = 0; phase < num_phases; ++phase) {
-        std::vector<int64_t> queues(1 + dice() % quire::kMostQueues);
+        std::vector<int64_t> queues(1 + dice() % quire::kMaxQueues);
         for (int64_t& size : queues) size = dice() % 3 == 0 ? 0 : dice() % 24;
         plan.sizes.push_back(queues);
         plan.in_order.push_back(dice() % 4 == 0);
@@ -34,10 +34,10 @@ Plan random_plan(std::mt19937& dice, int num_phases) {
 }
 
 // Counts the executions of each task, in non-atomic memory, so that a phase that begins too early is a data race.
-struct Done {
+struct RunCounts {
     std::vector<std::vector<int64_t>> phases;
 
-    explicit Done(const Plan& plan) {
+    explicit RunCounts(const Plan& plan) {
         for (const auto& queues : plan.sizes) {
             int64_t total = 0;
             for (int64_t size : queues) total += size;
@@ -46,25 +46,25 @@ struct Done {
     }
 };
 
-void dawdle(std::mt19937& dice) {
+void delay_sometimes(std::mt19937& dice) {
     const unsigned chance = dice() % 64;
     if (chance == 0) std::this_thread::sleep_for(std::chrono::microseconds(dice() % 300));
     if (chance < 8) std::this_thread::yield();
 }
 
-void go_through(const Plan& plan, Done& done, quire::TeamThread& thread, unsigned seed) {
+void run_plan(const Plan& plan, RunCounts& counts, quire::TeamThread& thread, unsigned seed) {
     std::mt19937 dice(seed);
     for (size_t phase = 0; phase < plan.sizes.size(); ++phase) {
         int64_t first = 0;
         for (int64_t size : plan.sizes[phase]) {
-            dawdle(dice);
+            delay_sometimes(dice);
             quire::Tasks tasks = plan.in_order[phase] ? thread.tasks_in_order(size) : thread.tasks(size);
             for (int64_t task; tasks.take(task);) {
                 if (phase > 0)
-                    for (int64_t count : done.phases[phase - 1])
+                    for (int64_t count : counts.phases[phase - 1])
                         expect(count == 1, "a phase begins when the one before is over", static_cast<int64_t>(phase));
-                dawdle(dice);
-                ++done.phases[phase][static_cast<size_t>(first + task)];
+                delay_sometimes(dice);
+                ++counts.phases[phase][static_cast<size_t>(first + task)];
             }
             first += size;
         }
@@ -74,17 +74,17 @@ void go_through(const Plan& plan, Done& done, quire::TeamThread& thread, unsigne
 
 void run(std::mt19937& dice, int num_threads, int num_phases) {
     const Plan plan = random_plan(dice, num_phases);
-    Done done(plan);
+    RunCounts counts(plan);
     quire::Team team;
     std::vector<std::thread> threads;
     for (int number = 0; number < num_threads; ++number)
         threads.emplace_back([&, number, seed = dice()] {
             quire::TeamThread thread(team, number, num_threads);
-            go_through(plan, done, thread, static_cast<unsigned>(seed));
+            run_plan(plan, counts, thread, static_cast<unsigned>(seed));
         });
     for (std::thread& thread : threads) thread.join();
-    for (size_t phase = 0; phase < done.phases.size(); ++phase)
-        for (int64_t count : done.phases[phase])
+    for (size_t phase = 0; phase < counts.phases.size(); ++phase)
+        for (int64_t count : counts.phases[phase])
             expect(count == 1, "a task is done once", static_cast<int64_t>(phase));
 }
 
@@ -92,13 +92,13 @@ void run(std::mt19937& dice, int num_threads, int num_phases) {
 void run_alone_then_late() {
     quire::Team team;
     int64_t num_tasks = 0;
-    const auto go = [&](int number) {
+    const auto run_thread = [&](int number) {
         quire::TeamThread thread(team, number, 2);
         for (int phase = 0; phase < 100; ++phase) thread.share(7, [&](int64_t) { ++num_tasks; });
     };
-    go(0);
+    run_thread(0);
     expect(num_tasks == 700, "one thread does the work of two", 0);
-    go(1);
+    run_thread(1);
     expect(num_tasks == 700, "who comes too late finds nothing to do", 0);
 }
 

@@ -17,7 +17,7 @@ from quire.api.dialects.openai.chat import ChatWriter
 from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_writer import ItemsWriter
 from quire.api.dialects.openai.schemas import ChatFields, ResponseFields
-from quire.client.reply.outputs import joined
+from quire.client.reply.outputs import merge_pieces
 from quire.client.reply.reply import Reply
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import make_request
@@ -55,7 +55,7 @@ def random_answer(random: Random) -> tuple[AnswerFormat, str]:
     form = FORMATS[random.choice([*FORMATS])]
     plain = "ab ,:\n"
     thought, text = random_text(random, plain).strip(), random_text(random, plain).strip()
-    names = random.sample(["get", "put", "mcp__a-b"], 1 if form.again is None else random.randrange(1, 4))
+    names = random.sample(["get", "put", "mcp__a-b"], 1 if form.call_separator is None else random.randrange(1, 4))
     calls = [
         Call(name, {key: random_value(random) for key in ("a", "some_key")[: random.randrange(3)]}) for name in names
     ]
@@ -111,7 +111,7 @@ def _streamed(reply: Reply, writer: Any, events: Sequence[RequestEvent], random:
         size = random.choice([1, 1, 2, 5, 50])
         pieces = reply.take(events[place : place + size])
         place += size
-        batch = [(0, piece) for piece in (joined(pieces) if random.random() < 0.5 else pieces)]
+        batch = [(0, piece) for piece in (merge_pieces(pieces) if random.random() < 0.5 else pieces)]
         if batch:
             added = writer.pieces([reply], batch)
             data += (b"" if begun or not added else writer.begin([reply])) + added

@@ -197,7 +197,7 @@ def plan(proof: Proof) -> None:
         setup = _setup(load, proof.sized(quick=150, full=400))
         planner = Planner(setup)
         told = planner.plan(MEMBERS_MAX)
-        pools = pool_candidates(told.least_blocks, POOL)
+        pools = pool_candidates(told.min_blocks, POOL)
         exact = exhaustive(setup, told.num_members or MEMBERS_MAX, pools)
         num_wrong += told.num_blocks != exact
         num_enough += exact is not None

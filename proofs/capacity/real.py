@@ -27,17 +27,17 @@ from quire.backends.cpu.measured_roof import read_sum
 from quire.bench.engine import EngineBench, EngineLoad
 from quire.bench.http_client import Client
 from quire.bench.load_run import Pace
-from quire.bench.measures import measured
+from quire.bench.measures import metrics_of
 from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
-from quire.engine.step_fit import fitted_profile
+from quire.engine.step_fit import fit_profile
 from quire.engine.step_profile import StepProfile
 from quire.sim.fleet.member import MemberSize
 from quire.sim.fleet.report import FleetReport
 from quire.sim.fleet.simulation import FleetConfig, FleetSimulation
-from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
+from quire.workload.trace_requests import TraceRules, apply_rules, trace_requests
 from quire.workload.traces import Trace, read_trace
 
 LONGEST_TOKENS = 1024
@@ -112,13 +112,13 @@ def real_server(proof: Proof) -> None:
     with timed_engine() as engine:
         engine.steps("slow", 1)  # the first steps of a process are
         before = engine.steps("first", 1)
-        speedup = busy_speedup(trace, fitted_profile("first", before))
+        speedup = busy_speedup(trace, fit_profile("first", before))
         for number, setting in enumerate(SETTINGS * proof.sized(quick=1, full=5)):
             before_s = bandwidth(memory)
             real, num_blocks = through_server(setting, trace, speedup)
             moved = bandwidth(memory) / before_s
             after = engine.steps(f"{number}", 1)
-            profile, before = fitted_profile("smollm2", [*before, *after]), after
+            profile, before = fit_profile("smollm2", [*before, *after]), after
             errors.append(profile.relative_error)
             simulated = through_simulator(setting, trace, speedup, profile, num_blocks)
             is_kept = abs(moved - 1.0) <= MOVED
@@ -159,7 +159,7 @@ def scaled_trace(proof: Proof) -> Trace:
     """Some conversations of the trace, its long requests left out, lengths scaled to what the model takes."""
     whole = read_trace(CONVERSATION).spread()
     rows = tuple(row for row in whole.rows if row.prompt_tokens + row.output_tokens <= MOST_TRACE_TOKENS)
-    kept = tuple(rows[at] for at, _ in ruled_rows(replace(whole, rows=rows), TraceRules(share=SHARE)))
+    kept = tuple(rows[at] for at, _ in apply_rules(replace(whole, rows=rows), TraceRules(share=SHARE)))
     return replace(whole, rows=kept).head(proof.sized(quick=24, full=64)).fitted(LONGEST_TOKENS)
 
 
@@ -220,10 +220,10 @@ async def _asked(running: Running, setting: Setting, trace: Trace, speedup: floa
     classes = {one.name: one.priority for one in trace_requests(trace, rules)}
     visits = [replace(visit, priority=classes[visit.name]) for visit in trace.visits(speedup)]
     async with Client(running.server) as client:
-        bench = await Bench.opened(client, BenchOptions(sends_priority=True), RunListener())
+        bench = await Bench.open(client, BenchOptions(sends_priority=True), RunListener())
         maker = bench.maker(LoadSetup(prompts="tokens"), token_hex(4))
         pace = Pace(None, tuple(visit.arrival_s or 0.0 for visit in visits))
-        told = measured(await bench.run_visits(maker, visits, pace))
+        told = metrics_of(await bench.run_visits(maker, visits, pace))
     if told["failed"]:
         raise RuntimeError(f"{told['failed']} requests failed: {told['error_kinds']}")
     return Figures(told["output_throughput"], told["median_ttft_ms"] / 1e3, told["cached_token_share"] or 0.0)

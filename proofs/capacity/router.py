@@ -58,7 +58,7 @@ def _filled(router: Router, random: Random, num_members: int, num_blocks: int) -
     for number in range(num_members):
         member = f"m{number}"
         router.join(member, BLOCK_SIZE, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
         chains = [*shared, *_chains(random, num_blocks - num_blocks // 10)]
         events = [chain[at : at + EVENT_BLOCKS] for chain in chains for at in range(0, CHAIN_BLOCKS, EVENT_BLOCKS)]
         taken_s += _timed(partial(_tell, router.index, member, events))
@@ -68,7 +68,7 @@ def _filled(router: Router, random: Random, num_members: int, num_blocks: int) -
 
 def _tell(index: BlockIndex, member: str, events: list[list[int]]) -> None:
     for names in events:
-        index.stored(member, names)
+        index.add_blocks(member, names)
 
 
 def _prompts(random: Random, chains: list[list[int]], count: int) -> Iterator[RoutedPrompt]:
@@ -116,9 +116,9 @@ def _choices(proof: Proof, router: Router, chains: list[list[int]]) -> None:
         taken_s = _timed(partial(router.choose, prompt, now_s))
         if number % 3 == 2:
             reserving.append(taken_s)
-        router.computed(f"r{number - num_members}")
+        router.mark_computed(f"r{number - num_members}")
         for member in router.membership.ready_members:
-            router.beat(member, now_s)
+            router.record_heartbeat(member, now_s)
         router.advance(now_s)
     proof.report("depth_us", median(searches) * 1e6, "the search of depths alone, p50")
     proof.report("depth_p99_us", quantiles(searches, n=100)[98] * 1e6)
@@ -156,7 +156,7 @@ def burst(proof: Proof) -> None:
         router = Router()
         for number in range(BURST_MEMBERS):
             router.join(f"m{number}", BLOCK_SIZE, 0.0)
-            router.ready(f"m{number}", 0.0)
+            router.mark_ready(f"m{number}", 0.0)
         counts = dict.fromkeys(router.membership.ready_members, 0)
         common = tuple(proof.random.getrandbits(63) for _ in range(PROMPT_BLOCKS))
         for number in range(BURST):

@@ -25,11 +25,11 @@ from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import PriorityClass, Request, ResolvedSampling
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
-from quire.core.scheduling.shares import LEAST_SHARE, Shares
+from quire.core.scheduling.shares import MIN_SHARE, Shares
 from quire.core.scheduling.waiting_queue import OUTPUT_TOKEN_COST, QueueConfig
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import CapacityError, QuireError
-from quire.sim.server.config import configured
+from quire.sim.server.config import make_config
 from quire.sim.server.report import Totals
 from quire.sim.server.simulation import Simulation
 from tests.mutants import scheduler as scheduler_mutants
@@ -53,7 +53,7 @@ class SimRun(NamedTuple):
 
 
 def simulate(number: int, scenario: str = "chaos") -> SimRun:
-    config = configured(scenario, number)
+    config = make_config(scenario, number)
     simulation = Simulation(config)
     try:
         report = simulation.run()
@@ -309,7 +309,7 @@ def share_among(tenants: list[str], queue: QueueConfig) -> int:
     shares = Shares(queue.bounds)
     for tenant in tenants:
         shares.request_place(tenant, HIGH.value, 0.0)
-    return max(LEAST_SHARE, shares.share_of(tenants[0], HIGH.value))
+    return max(MIN_SHARE, shares.share_of(tenants[0], HIGH.value))
 
 
 @section("several tenants under a flood")

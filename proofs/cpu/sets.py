@@ -40,7 +40,7 @@ def forced(name: str) -> Mapping[str, str]:
 
 def usable() -> list[str]:
     """The sets that this processor has."""
-    program = "from quire.backends.kernels.extension import available; print(available().isa)"
+    program = "from quire.backends.kernels.extension import availability; print(availability().isa)"
     found = []
     for name in SETS:
         ran = subprocess.run([sys.executable, "-c", program], env=forced(name), capture_output=True, text=True)

@@ -175,7 +175,7 @@ def _is_near(
     at = next((at for at, (a, b) in enumerate(pairs) if a != b), len(pairs))
     text = opened.text
     room = max(1, text.max_sequence_tokens - len(one.prompt_token_ids))
-    settled = params.settle(text.defaults, text.eos_token_ids, text.vocabulary_size, room)
+    settled = params.resolve(text.defaults, text.eos_token_ids, text.vocabulary_size, room)
     return is_near_border(Ask(one.prompt_token_ids, settled, one.seed), answer.token_ids, at)
 
 

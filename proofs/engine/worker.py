@@ -30,7 +30,7 @@ from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings
 from quire.core.request import FinishReason
 from quire.errors import MessageError, QuireError
-from quire.worker.child.faults import Fault, falls
+from quire.worker.child.faults import Fault, selects
 from quire.worker.messages import Stepped, decode_to_parent, decode_to_worker, encode_message
 from quire.worker.parent.ledger import QUARANTINED, Ledger
 from quire.worker.parent.supervisor import Supervisor
@@ -128,11 +128,11 @@ def real(faults: Sequence[Fault] = (), limits: Limits | None = None) -> ServedMo
     """The test model in a worker; faults only where given."""
     prepare = plan_worker(str(smollm2_directory()), SETTINGS, limits=limits)
 
-    def with_faults() -> Serving:
+    def inject_faults() -> Serving:
         serving = prepare()
         return replace(serving, plan=replace(serving.plan, environment=_environment(faults)))
 
-    return ServedModel(with_faults)
+    return ServedModel(inject_faults)
 
 
 def _environment(faults: Sequence[Fault]) -> dict[str, str]:
@@ -318,11 +318,11 @@ async def poison(proof: Proof) -> None:
 
 async def last_beat_s(model: ServedModel) -> float:
     """When the page's beat was last seen to move, once it has stood still for a second: the step began then."""
-    num_beats, moved_s = model.supervisor.flight().num_beats, time.monotonic()
+    num_heartbeats, moved_s = model.supervisor.worker_status().num_heartbeats, time.monotonic()
     while time.monotonic() - moved_s < 1.0:
         await asyncio.sleep(0.005)
-        if model.supervisor.flight().num_beats != num_beats:
-            num_beats, moved_s = model.supervisor.flight().num_beats, time.monotonic()
+        if model.supervisor.worker_status().num_heartbeats != num_heartbeats:
+            num_heartbeats, moved_s = model.supervisor.worker_status().num_heartbeats, time.monotonic()
     return moved_s
 
 
@@ -380,7 +380,7 @@ async def _is_doomed(model: EngineClient, ask: Ask, share: float) -> bool:
     assert ask.params.seed is not None
     first = len(await model.prompt_ids(ask.prompt))
     rows = range(first + 1, first + len(ask.answer.token_ids))
-    return any(falls(ask.params.seed, at, share) for at in rows if (at - 1) % SETTINGS.block_size)
+    return any(selects(ask.params.seed, at, share) for at in rows if (at - 1) % SETTINGS.block_size)
 
 
 # -- nothing left behind -----------------------------------------------------------------------------------------------
@@ -453,7 +453,7 @@ class Books:
         if not self._ledger.entries:
             self._ledger = Ledger(49152)  # its first assignment is the one the events are of
             self._ledger.add(msgspec.structs.replace(REQUEST, request_id="a"))
-            self._ledger.due(0.0)
+            self._ledger.due_commands(0.0)
         if isinstance(message, Stepped):
             self._ledger.take(message.events, [])
 

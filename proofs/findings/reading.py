@@ -18,7 +18,7 @@ from quire.api.dialects.anthropic.schemas import MessagesFields
 from quire.api.dialects.anthropic.turns import messages_of_turns
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.completions import CompletionWriter
 from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_items import messages_of_items
@@ -38,7 +38,7 @@ from quire.core.events import Token
 from quire.errors import QuireError
 from quire.fleet.openai.stream import MAX_LINE_BYTES, OpenAIStream
 from quire.http_client import SseReader
-from quire.text.chat.canonical import Spelling, canonical
+from quire.text.chat.canonical import TemplateSupport, canonical
 from quire.text.chat.changing_text import fold
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.prompt_parts import char_spans
@@ -309,7 +309,7 @@ def _completion_fields(size: int) -> Work:
         params = SamplingParams(
             allowed_token_ids=parsed.allowed_token_ids[: 1 << 18], stop_token_ids=parsed.stop_token_ids[: 1 << 18]
         )
-        params.settle({}, frozenset(), 1 << 30)
+        params.resolve({}, frozenset(), 1 << 30)
 
     return read
 
@@ -319,7 +319,7 @@ def _response_items(size: int) -> Work:
     item = {"role": "assistant", "content": "a" * 16}
     call = {"type": "function_call", "name": "f", "arguments": "{}"}
     fields = ResponseFields.model_construct(input=[item, call] * (size // 128))
-    return lambda: messages_of_items(fields, Images(False))
+    return lambda: messages_of_items(fields, ImagePolicy(False))
 
 
 @_reads("message_turns", most=MAX_BODY_BYTES)
@@ -328,7 +328,7 @@ def _message_turns(size: int) -> Work:
     results = [{"type": "tool_result", "content": [{"type": "text", "text": "c"}]}] * (size // 128)
     said = [{"role": "assistant", "content": blocks}, {"role": "user", "content": results}]
     fields = validated(MessagesFields, {"messages": said, "max_tokens": 1})
-    return lambda: messages_of_turns(fields, Images(False))
+    return lambda: messages_of_turns(fields, ImagePolicy(False))
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -339,11 +339,11 @@ def _messages(size: int) -> Work:
     function = {"name": "f", "arguments": json.dumps({"a": ["\\"] * 8})}
     said: list[Any] = [{"role": "system", "content": "a"}] * (size // 64)
     said += [{"role": "assistant", "content": None, "tool_calls": [{"id": "x", "function": function}]}] * (size // 128)
-    spelling = Spelling(wants_short_ids=True, shows_late_system=False)
+    support = TemplateSupport(needs_short_ids=True, has_late_system=False)
 
     def read() -> None:
         num_text_bytes(said)
-        prepare_messages(canonical(said, spelling), wants_parts=False)
+        prepare_messages(canonical(said, support), wants_parts=False)
 
     return read
 
@@ -402,7 +402,7 @@ def _stable_prefix(size: int) -> Work:
     line = "1-" * 60 + "a" * 60 + ":1" * 60
     listed = StablePrefix(["dates", "times", "ids", "a*b*"])
     messages = [{"role": "system", "content": "\n".join([line[at:] for at in range(100)] * 5)}] * (size // 100_000 + 2)
-    return lambda: [listed.cleaned([one]) for one in messages]
+    return lambda: [listed.remove_lines([one]) for one in messages]
 
 
 @_reads("fold")

@@ -30,7 +30,7 @@ def fit(proof: Proof) -> None:
         variants = variants_of(made_up(proof.random))
         for _ in range(20):
             memory_bytes = int(proof.random.uniform(0.5, 64) * GIB)
-            taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_taken]
+            taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_selected]
             expected = searched(variants, memory_bytes)
             num_taken += bool(taken)
             if taken != ([] if expected is None else [expected]):

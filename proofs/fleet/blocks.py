@@ -82,7 +82,7 @@ class Lossy:
 
     def __init__(self, model: FleetModel, random: Random, share: float) -> None:
         self.num_lost = 0
-        for link in model.event_links.values():
+        for link in model.subscribers.values():
             self._stand_before(link.reader, random, share)
 
     def _stand_before(self, reader: object, random: Random, share: float) -> None:

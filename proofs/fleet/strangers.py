@@ -99,7 +99,7 @@ async def known_blocks(line: str) -> int:
     async with FleetModel(NAME, FixedMembers([line]), None, openai_rules=rules) as model:
         until_s = time.monotonic() + EVENTS_S
         while time.monotonic() < until_s:
-            if num_blocks := sum(link.reader.num_blocks for link in model.event_links.values()):
+            if num_blocks := sum(link.reader.num_blocks for link in model.subscribers.values()):
                 return num_blocks
             await asyncio.sleep(0.1)
     return 0

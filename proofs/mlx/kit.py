@@ -16,14 +16,14 @@ from tests.support.models.mlx_models import MODELS, SETTINGS, VOCABULARY_SIZE, m
 from tests.support.models.models import runners_of
 
 ACROSS_SHAPES = frozenset({
-    "a_row_does_not_depend_on_its_company",
-    "a_prompt_may_come_in_any_chunks",
-    "a_prefix_computed_by_another_serves_as_well",
-    "the_largest_step_runs",
-    "logprobs_do_not_depend_on_company",
-    "several_wanted_positions_equal_one_by_one",
-    "right_drafts_come_back_with_one_more",
-    "drafts_do_not_depend_on_company",
+    "a_row_does_not_depend_on_its_batch",
+    "chunk_sizes_do_not_change_the_result",
+    "a_shared_prefix_gives_the_same_result",
+    "the_largest_step_gives_the_same_results",
+    "logprobs_do_not_depend_on_the_batch",
+    "many_positions_equal_one_at_a_time",
+    "right_drafts_are_accepted_with_one_more_token",
+    "drafts_do_not_depend_on_the_batch",
 })  # fmt: skip
 """Checks of equal bits across batches and chunks, which a library that chooses its kernels by shape cannot keep."""
 MOST_APART = 0.05

@@ -21,7 +21,7 @@ def _runner(num_blocks: int) -> MlxRunner:
     first = load_runner(made_by_mlx("llama"), **SETTINGS)
     if not isinstance(first, MlxRunner):
         raise TypeError(f"an MLX runner was asked for, {type(first).__name__} came")
-    (model, store), owner = first._opened(), first._owner
+    (model, store), owner = first._opened(), first._mlx_thread
     made = owner.call(lambda: KVStore(model.kv_shapes, num_blocks, store.block_size, store.dtype))
     return MlxRunner(owner, model, made, first.capacity)
 

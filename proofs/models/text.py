@@ -27,7 +27,7 @@ from quire.checkpoints import load_tokenizer
 from quire.checkpoints.gguf.config import Metadata
 from quire.checkpoints.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED, write_tokenizer
 from quire.errors import QuireError
-from quire.text.chat.canonical import ANY_SPELLING, canonical
+from quire.text.chat.canonical import DEFAULT_SUPPORT, canonical
 from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 
 TEMPLATES: Mapping[str, str] = {
@@ -159,7 +159,7 @@ def _judged(template: ChatTemplate, named: Named, one: Conversation) -> str:
 def _ours(template: ChatTemplate, one: Conversation) -> str | None:
     try:
         arguments = TemplateArguments(tools=one.tools, add_generation_prompt=one.is_open, enable_thinking=one.thinks)
-        return template.render(canonical(one.messages, ANY_SPELLING), arguments).text
+        return template.render(canonical(one.messages, DEFAULT_SUPPORT), arguments).text
     except QuireError:
         return None
 

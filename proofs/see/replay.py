@@ -25,7 +25,7 @@ from benchmarks.servers import Running, quire_command, started
 from benchmarks.test_model import smollm2_file
 from proofs.framework.proof import Proof, section
 from quire.cli.serve.model_traces import ModelTraces
-from quire.client.engines.served import OwnSettings, ServedModel, plan_worker
+from quire.client.engines.served import ModelOptions, ServedModel, plan_worker
 from quire.client.request.params import Grammar, SamplingParams
 from quire.config import ModelSettings, OnDemandModel, ServerSettings
 from quire.core.scheduling.waiting_queue import QueueConfig
@@ -115,9 +115,9 @@ class Load:
         )
 
 
-def traced_settings(path: Path) -> OwnSettings:
+def traced_settings(path: Path) -> ModelOptions:
     """A new file, as `quire serve --trace` makes it."""
-    return OwnSettings(trace=ModelTraces(ServerSettings(trace=path), [OnDemandModel("m", "m", is_kept=True)]).of("m"))
+    return ModelOptions(trace=ModelTraces(ServerSettings(trace=path), [OnDemandModel("m", "m", is_kept=True)]).of("m"))
 
 
 def oracle_model(path: Path, random: Random) -> ServedModel:
@@ -143,7 +143,7 @@ def real_model(path: Path, random: Random) -> ServedModel:
         num_threads=1,
     )
     limits = Limits(stuck_s=LONGEST_S)
-    return ServedModel(plan_worker(str(smollm2_file()), settings, own=traced_settings(path), limits=limits))
+    return ServedModel(plan_worker(str(smollm2_file()), settings, options=traced_settings(path), limits=limits))
 
 
 async def written(path: Path, random: Random, *, is_real: bool, num_requests: int, num_kills: int) -> Counter[str]:

@@ -18,10 +18,10 @@ from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
 from quire.api.access.keys import add_key
 from quire.cli.shared.found_servers import admin_request
-from quire.cli.watch.top_figures import TopFigures, essentials
+from quire.cli.watch.top_figures import TopMetrics, json_fields
 from quire.cli.watch.top_glyphs import ASCII, UNICODE
-from quire.cli.watch.top_picture import Frame, picture
-from quire.cli.watch.top_watcher import TopWatcher, seen_once
+from quire.cli.watch.top_picture import Frame, screen_lines
+from quire.cli.watch.top_watcher import TopWatcher, fetch_once
 from quire.cli.watch.watch_source import WatchSource
 from quire.cli.watch.watched_state import read_snapshot
 from quire.errors import RequestError
@@ -139,11 +139,11 @@ def screens(proof: Proof) -> None:
     """Names that would steer a terminal, of any length, on screens of any size."""
     dice, upset, num_lines = proof.random, 0, 0
     for _ in range(proof.sized(quick=1000, full=20_000)):
-        figures = TopFigures("http://127.0.0.1:8000")
-        figures.take(read_snapshot(json.dumps(_hostile(dice)).encode()))
+        figures = TopMetrics("http://127.0.0.1:8000")
+        figures.add(read_snapshot(json.dumps(_hostile(dice)).encode()))
         glyphs = dice.choice((UNICODE, ASCII))
         frame = Frame(dice.randint(20, 240), dice.randint(1, 80), glyphs)
-        lines = picture(figures, frame, dice.choice((None, _name(dice))), "q ends")
+        lines = screen_lines(figures, frame, dice.choice((None, _name(dice))), "q ends")
         num_lines += len(lines)
         upset += len(lines) > frame.height
         upset += sum(line.cell_len > frame.width or not line.plain.isprintable() for line in lines)
@@ -206,7 +206,7 @@ async def figures(proof: Proof) -> None:
 
 
 async def _once(source: WatchSource) -> dict[str, Any]:
-    return essentials(await asyncio.to_thread(seen_once, source, None))
+    return json_fields(await asyncio.to_thread(fetch_once, source, None))
 
 
 def _watched(source: WatchSource) -> dict[str, Any]:
@@ -215,13 +215,13 @@ def _watched(source: WatchSource) -> dict[str, Any]:
     with TopWatcher(source) as watcher:
         for _ in range(20):
             watcher.wait(10)
-            watcher.look(lambda figures, _: kept.append(essentials(figures)))
+            watcher.show(lambda figures, _: kept.append(json_fields(figures)))
     return kept[-1]
 
 
 def _is_refused(source: WatchSource) -> bool:
     try:
-        seen_once(source, None)
+        fetch_once(source, None)
     except RequestError:
         return True
     return False

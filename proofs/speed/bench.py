@@ -13,7 +13,7 @@ from proofs.framework.proof import Proof, run, section
 from quire.bench.compare import Comparison, compare_records
 from quire.bench.http_client import Client
 from quire.bench.outcome import Run
-from quire.bench.runs import Bench, BenchOptions, RunListener, finished, interleaved_servers, seeded
+from quire.bench.runs import Bench, BenchOptions, RunListener, measure_interleaved, run_async, seeded
 from quire.bench.setup import LoadSetup
 from quire.verdicts import SpeedVerdict
 
@@ -94,7 +94,7 @@ def _compared(proof: Proof, a: Running, b: Running) -> Comparison:
     setup = LoadSetup(requests=8, concurrency=8, prompt_tokens=16, output_tokens=24, prompts="tokens")
     rounds = proof.sized(quick=14, full=24)
     return compare_records(
-        *finished(interleaved_servers((a.server, b.server), seeded(setup), rounds, WARM, RunListener()))
+        *run_async(measure_interleaved((a.server, b.server), seeded(setup), rounds, WARM, RunListener()))
     )
 
 
@@ -156,10 +156,10 @@ def _load(running: Running, setup: LoadSetup) -> Run:
 
     async def main() -> Run:
         async with Client(running.server) as client:
-            bench = await Bench.opened(client, WARM, RunListener())
+            bench = await Bench.open(client, WARM, RunListener())
             return (await bench.run(setup, setup.seed, ""))[1]
 
-    done = finished(main())
+    done = run_async(main())
     failed = [one for one in done.outcomes if not one.is_ok]
     if failed:
         raise RuntimeError(f"{len(failed)} requests failed, the first with {failed[0].error}: {failed[0].detail}")

@@ -50,10 +50,10 @@ class CountedGuides(GrammarMatchers):
         self.steps.append((len(made), process_time() - started_s, 0.0))
         return made
 
-    def guided(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
+    def apply(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
         """The same for what follows."""
         started_s = process_time()
-        found = super().guided(plan, planned, result)
+        found = super().apply(plan, planned, result)
         num_rows, masks_s, _ = self.steps[-1]
         self.steps[-1] = (num_rows, masks_s, process_time() - started_s)
         return found

@@ -63,5 +63,5 @@ def _sampling(dice: np.random.Generator) -> Sampling:
 
 @contextmanager
 def _without_kernels() -> Iterator[None]:
-    with patch.object(extension, "available", lambda: extension.Availability(False, "the definition is asked")):
+    with patch.object(extension, "availability", lambda: extension.Availability(False, "the definition is asked")):
         yield

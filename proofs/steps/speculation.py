@@ -238,7 +238,7 @@ def leaks(proof: Proof) -> None:
     groups, num_requests = Groups(proof.random), 0
     while num_requests < proof.sized(quick=500, full=10_000):
         server = Server(num_blocks=400, max_step_tokens=200, propose=groups.propose)
-        server.scheduler.ended = groups.ended
+        server.scheduler.on_end = groups.ended
         for _ in range(20):
             tenant = proof.random.choice(GROUPS)
             server.ask(groups.prompt(tenant), proof.random.randint(2, 12), tenant=tenant, temperature=0.0)
@@ -285,8 +285,8 @@ class Groups:
     def ended(self, sequence: Sequence) -> None:
         """What was said is remembered: by the server's, by the group's own, and here."""
         group = sequence.request.namespace.cache_group
-        self._shared.ended(sequence)
-        self._apart[group].ended(sequence)
+        self._shared.store_output(sequence)
+        self._apart[group].store_output(sequence)
         said = sequence.tokens[sequence.num_prompt_tokens :]
         self._answers[group].append(said)
         self._followed[group] |= set(pairwise(said[:-1]))

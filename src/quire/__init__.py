@@ -34,7 +34,7 @@ __all__ = [
     "__version__",
 ]
 
-_HOMES = {
+_MODULES = {
     "LLM": "quire.client.engines.llm",
     "Answer": "quire.client.reply.outputs",
     "AsyncEngine": "quire.client.engines.async_engine",
@@ -52,8 +52,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that `import quire` stays fast."""
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'quire' has no attribute {name!r}")
-    from importlib import import_module  # noqa: PLC0415
+    from importlib import import_module  # noqa: PLC0415 - needed only on first use
 
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

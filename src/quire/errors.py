@@ -8,14 +8,14 @@
     │   ├── DuplicateRequestError  duplicate_request_id   another live request has the same id
     │   ├── InvalidParameterError  invalid_parameter      a request parameter is invalid
     │   ├── InvalidTextError       invalid_text           a text, message or stop string is invalid
-    │   ├── RequestTooLargeError   request_too_large      the request is empty, or exceeds the server's limits
+    │   ├── RequestTooLargeError   request_too_large      the request has no tokens, or more than the server's limits
     │   ├── TemplateError          template_failed        the model's chat template is missing or rejected the messages
     │   └── WorkBudgetError        work_budget_exceeded   the request or its tenant used too much processor time
     ├── EngineDeadError            engine_dead            the engine has stopped; running requests are lost
     ├── MessageError               malformed_message      another process or server sent a malformed message
     ├── ReplayError                invalid_trace          the file is not a trace, is damaged or of a newer version
     └── CapacityError              at_capacity            a bounded resource is full
-        ├── DisplacedError         displaced              the request lost its place in the queue; try later
+        ├── DisplacedError         displaced              another tenant took its place in the queue; try later
         ├── DrainingError          draining               the server is shutting down; use another, or try later
         ├── OutOfBlocksError       out_of_blocks          the KV pool has fewer free blocks than the step needs
         ├── PinBudgetError         pin_budget_exceeded    the pin would exceed the limit on pinned blocks or on pins
@@ -23,8 +23,8 @@
         ├── StreamStuckError       stream_stuck           the client stopped reading its stream; the request was ended
         └── TenantShareError       tenant_share_exceeded  the tenant's share of the queue is full; try later
 
-A bug raises `InvariantError`. It never uses `assert`, because `python -O` strips assertions and a corrupt KV memory
-must stop in production too. All other exceptions are expected in operation, and their callers handle them.
+Code that detects a bug raises `InvariantError`. It does not use `assert`: `python -O` strips assertions, and a worker
+with corrupt KV memory must stop in production too. All other exceptions are expected in operation and are handled.
 
 Callers decide by type and code, never by the message. The table shows the code of each type; a `raise` can set a more
 specific code where a caller must distinguish two cases of one type: `InvariantError("...", code="block_not_held")`.
@@ -60,7 +60,7 @@ class ConfigError(QuireError, ValueError):
     def __init__(self, message: str, settings: tuple[str, ...] = (), *, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.settings = settings
-        """Names of the invalid settings, as the module that checked them knows them; empty if none has such a name."""
+        """Names of the invalid settings, as in the module that checked them; empty if no named setting is invalid."""
 
 
 class CheckpointError(QuireError):
@@ -104,7 +104,7 @@ class InvalidTextError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """The request could not finish even if it ran alone on this server."""
+    """The request has no tokens, or could not finish even if it ran alone on this server."""
 
     code = "request_too_large"
 
@@ -121,10 +121,10 @@ class WorkBudgetError(RequestError):
     code = "work_budget_exceeded"
 
     def __init__(self, kind: str, scope: str, spent_s: float, limit_s: float, retry_after_s: int = 0) -> None:
-        way_out = f"try again in {retry_after_s} s" if retry_after_s else "send a simpler one"
+        hint = f"try again in {retry_after_s} s" if retry_after_s else "send a simpler request"
         super().__init__(
             f"{kind.replace('_', ' ')}: expected at most {limit_s:g} s of processor time ({scope.replace('_', ' ')}), "
-            f"got {spent_s:.3g} s; {way_out}"
+            f"got {spent_s:.3g} s; {hint}"
         )
         self.kind = kind
         self.scope = scope
@@ -141,7 +141,7 @@ class EngineDeadError(QuireError):
 
 
 class MessageError(QuireError):
-    """Another process or server sent a malformed or impossible message. A worker that does so is replaced."""
+    """Another process or server sent a malformed or impossible message. A worker that sends one is replaced."""
 
     code = "malformed_message"
 
@@ -165,7 +165,7 @@ class DisplacedError(CapacityError):
 
     def __init__(self, tenant: str, retry_after_s: int) -> None:
         super().__init__(
-            f"tenant {tenant!r} had more requests waiting than its share, its newest was displaced by another tenant; "
+            f"tenant {tenant!r} had more requests waiting than its share; another tenant displaced its newest; "
             f"try again in {retry_after_s} s"
         )
         self.tenant = tenant
@@ -173,7 +173,7 @@ class DisplacedError(CapacityError):
 
 
 class DrainingError(CapacityError):
-    """The server is shutting down and accepts no new requests; those still running at its time limit are ended."""
+    """The server is shutting down and accepts no new requests; at the drain timeout, running requests are ended."""
 
     code = "draining"
 
@@ -221,23 +221,23 @@ class StreamStuckError(CapacityError):
 
 
 class TenantShareError(CapacityError):
-    """The tenant already has as many waiting (or open) requests as its share allows."""
+    """The tenant already has as many waiting (or open: not yet completed) requests as its share allows."""
 
     code = "tenant_share_exceeded"
 
     def __init__(
         self,
         tenant: str,
-        num_waiting: int,
+        num_requests: int,
         limit: int,
         retry_after_s: int = RETRY_AFTER_S,
         state: str = "waiting",
     ) -> None:
         super().__init__(
-            f"tenant {tenant!r} has {num_waiting} of at most {limit} requests {state}; try again in {retry_after_s} s"
+            f"tenant {tenant!r} has {num_requests} of at most {limit} requests {state}; try again in {retry_after_s} s"
         )
         self.tenant = tenant
-        self.num_waiting = num_waiting
+        self.num_requests = num_requests
         self.limit = limit
         self.retry_after_s = retry_after_s
         self.state = state

@@ -28,7 +28,7 @@ MAX_HEAD_BYTES = 1 << 16
 """Limit on bytes outside the body: the response head, trailers and chunk headers."""
 MAX_BODY_BYTES = 256 << 10
 """Default limit on the body of a response that is read as a whole."""
-LOOK_S = 0.05
+POLL_INTERVAL_S = 0.05
 """Interval in seconds at which `iterate` calls `is_stopped`."""
 PORTS = {"http": 80, "https": 443}
 T = TypeVar("T")
@@ -36,7 +36,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, slots=True)
-class HttpServer:
+class ServerAddress:
     """The address of a server, and the key and headers sent with every request to it."""
 
     host: str
@@ -50,16 +50,16 @@ class HttpServer:
     """The server's Unix socket; None: connect to host and port."""
 
     @classmethod
-    def at(cls, url: str, key: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> "HttpServer":
-        """Parse a server's URL, without a final `/v1`. Raises ConfigError if it is invalid."""
+    def parse(cls, url: str, key: str | None = None, headers: tuple[tuple[str, str], ...] = ()) -> "ServerAddress":
+        """Parse a server's URL; a final `/v1` is removed. Raises ConfigError if the URL is invalid."""
         try:
             parts = urlsplit(url)
             port = PORTS[parts.scheme] if parts.port is None else parts.port
-        except (ValueError, KeyError):  # an invalid port, a broken IPv6 address, another scheme
+        except (ValueError, KeyError):  # an invalid port or IPv6 address, or an unknown scheme
             parts, port = urlsplit(""), 0
         if not parts.hostname or not port or parts.scheme not in PORTS:
-            rule = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
-            raise ConfigError(rule, ("url",), code="invalid_server_address")
+            message = f"expected a server address such as http://127.0.0.1:8000, got {url!r}; correct it"
+            raise ConfigError(message, ("url",), code="invalid_server_address")
         path = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port, parts.scheme == "https", path, key, headers)
 
@@ -73,13 +73,13 @@ class HttpServer:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS["https" if self.has_tls else "http"] else f"{host}:{self.port}"
 
-    def encode(self, method: str, path: str, body: bytes | None, *, is_kept: bool) -> bytes:
+    def encode(self, method: str, path: str, body: bytes | None, *, keep_alive: bool) -> bytes:
         """Encode a request as bytes. Raises ConfigError if the key, a header or the path is not printable ASCII."""
         fields = {
             "host": self._authority if self.socket_path is None else "localhost",
             "user-agent": "quire",
             "accept-encoding": "identity",
-            "connection": "keep-alive" if is_kept else "close",
+            "connection": "keep-alive" if keep_alive else "close",
         }
         if self.key:
             fields["authorization"] = f"Bearer {self.key}"
@@ -88,7 +88,7 @@ class HttpServer:
         fields |= {name.lower(): value for name, value in self.headers}
         lines = [f"{method} {self.path}{path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
         if not all(line.isascii() and line.isprintable() for line in lines):
-            raise ConfigError("expected a key, headers and a path in printable ASCII, got others; correct them")
+            raise ConfigError("expected printable ASCII in key, headers and path, got other characters; correct them")
         return "\r\n".join([*lines, "", ""]).encode() + (body or b"")
 
 
@@ -97,48 +97,48 @@ class UnansweredError(ConnectionResetError):
 
 
 class HttpResponse:
-    """A streamed response. Reading raises OSError if the connection breaks, MessageError if the HTTP is invalid."""
+    """A streamed response. Reading raises OSError if the connection breaks, MessageError if it is not HTTP."""
 
-    def __init__(self, reader: asyncio.StreamReader, silence_s: float | None) -> None:
+    def __init__(self, reader: asyncio.StreamReader, read_s: float | None) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         """Lower-case name -> value."""
-        self.has_begun = False
+        self.has_data = False
         self._reader = reader
-        self._silence_s = silence_s
+        self._read_s = read_s
         self._parser = httptools.HttpResponseParser(self)
         self._body: list[bytes] = []
-        self._num_others = 0
-        """Bytes received since the last body byte."""
-        self._has_head = self._is_whole = self._keeps_connection = False
+        self._num_non_body_bytes = 0
+        """Bytes received outside the body (head, chunk headers, trailers) since the last body byte."""
+        self._has_head = self._is_complete = self._keeps_connection = False
 
     @property
     def is_reusable(self) -> bool:
         """Whether the connection can carry another request: the response is complete and was read to its end."""
-        return self._is_whole and self._keeps_connection and not self._body
+        return self._is_complete and self._keeps_connection and not self._body
 
-    async def head(self) -> None:
+    async def wait_for_head(self) -> None:
         """Wait for the status and the headers."""
         while not self._has_head:
-            await self._more()
+            await self._receive()
 
     async def read(self) -> bytes:
         """Return the next bytes of the body; empty at its end."""
-        while not self._body and not self._is_whole:
-            await self._more()
+        while not self._body and not self._is_complete:
+            await self._receive()
         data = b"".join(self._body)
         self._body.clear()
         return data
 
-    async def whole(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
+    async def read_all(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Return the rest of the body. Raises MessageError if it is longer than `max_bytes`."""
         pieces, num_bytes = list[bytes](), 0
         while piece := await self.read():
             pieces.append(piece)
             num_bytes += len(piece)
             if num_bytes > max_bytes:
-                rule = f"expected a response body of up to {max_bytes} bytes, got more"
-                raise MessageError(rule, code="body_too_long")
+                message = f"expected a response body of at most {max_bytes} bytes, got more"
+                raise MessageError(message, code="body_too_long")
         return b"".join(pieces)
 
     async def events(self, max_bytes: int) -> AsyncIterator["SseEvent"]:
@@ -148,31 +148,31 @@ class HttpResponse:
             for event in reader.feed(data):
                 yield event
 
-    async def _more(self) -> None:
+    async def _receive(self) -> None:
         reading = self._reader.read(READ_BYTES)
-        data = await (reading if self._silence_s is None else _within(self._silence_s, reading, "data"))
+        data = await (reading if self._read_s is None else _with_timeout(self._read_s, reading, "data"))
         if not data:
             if not self._has_head or self.headers.keys() & {"content-length", "transfer-encoding"}:
                 raise ConnectionResetError("the server closed the connection before the end of its response")
-            self._is_whole = True
+            self._is_complete = True
             return
-        self.has_begun = True
-        self._num_others += len(data)
+        self.has_data = True
+        self._num_non_body_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             raise MessageError(f"expected an HTTP response, got {data[:80]!r}: {error}") from error
-        if self._num_others > MAX_HEAD_BYTES:
-            what = "a body" if self._has_head else "a response head"
-            rule = f"expected {what}, got {self._num_others} bytes of headers or trailers"
-            raise MessageError(rule, code="body_missing" if self._has_head else "head_too_long")
+        if self._num_non_body_bytes > MAX_HEAD_BYTES:
+            what = "trailers and chunk headers" if self._has_head else "a response head"
+            message = f"expected {what} of at most {MAX_HEAD_BYTES} bytes, got {self._num_non_body_bytes}"
+            raise MessageError(message, code="body_missing" if self._has_head else "head_too_long")
 
     # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         """Reject a second response to one request."""
-        if self._is_whole:
-            raise MessageError("expected one response, got another")
+        if self._is_complete:
+            raise MessageError("expected one response, got two")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store a header."""
@@ -187,62 +187,62 @@ class HttpResponse:
     def on_body(self, data: bytes) -> None:
         """Store a chunk of the body."""
         self._body.append(data)
-        self._num_others = 0
+        self._num_non_body_bytes = 0
 
     def on_message_complete(self) -> None:
         """Note the end of the body."""
-        self._is_whole = self._has_head
+        self._is_complete = self._has_head
 
 
 class HttpClient:
     """Sends requests to one server."""
 
     def __init__(
-        self, server: HttpServer, *, connect_s: float = CONNECT_S, silence_s: float | None = None, idle_s: float = 0.0
+        self, server: ServerAddress, *, connect_s: float = CONNECT_S, read_s: float | None = None, idle_s: float = 0.0
     ) -> None:
-        """`silence_s`: longest time between two reads of a response; None: no limit. `idle_s`: how long an idle
+        """`read_s`: longest wait for the next bytes of a response; None: no limit. `idle_s`: how long an idle
         connection is kept for the next request; 0: connections are closed after each response."""
         self.server = server
         self._connect_s = connect_s
-        self._silence_s = silence_s
+        self._read_s = read_s
         self._idle_s = idle_s
-        self._kept: list[tuple[float, Streams]] = []
-        """Idle connections, each with the time until which it may be reused."""
+        self._idle_connections: list[tuple[float, Streams]] = []
+        """Idle connections, each with the time at which it expires."""
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes | None = None) -> AsyncIterator[HttpResponse]:
         """Send a request and wait for its status; on exit, the connection is closed, or kept for reuse. Raises OSError
         (TimeoutError included) and MessageError."""
-        streams, response = await self._answered(self.server.encode(method, path, body, is_kept=self._idle_s > 0))
+        streams, response = await self._send(self.server.encode(method, path, body, keep_alive=self._idle_s > 0))
         try:
             yield response
         finally:
             if self._idle_s and response.is_reusable:
-                self._kept.append((asyncio.get_running_loop().time() + self._idle_s, streams))
+                self._idle_connections.append((asyncio.get_running_loop().time() + self._idle_s, streams))
             else:
                 streams[1].transport.abort()  # immediately: unread data is discarded
 
     def close(self) -> None:
         """Close all idle connections."""
-        for _, (_, writer) in self._kept:
+        for _, (_, writer) in self._idle_connections:
             writer.transport.abort()
-        self._kept.clear()
+        self._idle_connections.clear()
 
-    async def _answered(self, data: bytes) -> tuple[Streams, HttpResponse]:
+    async def _send(self, data: bytes) -> tuple[Streams, HttpResponse]:
         """Send a request and wait for the head of its response. A server may close an idle connection just as the next
         request is sent. So if a reused connection ends before any response byte, retry once on a new connection."""
-        kept = self._take_kept()
-        if kept is not None:
+        idle = self._take_idle()
+        if idle is not None:
             with suppress(UnansweredError):
-                return kept, await self._begun(kept, data)
+                return idle, await self._send_on(idle, data)
         streams = await self._connect()
-        return streams, await self._begun(streams, data)
+        return streams, await self._send_on(streams, data)
 
-    def _take_kept(self) -> Streams | None:
+    def _take_idle(self) -> Streams | None:
         now_s = asyncio.get_running_loop().time()
-        while self._kept:
-            until_s, (reader, writer) = self._kept.pop()
-            if now_s < until_s and not reader.at_eof() and not writer.is_closing():
+        while self._idle_connections:
+            expires_s, (reader, writer) = self._idle_connections.pop()
+            if now_s < expires_s and not reader.at_eof() and not writer.is_closing():
                 return reader, writer
             writer.transport.abort()
         return None
@@ -253,24 +253,24 @@ class HttpClient:
             opening = asyncio.open_unix_connection(server.socket_path)
         else:
             opening = asyncio.open_connection(server.host, server.port, ssl=_tls() if server.has_tls else None)
-        return await _within(self._connect_s, opening, "connection")
+        return await _with_timeout(self._connect_s, opening, "connection")
 
-    async def _begun(self, streams: Streams, data: bytes) -> HttpResponse:
+    async def _send_on(self, streams: Streams, data: bytes) -> HttpResponse:
         """Send a request over this connection and return its response once the head has arrived."""
-        response = HttpResponse(streams[0], self._silence_s)
+        response = HttpResponse(streams[0], self._read_s)
         try:
             streams[1].write(data)  # no drain: a server may reject a body before it has received all of it
-            await response.head()
+            await response.wait_for_head()
         except BaseException as error:
             streams[1].transport.abort()
-            if isinstance(error, ConnectionError) and not response.has_begun:
+            if isinstance(error, ConnectionError) and not response.has_data:
                 raise UnansweredError("the server closed the connection before a response") from error
             raise
         return response
 
 
 async def fetch(
-    server: HttpServer,
+    server: ServerAddress,
     method: str,
     path: str,
     body: bytes | None = None,
@@ -280,14 +280,14 @@ async def fetch(
 ) -> tuple[int, bytes]:
     """Send one request; return the status and body of the response. Raises OSError, TimeoutError and MessageError."""
 
-    async def fetched() -> tuple[int, bytes]:
+    async def send() -> tuple[int, bytes]:
         async with HttpClient(server).request(method, path, body) as response:
-            return response.status, await response.whole(max_bytes)
+            return response.status, await response.read_all(max_bytes)
 
-    return await _within(timeout_s, fetched(), "response")
+    return await _with_timeout(timeout_s, send(), "response")
 
 
-async def _within(timeout_s: float | None, work: Awaitable[T], what: str) -> T:
+async def _with_timeout(timeout_s: float | None, work: Awaitable[T], what: str) -> T:
     """Await `work`. On timeout, raises TimeoutError with a message that says what did not arrive."""
     try:
         async with asyncio.timeout(timeout_s):
@@ -330,20 +330,20 @@ class SseReader:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """Return the events that this chunk completes. Raises MessageError if an event is too long."""
-        first, *others = chunk.split(b"\n")
+        first, *next_lines = chunk.split(b"\n")
         self._rest += first
         self._count(first)
-        if not others:
+        if not next_lines:
             return []
         events, line = list[SseEvent](), bytes(self._rest)
-        for following in others:
-            self._take(line.rstrip(b"\r"), events)
-            self._count(following)
-            line = following
+        for next_line in next_lines:
+            self._parse_line(line.rstrip(b"\r"), events)
+            self._count(next_line)
+            line = next_line
         self._rest = bytearray(line)
         return events
 
-    def _take(self, line: bytes, events: list[SseEvent]) -> None:
+    def _parse_line(self, line: bytes, events: list[SseEvent]) -> None:
         if line.startswith(b"data:"):
             self._data.append(line[5:].removeprefix(b" "))
         elif line.startswith(b"event:"):
@@ -356,19 +356,19 @@ class SseReader:
     def _count(self, piece: bytes) -> None:
         self._num_bytes += len(piece)
         if self._num_bytes > self.max_bytes:
-            rule = f"expected an event of at most {self.max_bytes:,} bytes, got more"
-            raise MessageError(rule, code="event_too_long")
+            message = f"expected an event of at most {self.max_bytes:,} bytes, got more"
+            raise MessageError(message, code="event_too_long")
 
 
 def iterate(items: AsyncGenerator[T, None], is_stopped: Callable[[], bool] | None = None) -> Generator[T, None, None]:
     """Yield the items of an asynchronous generator to a caller without an event loop, until the generator ends or
     `is_stopped` returns True."""
 
-    async def following() -> list[T]:
+    async def next_items() -> list[T]:  # empty at the end
         pending = asyncio.ensure_future(anext(items))
         try:
             while is_stopped is None or not is_stopped():
-                done, _ = await asyncio.wait({pending}, timeout=None if is_stopped is None else LOOK_S)
+                done, _ = await asyncio.wait({pending}, timeout=None if is_stopped is None else POLL_INTERVAL_S)
                 if done:
                     return [pending.result()]
         except StopAsyncIteration:
@@ -381,8 +381,8 @@ def iterate(items: AsyncGenerator[T, None], is_stopped: Callable[[], bool] | Non
 
     with asyncio.Runner() as runner:
         try:
-            while found := runner.run(following()):
-                yield found[0]
+            while next_item := runner.run(next_items()):
+                yield next_item[0]
         finally:
             # Close the outermost generator first: the runner would close it and its nested generators concurrently.
             runner.run(items.aclose())

@@ -1,13 +1,12 @@
 """Decide whether B differs from A. Pure statistics for paired measurements: interleaved rounds of two servers in one
-run, or parts of one load on two simulated fleets.
+run, or equal batches of one workload's requests on two simulated fleets.
 
-    change   the Hodges-Lehmann estimate: the median of the pairwise means (Walsh averages) of log ratios
-    between  its exact confidence interval (Wilcoxon signed-rank test): no normal distribution is assumed
-    noise    scatter of single pairs: the scaled median absolute deviation
+    change     the Hodges-Lehmann estimate: the median of the pairwise means (Walsh averages) of log ratios
+    low, high  its exact confidence interval (Wilcoxon signed-rank test): no normal distribution is assumed
+    noise      scatter of single pairs: the scaled median absolute deviation
 
 The verdict on a metric is faster or slower if the whole interval lies on one side of "no change" and the change is at
-least the threshold: significant but tiny differences do not count. Otherwise the verdict is no difference.
-"""
+least the threshold: significant but tiny differences do not count. Otherwise the verdict is no difference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ THRESHOLD = 0.05
 
 
 class SpeedVerdict(StrEnum):
-    """The outcome of a comparison. For several metrics together, the outcome listed first here wins."""
+    """The outcome of a comparison; of several metrics together, the first one in this order. `NOT_COMPARABLE` is set by
+    callers, if A and B were not measured under equal conditions."""
 
     NOT_COMPARABLE = "not comparable"
     SLOWER = "slower"
@@ -36,7 +36,7 @@ class SpeedVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The change of one metric from A to B. Changes are fractions: 0.1 means 10% more."""
+    """The change from A to B of the metric named `figure`. Changes are fractions: 0.1 means 10% more."""
 
     figure: str
     a: float
@@ -50,60 +50,60 @@ class Change:
 
 
 def change_of(
-    figure: str, direction: int, pairs: Sequence[tuple[object, object]], threshold: float = THRESHOLD
+    metric: str, direction: int, pairs: Sequence[tuple[object, object]], threshold: float = THRESHOLD
 ) -> Change | None:
-    """Judge one metric from pairs (A, B); `direction` is 1 if more is better and -1 if less is better. Returns None if
-    the metric was not measured in every pair."""
-    known = [(float(one), float(other)) for one, other in pairs if _is_positive(one) and _is_positive(other)]
-    if len(known) < len(pairs) or not known:
+    """Judge one metric from pairs (A, B); `direction` is 1 if more is better and -1 if less is better. Returns None
+    unless there are pairs and all their values are finite and positive."""
+    numbers = [(float(a), float(b)) for a, b in pairs if _is_positive(a) and _is_positive(b)]
+    if len(numbers) < len(pairs) or not numbers:
         return None
-    ratios = [log(other / one) for one, other in known]
+    ratios = [log(b / a) for a, b in numbers]
     centre, low, high = interval(ratios)
     noise = 1.4826 * median([abs(ratio - median(ratios)) for ratio in ratios])
-    share, verdict = exp(centre) - 1.0, SpeedVerdict.NO_DIFFERENCE
-    if low * high > 0 and abs(share) >= threshold:
+    change, verdict = exp(centre) - 1.0, SpeedVerdict.NO_DIFFERENCE
+    if low * high > 0 and abs(change) >= threshold:
         verdict = SpeedVerdict.FASTER if (centre > 0) == (direction > 0) else SpeedVerdict.SLOWER
-    a, b = (median(side) for side in zip(*known, strict=True))
-    return Change(figure, a, b, share, exp(low) - 1.0, exp(high) - 1.0, exp(noise) - 1.0, verdict)
+    a, b = (median(side) for side in zip(*numbers, strict=True))
+    return Change(metric, a, b, change, exp(low) - 1.0, exp(high) - 1.0, exp(noise) - 1.0, verdict)
 
 
 def change_rows(changes: Sequence[Change]) -> list[tuple[str, ...]]:
     """Return one table row per judged metric."""
     return [
         (
-            one.figure,
-            f"{one.a:,.2f}",
-            f"{one.b:,.2f}",
-            f"{one.change:+.1%}",
-            f"{one.low:+.1%} to {one.high:+.1%}",
-            f"{one.noise:.1%}",
-            one.verdict.value,
+            change.figure,
+            f"{change.a:,.2f}",
+            f"{change.b:,.2f}",
+            f"{change.change:+.1%}",
+            f"{change.low:+.1%} to {change.high:+.1%}",
+            f"{change.noise:.1%}",
+            change.verdict.value,
         )
-        for one in changes
+        for change in changes
     ]
 
 
 def interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float, float]:
     """Return the Hodges-Lehmann estimate of the values' centre and both ends of its exact confidence interval."""
-    means = sorted((one + other) / 2.0 for one, other in combinations_with_replacement(values, 2))
-    outside = _ranks_outside(len(values), level)
-    return median(means), means[outside], means[-1 - outside]
+    means = sorted((a + b) / 2.0 for a, b in combinations_with_replacement(values, 2))
+    num_cut = _num_means_to_cut(len(values), level)
+    return median(means), means[num_cut], means[-1 - num_cut]
 
 
-def _ranks_outside(num_values: int, level: float) -> int:
+def _num_means_to_cut(num_values: int, level: float) -> int:
     """Return how many sorted means to cut off at each end, from the tail of the Wilcoxon signed-rank distribution."""
-    # ways[s]: how many of the 2^n sign patterns of the ranks 1..n have the sum s.
+    # ways[s]: how many of the 2^n subsets of the ranks 1..n have the sum s.
     ways = [1]
     for rank in range(1, num_values + 1):
-        longer = [0] * (len(ways) + rank)
+        next_ways = [0] * (len(ways) + rank)
         for total, count in enumerate(ways):
-            longer[total] += count
-            longer[total + rank] += count
-        ways = longer
-    tail, allowed = 0, level / 2.0 * 2**num_values
+            next_ways[total] += count
+            next_ways[total + rank] += count
+        ways = next_ways
+    tail, max_tail = 0, level / 2.0 * 2**num_values
     for total, count in enumerate(ways):
         tail += count
-        if tail > allowed:
+        if tail > max_tail:
             return max(0, total - 1)
     return 0
 

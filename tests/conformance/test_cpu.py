@@ -10,7 +10,7 @@ from quire.backends.kernels import extension
 from tests.support.models.models import runners_of
 from tests.support.models.tiny_models import Tiny, make_directory
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 SETTINGS = {
     "memory_bytes": 8 << 30, "block_size": 16, "max_step_tokens": 128, "max_running": 16, "max_sequence_tokens": 1024,

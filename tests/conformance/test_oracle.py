@@ -130,8 +130,8 @@ def depending_on_company(result: StepResult) -> StepResult:
 class Greedy(OracleRunner):
     """Reads the whole last block, not just what the sequence has written."""
 
-    def _slots(self, item: object, length: int) -> bytes:
-        return super()._slots(item, -(-length // 4) * 4)  # type: ignore[arg-type]
+    def _context(self, item: object, length: int) -> bytes:
+        return super()._context(item, -(-length // 4) * 4)  # type: ignore[arg-type]
 
 
 class Scribbler(OracleRunner):

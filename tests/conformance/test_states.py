@@ -14,7 +14,7 @@ from tests.support.models import architectures
 from tests.support.models.models import WatchedRunner, runners_of
 
 CAPACITY = Capacity(48, 8, 1 << 20, 256, 50, 64, num_slots=4)
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 SETTINGS = {"memory_bytes": 2 << 30, "max_sequence_tokens": 256, "max_step_tokens": 64, "max_running": 8}
 
 

@@ -31,21 +31,21 @@ MUTANTS = [
     Mutant(
         "an age is taken for an instant",
         COMMANDS,
-        "_Assignment.received",
+        "_Assignment.to_request",
         'now_s - fields.pop("age_s")',
         'fields.pop("age_s")',
     ),
     Mutant(
-        "the time left is taken for an instant", COMMANDS, "_Assignment.received", "else now_s + left_s", "else left_s"
+        "a time left is taken for an instant", COMMANDS, "_Assignment.to_request", "else now_s + left_s", "else left_s"
     ),
     Mutant(
         "who is asked again is new",
         COMMANDS,
-        "_Assignment.sent",
+        "_Assignment.of",
         'now_s - fields.pop("arrival_s")',
         '0.0 * fields.pop("arrival_s")',
     ),
-    Mutant("a deadline is sent as it is", COMMANDS, "_Assignment.sent", "else deadline_s - now_s", "else deadline_s"),
+    Mutant("a deadline is sent as it is", COMMANDS, "_Assignment.of", "deadline_s - now_s", "deadline_s"),
     Mutant("an admission is told as if it were now", ROWS, "backdate_admissions", "age_s=step_s", "age_s=0.0"),
     Mutant(
         "a reply forgets how long ago an admission was",
@@ -58,21 +58,19 @@ MUTANTS = [
         "an eviction says when it was", TREE, "PrefixTree.divergence", "max(0.0, now_s - evicted_at_s)", "evicted_at_s"
     ),
     Mutant("whoever asks an idle engine gets an old time", ENGINE, "Engine.explain", "self.memory.advance(now_s)", ""),
-    Mutant("the beat stands still", STATUS, "SharedStatus.beat", "self._num_beats += 1", ""),
+    Mutant("the beat stands still", STATUS, "SharedStatus.record_heartbeat", "self._num_heartbeats += 1", ""),
     Mutant(
         "a beat is never seen to move",
         SESSION,
         "WorkerSession.last_progress_s",
-        "if progress != self.progress_seen:",
+        "if progress != self.last_counts:",
         "if not self.progress_s:",
     ),
     Mutant(
-        "a look is a beat", SESSION, "WorkerSession.last_progress_s", "if progress != self.progress_seen:", "if True:"
+        "a look is a beat", SESSION, "WorkerSession.last_progress_s", "if progress != self.last_counts:", "if True:"
     ),
     # -- epochs --
-    Mutant(
-        "tokens name no assignment", ROWS, "token_event", "number, logprobs, epoch=request.epoch)", "number, logprobs)"
-    ),
+    Mutant("tokens name no assignment", ROWS, "token_event", "logprobs, epoch=request.epoch)", "logprobs)"),
     Mutant(
         "a stranger is taken for somebody late",
         LEDGER,
@@ -99,24 +97,26 @@ MUTANTS = [
         "the words of a dead worker are heard",
         LEDGER,
         "Ledger._hold",
-        "self._end_assignment(entry)\nentry.dropped.clear()",
-        "entry.epoch = None\nentry.dropped.clear()",
+        "self._end_assignment(entry)\nentry.dropped_indexes.clear()",
+        "entry.epoch = None\nentry.dropped_indexes.clear()",
     ),
     Mutant(
         "numbers begin anew with each worker",
         LEDGER,
-        "Ledger.set_aside",
-        "self._alone = None\nfor entry in",
-        "self._alone, self._last_epoch = None, 0\nfor entry in",
+        "Ledger.hold_all",
+        "self._isolated = None\nfor entry in",
+        "self._isolated, self._last_epoch = None, 0\nfor entry in",
     ),
     Mutant(
         "who was taken back runs on",
         LEDGER,
         "Ledger._take_back",
-        "return [Cancel(entry.request.request_id) for entry in taken]",
+        "return [Cancel(entry.request.request_id) for entry in entries]",
         "return []",
     ),
-    Mutant("a suspect has company", LEDGER, "Ledger.due", "[*self._take_back(), self._assign", "[self._assign"),
+    Mutant(
+        "a suspect has company", LEDGER, "Ledger.due_commands", "[*self._take_back(), self._assign", "[self._assign"
+    ),
     Mutant(
         "who has left is asked again",
         LEDGER,
@@ -133,13 +133,17 @@ MUTANTS = [
     ),
     # -- from elsewhere --
     Mutant(
-        "a ledger begins with nothing", LEDGER, "Ledger.add", "{one.index: [*one.produced] for", "{one.index: [] for"
+        "a ledger begins with nothing",
+        LEDGER,
+        "Ledger.add",
+        "{answer.index: [*answer.produced] for",
+        "{answer.index: [] for",
     ),
     Mutant("what was told elsewhere is told again", LEDGER, "Ledger.add", "if request.has_begun:", "if False:"),
     Mutant(
         "who was let in elsewhere must ask again",
         LEDGER,
-        "LedgerEntry.assigned",
+        "LedgerEntry.command_for",
         "self.is_queued or request.has_begun else",
         "self.is_queued else",
     ),
@@ -147,21 +151,21 @@ MUTANTS = [
         "tokens from elsewhere were told here",
         LEDGER,
         "LedgerEntry.has_sent_output",
-        "> len(one.produced) for",
+        "> len(answer.produced) for",
         "> 0 for",
     ),
     Mutant(
         "who has begun has no place",
         LEDGER,
-        "LedgerEntry.assigned",
+        "LedgerEntry.command_for",
         "or bool(self.ends) or any(self.tokens.values())",
         "or bool(self.ends)",
     ),
     Mutant(
         "text begins at the seam",
         REPLY,
-        "Reply._begun",
-        "text = half.text.push(token_id)",
+        "Reply._resumed_answer",
+        "text = answer.text.push(token_id)",
         'text = ""',
     ),
     Mutant(

@@ -53,7 +53,7 @@ MUTANTS = [
         "one pause is all there is",
         ANSWERING,
         "StreamResponse.__anext__",
-        "self._came_s, self._is_silent = self._loop.time(), False",
+        "self._last_piece_s, self._is_silent = self._loop.time(), False",
         "pass",
     ),
     Mutant(
@@ -73,9 +73,9 @@ MUTANTS = [
     Mutant(
         "tokens are counted for one batch only",
         ANSWERING,
-        "TokenMeter.tick",
-        "self._count(self._num_counted + sum(counts.values()))",
-        "self._count(sum(counts.values()))",
+        "TokenMeter.count",
+        "self._set_total(self._num_counted + sum(counts.values()))",
+        "self._set_total(sum(counts.values()))",
     ),
     Mutant(
         "usage is never the last chunk",
@@ -85,11 +85,13 @@ MUTANTS = [
         "+ DONE if False else DONE",
     ),
     # -- errors --
-    Mutant("below its path an API is not heard", FORMATS, "ErrorFormats.at", 'or path.startswith(f"{owned}/")', ""),
+    Mutant(
+        "below its path an API is not heard", FORMATS, "ErrorFormats.of_path", 'or path.startswith(f"{owned}/")', ""
+    ),
     Mutant(
         "an API owns its neighbours",
         FORMATS,
-        "ErrorFormats.at",
+        "ErrorFormats.of_path",
         'path.startswith(f"{owned}/")',
         "path.startswith(owned)",
     ),
@@ -117,7 +119,7 @@ MUTANTS = [
     Mutant(
         "settings are looked for by the wrong name",
         "config/sources.py",
-        "_checked",
+        "_create",
         "if setting.field_name in error.settings",
         "if setting.name in error.settings",
     ),

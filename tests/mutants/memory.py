@@ -31,15 +31,15 @@ MUTANTS = [
         "the newest cached block is taken first",
         POOL,
         "BlockPool.release",
-        "left, right = prev[NULL_BLOCK], NULL_BLOCK",
-        "left, right = self._border, next_[self._border]",
+        "before, after = prev[NULL_BLOCK], NULL_BLOCK",
+        "before, after = self._border, next_[self._border]",
     ),
     Mutant(
         "blank blocks queue behind cached ones",
         POOL,
         "BlockPool.release",
-        "left, right = NULL_BLOCK, next_[NULL_BLOCK]",
-        "left, right = prev[NULL_BLOCK], NULL_BLOCK",
+        "before, after = NULL_BLOCK, next_[NULL_BLOCK]",
+        "before, after = prev[NULL_BLOCK], NULL_BLOCK",
     ),
     Mutant(
         "cached blocks are taken before blank ones",
@@ -59,7 +59,7 @@ MUTANTS = [
     Mutant(
         "blocks unnamed at once are not counted", POOL, "BlockPool.unname_all", "self.num_blank += self.num_cached", ""
     ),
-    Mutant("eviction on demand is not counted", POOL, "BlockPool.take_cached", "self.num_cached -= len(taken)", ""),
+    Mutant("eviction on demand is not counted", POOL, "BlockPool.take_cached", "self.num_cached -= len(blocks)", ""),
     Mutant(
         "one block too many is handed out",
         POOL,
@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "a full hit leaves nothing to compute",
         TABLE,
-        "hit_cap",
+        "max_hit_blocks",
         "(num_tokens - 1) // block_size",
         "num_tokens // block_size",
     ),
@@ -172,8 +172,8 @@ MUTANTS = [
     Mutant(
         "pins have no budget",
         PINS,
-        "Pins.hold",
-        "if self.num_pinned_blocks + num_fresh > self.budget_blocks:",
+        "Pins.add",
+        "if self.num_pinned_blocks + num_new > self.budget_blocks:",
         "if False:",
     ),
     Mutant(
@@ -238,7 +238,7 @@ MUTANTS = [
         "self.pool.release(reversed(table.blocks))",
         "self.pool.release(table.blocks)",
     ),
-    Mutant("an adopted block is not held", NAMES, "BlockNames._adopt_named", "self._pool.retain(named)", ""),
+    Mutant("an adopted block is not held", NAMES, "BlockNames._adopt_named", "self._pool.retain(cached_block)", ""),
     Mutant(
         "the block given up is kept", NAMES, "BlockNames._adopt_named", "self._pool.release((table.blocks[index],))", ""
     ),
@@ -281,16 +281,16 @@ MUTANTS = [
     Mutant(
         "tokens that changed keep their digests",
         NAMES,
-        "BlockNames.forget_guesses",
+        "BlockNames.drop_provisional_digests",
         "if len(table.digests) > num_full:",
         "if False:",
     ),
     Mutant(
         "a failed match forgets what it holds",
         NAMES,
-        "BlockNames.found",
-        "found.append(block)",
-        "self._pool.retain(block)\nfound.append(block)",
+        "BlockNames.find_cached",
+        "blocks.append(block)",
+        "self._pool.retain(block)\nblocks.append(block)",
     ),
     Mutant(
         "events name the wrong parent",
@@ -306,8 +306,8 @@ MUTANTS = [
         "the older of two evictions is told",
         TREE,
         "EvictionLog.evicted_at_s",
-        "return self._old.get(digest) if at_s is None else at_s",
-        "return self._old.get(digest, at_s)",
+        "return self._old.get(digest) if time_s is None else time_s",
+        "return self._old.get(digest, time_s)",
     ),
     Mutant(
         "half of the evictions are forgotten early",
@@ -351,11 +351,11 @@ MUTANTS = [
         "a query is counted twice", MEMORY, "KVMemory.match", "0 if table.has_queried else len(tokens)", "len(tokens)"
     ),
     # -- what who comes late is told --
-    Mutant("a late router hears of one child alone", ANNOUNCER, "_Walk.all_of", "if self.older[block]:", "if False:"),
+    Mutant("a late router hears of one child alone", ANNOUNCER, "_Walk.events", "if self.older[block]:", "if False:"),
     Mutant(
         "a late router hears of no branch",
         ANNOUNCER,
-        "_Walk.all_of",
+        "_Walk.events",
         "if child := self.first_children[run[-1]]:",
         "if child := 0:",
     ),
@@ -376,7 +376,7 @@ MUTANTS = [
     Mutant(
         "a late router reads what is true later",
         TREE,
-        "PrefixTree.copied",
+        "PrefixTree.copy",
         "self.first_children[:], self._older[:]",
         "self.first_children, self._older",
     ),

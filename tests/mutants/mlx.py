@@ -49,8 +49,8 @@ MUTANTS = [
         "rows come back in the order of their tiles",
         TILES,
         "make_tiles",
-        "order[rows] = np.arange(num_placed, num_placed + len(rows))",
-        "order[num_placed : num_placed + len(rows)] = rows",
+        "order[rows] = np.arange(num_done, num_done + len(rows))",
+        "order[num_done : num_done + len(rows)] = rows",
     ),
     Mutant(
         "a call gathers as much as there is",
@@ -67,19 +67,19 @@ MUTANTS = [
         "end",
     ),
     Mutant("short sequences stand with long ones", TILES, "_groups", "(len(piece.blocks) - 1).bit_length()", "0"),
-    Mutant("every sequence is a call", TILES, "_groups", "count = max(1, min(", "count = min(1, min("),
+    Mutant("every sequence is a call", TILES, "_groups", "group_size = max(1, min(", "group_size = min(1, min("),
     # -- the store --
-    Mutant("keys that are not finite are written", STORE, "KVStore.write", "mx.where(are_sound[0], keys, 0)", "keys"),
+    Mutant("keys that are not finite are written", STORE, "KVStore.write", "mx.where(are_finite[0], keys, 0)", "keys"),
     Mutant(
-        "values that are not finite are written", STORE, "KVStore.write", "mx.where(are_sound[1], values, 0)", "values"
+        "values that are not finite are written", STORE, "KVStore.write", "mx.where(are_finite[1], values, 0)", "values"
     ),
-    Mutant("values that are not finite are not told", STORE, "KVStore.write", "& are_sound[1].all(axis=(1, 2))", ""),
+    Mutant("values that are not finite are not told", STORE, "KVStore.write", "& are_finite[1].all(axis=(1, 2))", ""),
     Mutant(
         "what was before a write is held",
         STORE,
         "KVStore.write",
-        "self.keys[layer][places] =",
-        "self.earlier = self.keys[layer] + 0\nself.keys[layer][places] =",
+        "self.keys[layer][kv_indices] =",
+        "self.earlier = self.keys[layer] + 0\nself.keys[layer][kv_indices] =",
     ),
     Mutant(
         "blocks are copied backwards on MLX",
@@ -100,7 +100,7 @@ MUTANTS = [
     Mutant(
         "sinks are forgotten",
         LAYERS,
-        "_with_blocks.attention",
+        "_with_paged_attention.attention",
         'call["scale"], call.get("sinks"))',
         'call["scale"], None)',
     ),
@@ -111,11 +111,17 @@ MUTANTS = [
         "mx.concatenate(parts)[tiles.order]",
         "mx.concatenate(parts)",
     ),
-    Mutant("a layer may attend by itself", LAYERS, "attending", "of.num_answered != of.num_layers or not", "not"),
+    Mutant(
+        "a layer may attend by itself",
+        LAYERS,
+        "use_pass",
+        "forward_pass.num_calls != forward_pass.num_layers or not",
+        "not",
+    ),
     Mutant(
         "keys that are changed pass",
         LAYERS,
-        "_with_blocks.attention",
+        "_with_paged_attention.attention",
         'if layer is None or call["mask"] is not None:',
         "if layer is None:",
     ),
@@ -123,8 +129,8 @@ MUTANTS = [
     Mutant(
         "a model that attends otherwise is taken",
         DECODER,
-        "Decoder._check",
-        "if not worst <= tolerance * max(1.0, most):",
+        "Decoder._check_logits",
+        "if not max_error <= tolerance * max(1.0, max_logit):",
         "if False:",
     ),
     Mutant(
@@ -135,19 +141,17 @@ MUTANTS = [
         "",
     ),
     Mutant(
-        "hidden states are of the wanted rows",
+        "hidden states are of the requested rows",
         DECODER,
-        "_WantedRows.__call__",
-        "self.hidden = out[:, 0]",
-        "self.hidden = out[self._rows][:, 0]",
+        "_HeadRows.__call__",
+        "self.hidden = hidden[:, 0]",
+        "self.hidden = hidden[self._rows][:, 0]",
     ),
-    Mutant("strange caches are taken", DECODER, "_make_caches", "if strange:", "if False:"),
+    Mutant("strange caches are taken", DECODER, "_make_caches", "if unsupported:", "if False:"),
     # -- the runner --
-    Mutant(
-        "whoever asks calls MLX", RUNNER, "Owner.call", "return self._thread.submit(work).result()", "return work()"
-    ),
+    Mutant("any thread calls MLX", RUNNER, "MlxThread.call", "self._executor.submit(function).result()", "function()"),
     Mutant("copies are left out", RUNNER, "MlxRunner._begin", "store.copy(plan.copies)", ""),
-    Mutant("a step of any size runs", BASE, "RunnerBase._check_size", "if num_tokens > most:", "if False:"),
+    Mutant("a step of any size runs", BASE, "RunnerBase._check_size", "if num_tokens > limit:", "if False:"),
     Mutant(
         "a closed runner keeps its pool",
         BASE,
@@ -159,25 +163,33 @@ MUTANTS = [
     Mutant(
         "code that a directory brings is run", LOAD, "load_model", "trust_remote_code=False", "trust_remote_code=True"
     ),
-    Mutant("rotations in newer words are not told", LOAD, "load_model", "model_config=older,", "model_config={},"),
+    Mutant(
+        "rotations in newer words are not told", LOAD, "load_model", "model_config=legacy_fields,", "model_config={},"
+    ),
     Mutant("recurrent layers are tried", LOAD, "why_not_mlx", "read_shape(config).recurrent is not None", "False"),
     Mutant("what is kept for later has no bound", LOAD, "_load", "mx.set_cache_limit(plan.step_bytes)", ""),
     Mutant(
         "nobody hears that MLX is experimental",
         LOAD,
         "_notes",
-        "return (EXPERIMENTAL, windows) if num_windows else (EXPERIMENTAL,)",
-        "return (windows,) if num_windows else ()",
+        "return (EXPERIMENTAL, window_note) if num_windows else (EXPERIMENTAL,)",
+        "return (window_note,) if num_windows else ()",
     ),
-    Mutant("the default rotation is a scaling", LOAD, "_rotation", 'if kind != "default":', "if True:"),
+    Mutant("the default rotation is a scaling", LOAD, "_legacy_rope_fields", 'if kind != "default":', "if True:"),
     Mutant(
         "what is given is changed",
         LOAD,
-        "older_fields",
+        "legacy_config_fields",
         'if config.get(name) is None or name == "text_config"',
         "if True",
     ),
-    Mutant("the base of sliding layers is lost", LOAD, "_rotation", 'found["rope_local_base_freq"]', 'found["nobody"]'),
+    Mutant(
+        "the base of sliding layers is lost",
+        LOAD,
+        "_legacy_rope_fields",
+        'fields["rope_local_base_freq"]',
+        'fields["none"]',
+    ),
     # -- which backend --
     Mutant("MLX is taken everywhere", REGISTRY, "load_backend", "and _is_on_apple_silicon() and", "and"),
     Mutant(
@@ -188,7 +200,11 @@ MUTANTS = [
         'sys.platform == "darwin"',
     ),
     Mutant(
-        "nobody hears why MLX refused", REGISTRY, "load_backend", 'passed.append(f"not using MLX: {error}")', "pass"
+        "nobody hears why MLX refused",
+        REGISTRY,
+        "load_backend",
+        'fallback_notes.append(f"not using MLX: {error}")',
+        "pass",
     ),
     Mutant(
         "what MLX refuses is not run",

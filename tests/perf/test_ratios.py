@@ -18,7 +18,7 @@ from quire.bench.runs import Bench, BenchOptions, RunListener
 from quire.bench.setup import LoadSetup
 from quire.client.engines.opening import open_model
 from quire.config import ModelSettings
-from quire.http_client import HttpServer
+from quire.http_client import ServerAddress
 from tests.support.machine.process_memory import budget_bytes
 from tests.support.models.tiny_models import Tiny, write_gguf
 
@@ -53,8 +53,8 @@ def test_the_client_is_early_beside_the_gaps_it_measures(monkeypatch: pytest.Mon
     setup = LoadSetup(requests=16, concurrency=16, prompt_tokens=8, output_tokens=20, prompts="tokens", seed="1")
 
     async def main() -> Run:
-        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(HttpServer.at(url)) as client:
-            return (await (await Bench.opened(client, BenchOptions(), RunListener())).run(setup, "1", ""))[1]
+        async with null_server(Manner(gap_s=0.03, num_phases=16)) as url, Client(ServerAddress.parse(url)) as client:
+            return (await (await Bench.open(client, BenchOptions(), RunListener())).run(setup, "1", ""))[1]
 
     run = asyncio.run(main())
     late = [stamp - float(piece) for one in run.outcomes for stamp, piece in zip(one.token_s, one.pieces, strict=True)]

@@ -187,4 +187,4 @@ def test_faults_on_purpose_need_a_second_variable(tmp_path: Path, tiny_model: Pa
     command = [sys.executable, "-m", "quire", "serve", str(tiny_model), "--port", "0", "--memory", "1GiB"]
     done = subprocess.run(command, capture_output=True, text=True, env=around)
     assert done.returncode == 2
-    assert "needs QUIRE_TESTING=1" in done.stderr
+    assert "expected QUIRE_TESTING=1" in done.stderr

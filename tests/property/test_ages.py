@@ -66,11 +66,11 @@ def test_a_request_is_as_old_and_has_as_long_on_any_clock(
 ) -> None:
     ledger = Ledger()
     ledger.add(replace(REQUEST, arrival_s=arrival_s, deadline_s=deadline_s))
-    (command,) = ledger.due(sent_s)
+    (command,) = ledger.due_commands(sent_s)
     arrived = decode_to_worker(encode_message(command))
     assert arrived == command
     assert not isinstance(command, Cancel)
-    request = command.received(received_s)
+    request = command.to_request(received_s)
     assert received_s - request.arrival_s == sent_s - arrival_s
     left_s = None if request.deadline_s is None else request.deadline_s - received_s
     assert left_s == (None if deadline_s is None else deadline_s - sent_s)
@@ -128,11 +128,11 @@ def test_a_worker_whose_clock_is_a_million_seconds_off_does_and_tells_the_same(s
 def keys_in_a_new_worker(ledger: Ledger, now_s: float, ahead_s: float) -> list[float]:
     """The urgency of each request where the clock is so far ahead, as it would be on ours."""
     engine = Engine(DyingRunner(lambda _plan: False), CONFIG, IDENTITY, bytes(32))
-    for command in ledger.due(now_s):
+    for command in ledger.due_commands(now_s):
         assert not isinstance(command, Cancel)
         enter = engine.submit if isinstance(command, Submit) else engine.restore
         told: list[RequestEvent] = []
-        ledger.take([enter(command.received(now_s + ahead_s))], told)
+        ledger.take([enter(command.to_request(now_s + ahead_s))], told)
     return [live.leader.key[0] - ahead_s for live in engine.scheduler.live.values()]
 
 
@@ -142,5 +142,5 @@ def test_who_is_asked_again_after_a_crash_keeps_its_head_start(ahead_s: float) -
     ledger.add(Request("old", (1, 2), space, 5.0, priority=PriorityClass.NORMAL))
     ledger.add(Request("later", (1, 2), space, 50.0, priority=PriorityClass.HIGH))
     assert keys_in_a_new_worker(ledger, 60.0, ahead_s) == [-15.0, -10.0], "arrival less the head start of its class"
-    ledger.crash([])
+    ledger.record_crash([])
     assert keys_in_a_new_worker(ledger, 3600.0, ahead_s) == [-15.0, -10.0]

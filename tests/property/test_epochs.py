@@ -63,7 +63,7 @@ def died_once(seed: int, num_steps: int) -> tuple[Ledger, list[RequestEvent], li
         lives.step()
     lives.crash([])
     said_before, ledger = [*lives.said_before], deepcopy(lives.ledger)
-    ledger.due(lives.now_s)
+    ledger.due_commands(lives.now_s)
     lives.run()
     return ledger, said_before, [*lives.said]
 
@@ -93,8 +93,8 @@ def test_every_assignment_has_a_larger_number_than_all_before_it() -> None:
     for at in range(3):
         ledger.add(request(at))
     for _ in range(4):
-        epochs += [one.epoch for one in ledger.due(0.0) if not isinstance(one, Cancel)]
-        ledger.crash([])
+        epochs += [one.epoch for one in ledger.due_commands(0.0) if not isinstance(one, Cancel)]
+        ledger.record_crash([])
     assert epochs == list(range(1, 13))
 
 
@@ -104,9 +104,9 @@ def suspected() -> Ledger:
     for at in range(3):
         ledger.add(request(at, max_tokens=2))
     for _ in range(2):
-        ledger.due(0.0)
-        ledger.crash(["r0", "r1"])
-    (alone,) = ledger.due(0.0)
+        ledger.due_commands(0.0)
+        ledger.record_crash(["r0", "r1"])
+    (alone,) = ledger.due_commands(0.0)
     assert isinstance(alone, Submit)
     assert (alone.request_id, alone.epoch) == ("r0", 7)
     return ledger
@@ -115,14 +115,14 @@ def suspected() -> Ledger:
 def test_a_suspect_that_is_cleared_is_taken_back_at_once_and_its_late_tokens_are_made_again() -> None:
     ledger, told = suspected(), list[RequestEvent]()
     ledger.take([Queued("r0", epoch=7), Token("r0", 0, 1, 1, None, epoch=7)], told)
-    back, next_one = ledger.due(0.0)
+    back, next_one = ledger.due_commands(0.0)
     assert (back, type(next_one)) == (Cancel("r0"), Submit)
     told.clear()
     end = SequenceFinished("r0", 0, FinishReason.LENGTH, 2, None, epoch=7)
     ledger.take([Token("r0", 0, 2, 2, None, epoch=7), end], told)
-    assert (told, ledger.entries["r0"].tokens, ledger.due(0.0)) == ([], {0: [1]}, [])
+    assert (told, ledger.entries["r0"].tokens, ledger.due_commands(0.0)) == ([], {0: [1]}, [])
     ledger.take([Queued("r1", epoch=8), Token("r1", 0, 1, 1, None, epoch=8)], [])
-    again = {one.request_id: one for one in ledger.due(0.0) if not isinstance(one, Cancel)}
+    again = {one.request_id: one for one in ledger.due_commands(0.0) if not isinstance(one, Cancel)}
     assert {name: type(one) for name, one in again.items()} == {"r0": Restore, "r2": Submit}
     assert again["r0"].continuations == (Continuation(0, (1,)),)
 
@@ -132,16 +132,16 @@ def test_who_has_left_or_has_all_it_wants_is_not_taken_back() -> None:
     for at in range(4):
         ledger.add(request(at, max_tokens=2))
     for _ in range(2):
-        ledger.due(0.0)
-        ledger.crash(["r0", "r1", "r2"])
-    ledger.due(0.0)
+        ledger.due_commands(0.0)
+        ledger.record_crash(["r0", "r1", "r2"])
+    ledger.due_commands(0.0)
     ledger.take([Token("r0", 0, 1, 1, None, epoch=9)], [])
     ledger.cancel("r0")
-    (second,) = ledger.due(0.0)
+    (second,) = ledger.due_commands(0.0)
     assert isinstance(second, Submit), "the worker was told to end the first one already"
     ledger.take([Token("r1", 0, 1, 1, None, epoch=10)], [])
     ledger.cancel_answer("r1", 0)
-    (third,) = ledger.due(0.0)
+    (third,) = ledger.due_commands(0.0)
     assert isinstance(third, Submit)
     assert third.request_id == "r2"
     first = SequenceFinished("r0", 0, FinishReason.CANCELLED, 1, None, epoch=9)
@@ -152,7 +152,7 @@ def test_who_has_left_or_has_all_it_wants_is_not_taken_back() -> None:
 def test_what_is_said_after_the_last_event_is_not_heard() -> None:
     ledger, told = Ledger(VOCABULARY), list[RequestEvent]()
     ledger.add(request(0, max_tokens=1))
-    ledger.due(0.0)
+    ledger.due_commands(0.0)
     whole: list[RequestEvent] = [
         Queued("r0", epoch=1),
         Token("r0", 0, 1, 1, None, epoch=1),

@@ -52,7 +52,7 @@ class IndexMachine(RuleBasedStateMachine):
         held = self.confirmed.get(member, set())
         while first and path[:first] not in held:
             first -= 1  # parents come first
-        self.index.stored(member, names_on(path)[first:])
+        self.index.add_blocks(member, names_on(path)[first:])
         for depth in range(first, len(path)):
             held.add(path[: depth + 1])
             self.believed.get(member, {}).pop(path[: depth + 1], None)
@@ -63,31 +63,31 @@ class IndexMachine(RuleBasedStateMachine):
         leaves = sorted(path for path in held if not {(*path, 0), (*path, 1)} & held)
         if leaves:
             leaf = leaves[pick % len(leaves)]
-            self.index.removed(member, [NAMES[leaf]])
+            self.index.remove_blocks(member, [NAMES[leaf]])
             held.discard(leaf)
             self.believed.get(member, {}).pop(leaf, None)
 
     @rule(member=members, path=paths)
     def removed_what_is_believed_alone(self, member: str, path: Path) -> None:
         if path not in self.confirmed.get(member, ()):
-            self.index.removed(member, [NAMES[path]])
+            self.index.remove_blocks(member, [NAMES[path]])
             self.believed.get(member, {}).pop(path, None)
 
     @rule(member=members)
     def cleared(self, member: str) -> None:
-        self.index.cleared(member)
+        self.index.clear_blocks(member)
         if member in self.confirmed:
             self.confirmed[member], self.believed[member] = set(), {}
 
     @rule(member=members, path=paths)
     def optimistic(self, member: str, path: Path) -> None:
-        self.index.optimistic(member, names_on(path), self.now_s)
+        self.index.expect_blocks(member, names_on(path), self.now_s)
         if member in self.believed:
             self.believed[member] |= {path[:depth]: self.now_s + UNCONFIRMED_S for depth in range(1, len(path) + 1)}
 
     @rule(member=members, path=paths, ago_s=seconds)
     def withdraw(self, member: str, path: Path, ago_s: float) -> None:
-        self.index.withdraw(member, names_on(path), self.now_s - ago_s)
+        self.index.withdraw_expected(member, names_on(path), self.now_s - ago_s)
         believed = self.believed.get(member, {})
         for depth in range(1, len(path) + 1):
             if believed.get(path[:depth]) == self.now_s - ago_s + UNCONFIRMED_S:
@@ -246,14 +246,14 @@ class MembershipMachine(RuleBasedStateMachine):
     def ready(self, member: str) -> None:
         if self.state[member] is not JOINING:
             with pytest.raises(InvariantError):
-                self.membership.ready(member, self.now_s)
+                self.membership.mark_ready(member, self.now_s)
             return
         self.beat_s[member] = self.now_s
-        assert self.membership.ready(member, self.now_s) == self.become(member, READY)
+        assert self.membership.mark_ready(member, self.now_s) == self.become(member, READY)
 
     @rule(member=members)
     def beat(self, member: str) -> None:
-        told = self.membership.beat(member, self.now_s)
+        told = self.membership.record_heartbeat(member, self.now_s)
         self.beat_s[member] = self.now_s
         assert told == (self.become(member, READY) if self.state[member] is SUSPECT else None)
 
@@ -261,9 +261,9 @@ class MembershipMachine(RuleBasedStateMachine):
     def doubt(self, member: str) -> None:
         if self.state[member] is GONE:
             with pytest.raises(InvariantError):
-                self.membership.doubt(member)
+                self.membership.mark_suspect(member)
             return
-        told = self.membership.doubt(member)
+        told = self.membership.mark_suspect(member)
         assert told == ((self.become(member, SUSPECT),) if self.state[member] is READY else ())
 
     @rule(member=members)

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from quire.core.events import Finished, Refused, RequestEvent, SequenceFinished, Token
 from quire.core.request import FinishReason, Request
 from quire.errors import DrainingError, QueueFullError
-from quire.fleet.gateway.request import POISON
+from quire.fleet.gateway.request import QUARANTINE_MESSAGE
 from quire.fleet.protocol.messages import MemberStepped
 from tests.support.fleet.desk_fleets import SimulatedFleet, SimulatedGateway, asked
 from tests.support.workers.lives import check_told
@@ -146,7 +146,7 @@ def check_heard(request: Request, told: list[RequestEvent], *, is_cancelled: boo
         assert (num_last[Finished], num_last[Token]) == (0, 0), "whoever has begun is never sent away"
         return
     ends = [event for event in told if isinstance(event, SequenceFinished)]
-    is_poison = [end.error for end in ends if end.error] == [POISON] * len(request.continuations)
+    is_poison = [end.error for end in ends if end.error] == [QUARANTINE_MESSAGE] * len(request.continuations)
     if not is_cancelled and not is_poison:
         assert {end.reason for end in ends} <= {FinishReason.LENGTH, FinishReason.STOP}
     check_told(request, told, whole=not is_cancelled and not is_poison)

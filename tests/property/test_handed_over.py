@@ -94,12 +94,12 @@ def begun(*produced: int, arrival_s: float = 3.0) -> Request:
 def test_it_goes_to_a_worker_as_one_that_was_let_in_before_with_its_age_and_a_place() -> None:
     ledger = Ledger(VOCABULARY)
     ledger.add(begun(4, 1))
-    (command,) = ledger.due(10.0)
+    (command,) = ledger.due_commands(10.0)
     assert isinstance(command, Restore)
     assert (command.continuations, command.age_s, command.has_reservation) == ((Continuation(0, (4, 1)),), 7.0, True)
     fresh = Ledger(VOCABULARY)
     fresh.add(begun())
-    assert isinstance(fresh.due(10.0)[0], Submit)
+    assert isinstance(fresh.due_commands(10.0)[0], Submit)
 
 
 def test_the_first_token_it_hears_of_is_the_next_one_and_what_was_told_elsewhere_is_not_told_again() -> None:
@@ -131,7 +131,7 @@ def test_it_is_replayed_like_any_other_when_its_worker_dies() -> None:
 def test_whoever_is_refused_before_it_was_told_anything_here_may_go_elsewhere() -> None:
     ledger, told = Ledger(VOCABULARY), list[RequestEvent]()
     ledger.add(begun(4, 1))
-    ledger.due(0.0)
+    ledger.due_commands(0.0)
     refusal = Refused.of("r", QueueFullError(1, 1), 1)
     ledger.take([refusal], told)
     assert told == [refusal]

@@ -166,7 +166,7 @@ def test_no_worker_is_asked_again_for_an_answer_that_has_ended_alone() -> None:
     lives = begun()
     lives.drop("r1", 0)
     lives.crash(["r1"])
-    (again,) = lives.ledger.due(lives.now_s)
+    (again,) = lives.ledger.due_commands(lives.now_s)
     assert isinstance(again, Restore)
     assert [one.index for one in again.continuations] == [1, 2]
 
@@ -186,7 +186,7 @@ def test_answers_that_end_alone_while_no_worker_has_them_are_not_asked_for() -> 
     lives.submit(three_answers())
     lives.drop("r1", 0)
     lives.drop("r1", 2)
-    (command,) = lives.ledger.due(lives.now_s)
+    (command,) = lives.ledger.due_commands(lives.now_s)
     assert isinstance(command, Submit)
     assert [one.index for one in command.continuations] == [1]
     lives.crash([])
@@ -245,7 +245,7 @@ def test_who_is_held_beyond_its_deadline_is_ended_without_a_worker() -> None:
 def test_a_refusal_reaches_who_asked_and_nothing_is_kept() -> None:
     lives = Lives(Random(1))
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling()))
-    lives.ledger.due(lives.now_s)
+    lives.ledger.due_commands(lives.now_s)
     refusal, told = Refused.of("r1", QueueFullError(3, 2), 1), list[RequestEvent]()
     lives.ledger.take([refusal], told)
     assert told == [refusal]
@@ -262,7 +262,7 @@ def displaced(epoch: int, num_tokens: int = 0, retry_after_s: int | None = 3) ->
 def sent(lives: Lives) -> Ledger:
     """A ledger whose only request a worker has let in."""
     lives.submit(Request("r1", (1, 2), IDENTITY.namespace(4, "group"), 0.0, ResolvedSampling(max_tokens=9)))
-    lives.ledger.due(lives.now_s)
+    lives.ledger.due_commands(lives.now_s)
     lives.ledger.take([Queued("r1", epoch=1)], [])
     return lives.ledger
 
@@ -278,8 +278,8 @@ def test_a_request_that_its_worker_displaced_is_over() -> None:
 
 def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_again() -> None:
     ledger = sent(Lives(Random(1)))
-    ledger.crash([])
-    (again,) = ledger.due(3.0)
+    ledger.record_crash([])
+    (again,) = ledger.due_commands(3.0)
     assert isinstance(again, Restore)
     assert not again.has_reservation, "nobody has seen anything of it: it may be displaced again"
     told: list[RequestEvent] = []
@@ -290,8 +290,8 @@ def test_a_worker_that_dies_before_it_could_tell_of_a_displacement_is_asked_agai
 def test_what_a_client_has_seen_keeps_its_place_in_the_next_worker() -> None:
     ledger = sent(Lives(Random(1)))
     ledger.take([Admitted("r1", 1.0, 1.0, 0, epoch=1), Token("r1", 0, 1, 1, None, epoch=1)], [])
-    ledger.crash(["r1"])
-    (again,) = ledger.due(3.0)
+    ledger.record_crash(["r1"])
+    (again,) = ledger.due_commands(3.0)
     assert isinstance(again, Restore)
     assert again.has_reservation
 

@@ -48,14 +48,14 @@ def drawn_cells(memory: KVMemory) -> PoolCells:
     drawing = PoolDrawing(memory.pool, memory.pins, memory.tables.values(), memory.config.block_size)
     for _ in drawing.pieces():
         pass
-    return drawing.drawn()
+    return drawing.result()
 
 
 def drawn_tree(memory: KVMemory, max_nodes: int = 400) -> TreePicture:
     drawing = TreeDrawing(memory.tree, memory.pool, max_nodes)
     for _ in drawing.pieces():
         pass
-    return drawing.drawn()
+    return drawing.result()
 
 
 def check_cells(memory: KVMemory) -> None:
@@ -183,7 +183,7 @@ def test_a_large_pool_has_as_many_cells_as_there_may_be_and_counts_beyond_a_byte
     drawing = PoolDrawing(pool, Pins(100_000, 0, 1), (), 32)
     for _ in drawing.pieces():
         pass
-    picture = drawing.drawn()
+    picture = drawing.result()
     assert (picture.blocks_per_cell, len(picture.cells)) == (4, 25_000)
     assert len(picture.cells) <= MAX_CELLS
     assert picture.counts == CellCounts(free=60_000, used=26_666, shared=13_334)

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from quire.core.request import PriorityClass
 from quire.core.scheduling.shares import (
     ACTIVE_WITHIN_S,
-    KEPT_S,
-    LEAST_SHARE,
+    MIN_SHARE,
+    RESERVATION_VALID_S,
     Bounds,
     Denied,
     Granted,
@@ -46,8 +46,8 @@ class SharesMachine(RuleBasedStateMachine):
 
     def reach(self, kind: str) -> tuple[set[str], int]:
         taken = Counter(one for _, _, one in self.held)
-        kinds = {one for one in KINDS if one == kind or taken[one] > self.bounds.num_kept}
-        return kinds, self.bounds.max_places - self.bounds.num_kept * (len(KINDS) - len(kinds))
+        kinds = {one for one in KINDS if one == kind or taken[one] > self.bounds.num_reserved}
+        return kinds, self.bounds.max_places - self.bounds.num_reserved * (len(KINDS) - len(kinds))
 
     def num_held(self, tenant: str, kinds: set[str]) -> int:
         return sum(owner == tenant and kind in kinds for _, owner, kind in self.held)
@@ -64,7 +64,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     def ask_once(self, tenant: str, kind: str) -> None:
         told = self.told_s.pop(tenant, None)
-        is_due = told is not None and told[1] <= self.now_s <= told[1] + KEPT_S
+        is_due = told is not None and told[1] <= self.now_s <= told[1] + RESERVATION_VALID_S
         has_reservation = self.promises.redeem(tenant, self.now_s)
         assert has_reservation or not is_due, "it came when it was told to"
         room = self.shares.request_place(tenant, kind, self.now_s, has_reservation=has_reservation)
@@ -84,7 +84,7 @@ class SharesMachine(RuleBasedStateMachine):
         is_crowded = any(self.fair_share(one, limit) < 1 for one in self.sharing())
         assert num_held >= int(fair) or is_crowded, "a tenant below its share was turned away"
         num_taken = sum(self.num_held(one, kinds) for one in TENANTS)
-        assert num_taken >= limit or num_held >= max(LEAST_SHARE, int(fair)), "there was room"
+        assert num_taken >= limit or num_held >= max(MIN_SHARE, int(fair)), "there was room"
         assert (room.state is None) == (self.sharing() == {tenant} or num_held < max(1, int(fair)))
         assert 1 <= room.retry_after_s <= 60
 
@@ -92,11 +92,11 @@ class SharesMachine(RuleBasedStateMachine):
         self.number += 1
         name = f"{tenant}{self.number}"
         kinds, limit = self.reach(kind)
-        most = max(LEAST_SHARE, int(self.fair_share(tenant, limit)))
-        if room.gives_up is not None:
-            self.check_displaced(room.gives_up, tenant, kind)
-            self.shares.give_back(room.gives_up)
-            self.held = [one for one in self.held if one[0] != room.gives_up]
+        most = max(MIN_SHARE, int(self.fair_share(tenant, limit)))
+        if room.displaced_name is not None:
+            self.check_displaced(room.displaced_name, tenant, kind)
+            self.shares.give_back(room.displaced_name)
+            self.held = [one for one in self.held if one[0] != room.displaced_name]
         if room.has_reservation:
             self.shares.take_promised(name, tenant, self.now_s)
             self.held.append((name, tenant, None))
@@ -117,7 +117,7 @@ class SharesMachine(RuleBasedStateMachine):
 
     def check_bounds(self, kind: str) -> None:
         taken = Counter(one for _, _, one in self.held)
-        num_others = sum(max(taken[one], self.bounds.num_kept) for one in KINDS if one != kind)
+        num_others = sum(max(taken[one], self.bounds.num_reserved) for one in KINDS if one != kind)
         assert taken[kind] + num_others <= self.bounds.max_places, "there are more than there are places"
 
     @precondition(lambda self: self.held)
@@ -126,7 +126,7 @@ class SharesMachine(RuleBasedStateMachine):
         name, _, _ = self.held.pop(pick % len(self.held))
         self.shares.give_back(name)
         if is_start:
-            self.shares.left(self.now_s)
+            self.shares.record_departure(self.now_s)
 
     @rule(seconds=st.sampled_from((0.5, 1.0, 10.0, 30.0, 61.0)))
     def wait(self, seconds: float) -> None:

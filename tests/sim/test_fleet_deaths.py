@@ -51,18 +51,18 @@ def test_the_longer_a_death_is_not_heard_the_more_is_sent_to_the_dead() -> None:
 
 def test_each_gateway_hears_of_a_death_at_its_own_moment() -> None:
     fleet = simulation("cost", 1, FleetFaults(), detect_delay_s=1.0)
-    fleet.member_slots[2].clear()
+    fleet.member_slots[2].remove_member()
     heard: dict[int, float] = {}
     while len(heard) < 3:
-        fleet.now_s, _, happen, told = fleet.moments.pop(0)
-        fleet.moments.sort()
+        fleet.now_s, _, happen, told = fleet.event_queue.pop(0)
+        fleet.event_queue.sort()
         happen(*told)
         for gateway in fleet.gateways:
-            if 2 not in gateway.known:
+            if 2 not in gateway.member_epochs:
                 state = gateway.router.membership.state_of("00002")
                 assert state is MemberState.SUSPECT
                 heard.setdefault(gateway.number, fleet.now_s)
-        fleet.moments.sort()
+        fleet.event_queue.sort()
     assert len(set(heard.values())) == 3
     assert all(1.0 <= moment_s <= 1.3 for moment_s in heard.values())
 
@@ -73,10 +73,10 @@ def test_what_a_dead_member_said_is_not_heard_of_the_next_one() -> None:
     epoch = seat.epoch
     fleet.leave(seat, is_detected=False)
     fleet.join(seat)
-    fleet.load_reported(seat, epoch, 999, 0.0)
+    fleet.deliver_load_report(seat, epoch, 999, 0.0)
     loads = [one.router.loads for one in fleet.gateways]
     assert [one.in_flight_tokens["00000"] for one in loads] == [0, 0, 0]
-    fleet.load_reported(seat, seat.epoch, 999, 0.0)
+    fleet.deliver_load_report(seat, seat.epoch, 999, 0.0)
     assert [one.in_flight_tokens["00000"] for one in loads] == [999, 999, 999]
 
 
@@ -89,7 +89,9 @@ def forgets(router: Router, request_id: str) -> tuple[()]:
     return ()
 
 
-@pytest.mark.parametrize(("owner", "method", "broken"), [(MemberLoads, "release", leaks), (Router, "ended", forgets)])
+@pytest.mark.parametrize(
+    ("owner", "method", "broken"), [(MemberLoads, "release", leaks), (Router, "end_request", forgets)]
+)
 def test_a_router_that_is_broken_is_found_out(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str, broken: Callable[..., object]
 ) -> None:
@@ -99,7 +101,7 @@ def test_a_router_that_is_broken_is_found_out(
 
 
 def test_a_request_that_is_nowhere_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Latencies, "ended", lambda *_: None)
+    monkeypatch.setattr(Latencies, "record_end", lambda *_: None)
     with raises_code(InvariantError, "requests_miscounted"):
         simulation("random", 1, FleetFaults()).run()
 

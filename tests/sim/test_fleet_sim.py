@@ -36,7 +36,7 @@ def trace_of(random: Random, num_rows: int, longest: int = 6) -> Trace:
         ids = (*random.choice(said), *(random.randrange(1, 5) for _ in range(random.randrange(3))))[:longest]
         said.append(ids)
         rows.append(Row(0.05 * index, 512 * len(ids) - random.randrange(512), random.randint(1, 900), ids))
-    return Trace("small", tuple(rows), factor=BLOCK / 512)
+    return Trace("small", tuple(rows), length_scale=BLOCK / 512)
 
 
 def run(trace: Trace, size: MemberSize, policy: str, rules: TraceRules = TraceRules(), **how: object) -> FleetReport:  # noqa: B008
@@ -48,7 +48,7 @@ def run(trace: Trace, size: MemberSize, policy: str, rules: TraceRules = TraceRu
 @given(st.integers(0, 1 << 30), st.sampled_from((8, 12, 30)))
 def test_one_sequence_at_a_time_hits_what_a_replay_of_the_cache_hits(seed: int, num_blocks: int) -> None:
     rows = tuple(replace(row, output_tokens=1) for row in trace_of(Random(seed), 40).rows)
-    trace = Trace("small", rows, factor=BLOCK / 512)
+    trace = Trace("small", rows, length_scale=BLOCK / 512)
     told = run(trace, MemberSize(num_blocks, BLOCK, max_step_tokens=64, max_running=1), "round-robin")
     exact = BlockLru(num_blocks, BLOCK)
     for asked in trace_requests(trace):
@@ -90,7 +90,7 @@ def test_another_seed_is_another_storm() -> None:
 
 
 def test_a_stream_that_moves_goes_on_behind_the_tokens_it_has() -> None:
-    trace = Trace("one", (Row(0.0, 2_000, 40_000, (1, 2, 3, 4)),), factor=BLOCK / 512)
+    trace = Trace("one", (Row(0.0, 2_000, 40_000, (1, 2, 3, 4)),), length_scale=BLOCK / 512)
     faults = FleetFaults(period_s=0.5, death=1.0, join=1.0)
     told = run(
         trace, MemberSize(200, BLOCK, max_step_tokens=64, max_running=8), "cost", num_members=3, faults=faults, seed=3
@@ -108,7 +108,7 @@ def test_by_cost_conversations_stay_where_their_blocks_are() -> None:
         for turn in range(8)
         for who in range(21)
     )
-    trace, size = Trace("talks", rows, factor=BLOCK / 512), MemberSize(60, BLOCK, max_step_tokens=64, max_running=8)
+    trace, size = Trace("talks", rows, length_scale=BLOCK / 512), MemberSize(60, BLOCK, max_step_tokens=64, max_running=8)
     cost, turns = (run(trace, size, name, num_members=4) for name in ("cost", "round-robin"))
     assert cost.hit_rate > 1.5 * turns.hit_rate
 

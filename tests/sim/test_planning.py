@@ -75,7 +75,7 @@ def tight_plan() -> tuple[Planner, CapacityPlan]:
 def test_the_answer_is_that_of_exhaustive_search_over_the_same_pools(seed: int) -> None:
     setup = setup_of(requests_of(seed, gap_s=(0.03, 0.06)[seed % 2]))
     told = Planner(setup).plan(members_max=4)
-    pools = pool_candidates(told.least_blocks, SIZE.num_blocks)
+    pools = pool_candidates(told.min_blocks, SIZE.num_blocks)
     assert told.num_blocks == exhaustive_pool(setup, told.num_members or 4, pools)
     assert told.num_members is not None
 
@@ -107,7 +107,7 @@ def test_a_run_is_given_up_only_if_its_end_would_miss_the_objective(seed: int, s
     whole, seen = planner.watched_run(1, setup.size)
     plain = FleetSimulation(setup.fleet(1, setup.size), requests).run()
     assert whole == plain
-    assert watched.is_hopeless == bool(setup.objective.misses(plain))
+    assert watched.is_objective_missed == bool(setup.objective.misses(plain))
     assert sorted(seen.ttft_by_arrival_s) == sorted(seen.ttft_s)
     assert sorted(one for one in seen.tpot_by_arrival_s if not isnan(one)) == sorted(seen.tpot_s)
 
@@ -115,11 +115,11 @@ def test_a_run_is_given_up_only_if_its_end_would_miss_the_objective(seed: int, s
 def test_waiting_too_long_is_a_miss_before_the_first_token_comes() -> None:
     planner = Planner(setup_of(requests_of(0, num_requests=2)))
     watched = WatchedLatencies(planner.facts, LatencyObjective.parse("ttft_p95=1s"))
-    watched.arrived("a", 0.0)
-    watched.arrived("b", 1.0)
-    assert not watched.is_hopeless
-    watched.began("b", 1.1)
-    assert watched.is_hopeless
+    watched.record_arrival("a", 0.0)
+    watched.record_arrival("b", 1.0)
+    assert not watched.is_objective_missed
+    watched.record_first_token("b", 1.1)
+    assert watched.is_objective_missed
 
 
 def test_a_request_that_fits_no_pool_is_an_answer() -> None:

@@ -14,7 +14,7 @@ from quire.core.scheduling.shares import RetryReservations
 from quire.core.scheduling.waiting_queue import WaitingQueue
 from quire.core.step import SlotCopy, WorkItem
 from quire.errors import ConfigError, InvariantError
-from quire.sim.server.config import CHAOTIC, SimConfig, configured
+from quire.sim.server.config import CHAOTIC, SimConfig, make_config
 from quire.sim.server.deliveries import Deliveries
 from quire.sim.server.fault_plan import FaultRates
 from quire.sim.server.simulation import Simulation
@@ -25,13 +25,13 @@ from tests.support.errors import raises_code
 
 @pytest.mark.parametrize("seed", range(24))
 def test_chaos_gives_every_client_what_it_would_have_got_alone(seed: int) -> None:
-    report = Simulation(configured("chaos", seed, 150)).run()
+    report = Simulation(make_config("chaos", seed, 150)).run()
     assert report.violations == [], report.replay
     assert report.totals.num_idle_steps == 0
 
 
 def test_chaos_with_guesses_gives_every_client_what_it_would_have_got_alone() -> None:
-    reports = [Simulation(configured("drafts", seed, 120)).run() for seed in range(16)]
+    reports = [Simulation(make_config("drafts", seed, 120)).run() for seed in range(16)]
     assert [report.replay for report in reports if report.violations] == []
     totals = [report.totals for report in reports]
     assert sum(one.num_idle_steps for one in totals) == 0
@@ -41,7 +41,7 @@ def test_chaos_with_guesses_gives_every_client_what_it_would_have_got_alone() ->
 
 
 def test_guesses_change_neither_the_server_nor_its_faults() -> None:
-    plain, guessing = configured("chaos", 5), configured("drafts", 5)
+    plain, guessing = make_config("chaos", 5), make_config("drafts", 5)
     same_size = replace(guessing.shape, max_step_tokens=plain.shape.max_step_tokens)
     assert (plain.shape, plain.faults, plain.guesser) == (same_size, guessing.faults, None)
     assert guessing.guesser is not None
@@ -52,12 +52,12 @@ def test_a_wrong_guess_that_is_taken_for_true_is_found_out(lie: str, monkeypatch
     if lie == "committed":
         monkeypatch.setattr(WorkItem, "num_true_tokens", lambda item, _num_taken: len(item.token_ids))
     else:
-        monkeypatch.setattr("quire.backends.oracle.accepted", lambda drafts, chosen: (*drafts, list(chosen)[-1]))
-    assert any(Simulation(configured("drafts", seed, 60)).run().violations for seed in range(6))
+        monkeypatch.setattr("quire.backends.oracle.accepted_tokens", lambda drafts, chosen: (*drafts, list(chosen)[-1]))
+    assert any(Simulation(make_config("drafts", seed, 60)).run().violations for seed in range(6))
 
 
 def test_chaos_on_a_model_with_states_gives_every_client_what_it_would_have_got_alone() -> None:
-    reports = [Simulation(configured("hybrid", seed, 120)).run() for seed in range(12)]
+    reports = [Simulation(make_config("hybrid", seed, 120)).run() for seed in range(12)]
     assert [report.replay for report in reports if report.violations] == []
     totals = [report.totals for report in reports]
     assert sum(one.num_idle_steps for one in totals) == 0
@@ -68,14 +68,14 @@ def test_chaos_on_a_model_with_states_gives_every_client_what_it_would_have_got_
 
 
 def test_slots_change_neither_the_server_nor_its_faults() -> None:
-    plain, hybrid = configured("chaos", 5), configured("hybrid", 5)
+    plain, hybrid = make_config("chaos", 5), make_config("hybrid", 5)
     assert (plain.shape, plain.faults) == (replace(hybrid.shape, num_slots=0), hybrid.faults)
     assert hybrid.shape.num_slots > hybrid.shape.max_running
 
 
 @pytest.mark.parametrize("lie", ["not copied", "not kept", "kept of a failed row", "copied backwards"])
 def test_a_state_that_is_not_what_it_should_be_is_found_out(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    moves, commit = StateSlots.take_moves, TableStates.commit
+    moves, commit = StateSlots.pop_copies, TableStates.commit
 
     def wrong_moves(slots: StateSlots) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
         copies, keeps = moves(slots)
@@ -87,15 +87,15 @@ def test_a_state_that_is_not_what_it_should_be_is_found_out(lie: str, monkeypatc
     if lie == "kept of a failed row":
         monkeypatch.setattr(TableStates, "commit", wrong_commit)
     else:
-        monkeypatch.setattr(StateSlots, "take_moves", wrong_moves)
-    servers = [configured("hybrid", seed, 120) for seed in (3, 8, 9, 17)]  # with slots to spare
+        monkeypatch.setattr(StateSlots, "pop_copies", wrong_moves)
+    servers = [make_config("hybrid", seed, 120) for seed in (3, 8, 9, 17)]  # with slots to spare
     failing = [replace(config, faults=FaultRates(error_per_row=0.1)) for config in servers]
     assert any(Simulation(config).run().violations for config in failing)
 
 
 def slow(seed: int) -> SimConfig:
     """A server that stands still for longer than anybody is told to wait."""
-    config = configured("chaos", seed, 120)
+    config = make_config("chaos", seed, 120)
     shape = replace(config.shape, max_running=4, max_requests=10, step_s=seed % 4 * 0.4)
     return replace(config, shape=shape, faults=FaultRates(preempt_per_step=0.05, patient_tenants=0.6))
 
@@ -119,47 +119,47 @@ def test_a_queue_that_does_not_keep_its_word_is_found_out(lie: str, monkeypatch:
 
 @pytest.mark.parametrize("seed", [3, 11])
 def test_the_same_seed_gives_the_same_log(seed: int) -> None:
-    digests = {Simulation(configured("chaos", seed, 120)).run().log_digest for _ in range(2)}
+    digests = {Simulation(make_config("chaos", seed, 120)).run().log_digest for _ in range(2)}
     assert len(digests) == 1
-    assert Simulation(configured("chaos", seed + 1, 120)).run().log_digest not in digests
+    assert Simulation(make_config("chaos", seed + 1, 120)).run().log_digest not in digests
 
 
 @pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - set(CHAOTIC)))
 def test_every_scenario_runs_clean(scenario: str) -> None:
-    report = Simulation(configured(scenario, 1, 60)).run()
+    report = Simulation(make_config(scenario, 1, 60)).run()
     assert report.violations == []
     assert sum(report.reasons().values()) == 60
 
 
 def test_agents_that_start_together_share_what_they_have_in_common() -> None:
-    totals = Simulation(configured("agents", 5, 64)).run().totals
+    totals = Simulation(make_config("agents", 5, 64)).run().totals
     assert totals.hit_tokens / totals.query_tokens > 0.7
 
 
 def test_the_modest_tenants_do_not_wait_for_the_greedy_one() -> None:
-    waits = {row.who: row.p95_s for row in Simulation(configured("tenants", 3, 300)).run().waits()}
+    waits = {row.who: row.p95_s for row in Simulation(make_config("tenants", 3, 300)).run().waits()}
     assert max(waits[tenant] for tenant in "abcd") < waits["greedy"] / 4
 
 
 def test_the_line_that_replays_a_run_replays_it() -> None:
     for seed in range(100, 104):
-        config = configured("chaos", seed)
-        assert configured("chaos", seed, config.num_requests) == config
-        assert configured("chaos", seed, 7).shape == config.shape
+        config = make_config("chaos", seed)
+        assert make_config("chaos", seed, config.num_requests) == config
+        assert make_config("chaos", seed, 7).shape == config.shape
 
 
 def test_a_bug_in_the_middle_of_a_run_is_told_with_the_line_that_replays_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Scheduler) -> None:
         raise InvariantError("something is wrong")
 
-    monkeypatch.setattr(Scheduler, "_end_late", broken)
-    (violation,) = Simulation(configured("chat", 1, 3)).run().violations
+    monkeypatch.setattr(Scheduler, "_end_overdue", broken)
+    (violation,) = Simulation(make_config("chat", 1, 3)).run().violations
     assert "something is wrong" in violation
 
 
 def test_a_run_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.sim.server.simulation.STEPS_PER_REQUEST", 1)
-    assert "not finished after" in Simulation(configured("chat", 1, 30)).run().violations[0]
+    assert "not finished after" in Simulation(make_config("chat", 1, 30)).run().violations[0]
 
 
 def test_a_later_request_that_starts_first_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,18 +169,18 @@ def test_a_later_request_that_starts_first_is_noticed(monkeypatch: pytest.Monkey
         return max(self, key=lambda sequence: sequence.key) if len(self) else original(self)
 
     monkeypatch.setattr(WaitingQueue, "head", last_first)
-    report = Simulation(configured("flood", 1, 200)).run()
-    assert "started before" in report.violations[0]
+    report = Simulation(make_config("flood", 1, 200)).run()
+    assert "to start first" in report.violations[0]
 
 
 def test_an_unknown_scenario_is_refused_by_name() -> None:
     with raises_code(ConfigError, "invalid_config"):
-        configured("quiet", 1)
+        make_config("quiet", 1)
 
 
 def test_a_server_that_does_nothing_is_called_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scheduler, "_admit", lambda self: None)
-    report = Simulation(configured("chat", 1, 3)).run()
+    report = Simulation(make_config("chat", 1, 3)).run()
     assert report.violations == ["wedged: requests wait and none runs"]
     assert report.totals.num_idle_steps > 0
     assert report.replay == "quire sim --scenario chat --seed 1 --requests 3"
@@ -197,23 +197,23 @@ class TestLedger:
     def complaint(self, *events: RequestEvent) -> str:
         for event in events:
             self.ledger.take(event)
-        return " ".join(self.ledger.complaints)
+        return " ".join(self.ledger.violations)
 
     def test_a_wrong_token(self) -> None:
         ended = SequenceFinished("r", 0, FinishReason.LENGTH, 2, None)
         tokens = [Token("r", 0, 0, 1, None), Token("r", 0, 0, 2, None)]
-        assert "alone it gets" in self.complaint(*tokens, ended, Finished("r", 3, 0, 2))
+        assert "continuation 0: expected" in self.complaint(*tokens, ended, Finished("r", 3, 0, 2))
 
     def test_a_wrong_beginning_of_a_cancelled_answer(self) -> None:
         ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 1, None)
-        assert "alone it gets" in self.complaint(Token("r", 0, 0, 1, None), ended, Finished("r", 3, 0, 1))
+        assert "continuation 0: expected" in self.complaint(Token("r", 0, 0, 1, None), ended, Finished("r", 3, 0, 1))
 
     def test_a_wrong_reason(self) -> None:
         ended = SequenceFinished("r", 0, FinishReason.STOP, 0, None)
-        assert "ended by stop" in self.complaint(ended, Finished("r", 3, 0, 0))
+        assert "bad finish reason stop" in self.complaint(ended, Finished("r", 3, 0, 0))
 
     def test_an_event_after_the_end(self) -> None:
-        self.ledger.cancelled("r")
+        self.ledger.record_cancellation("r")
         ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 0, None)
         last = Finished("r", 3, 0, 0)
         assert "Finished after the end" in self.complaint(ended, last, last)
@@ -248,25 +248,25 @@ class TestLedger:
         assert "none of its rows failed" in self.ended_by(FinishReason.ERROR)
 
     def test_a_cancelled_request_that_goes_on(self) -> None:
-        self.ledger.cancelled("r")
-        self.ledger.cancelled("gone")
+        self.ledger.record_cancellation("r")
+        self.ledger.record_cancellation("gone")
         complaint = self.complaint(Token("r", 0, 0, 1, None))
         assert "a token after it was cancelled" in complaint
         assert "a token before it was admitted" in complaint
         assert "cancelled, and ended by ['length']" in self.ended_by(FinishReason.LENGTH)
 
     def test_a_continuation_that_was_cancelled_alone_and_goes_on(self) -> None:
-        self.ledger.dropped("r", 0)
-        self.ledger.dropped("r", 7)
-        self.ledger.dropped("gone", 0)
-        assert self.ledger.cancels() == [("r", 0)]
+        self.ledger.record_continuation_cancellation("r", 0)
+        self.ledger.record_continuation_cancellation("r", 7)
+        self.ledger.record_continuation_cancellation("gone", 0)
+        assert self.ledger.open_cancellations() == [("r", 0)]
         assert "a token after it was cancelled" in self.complaint(Token("r", 0, 0, 1, None))
-        assert "continuations [0] were cancelled and went on" in self.ended_by(FinishReason.LENGTH)
+        assert "cancelled continuations [0] went on" in self.ended_by(FinishReason.LENGTH)
 
     def test_a_wrong_bill(self) -> None:
-        self.ledger.cancelled("r")
+        self.ledger.record_cancellation("r")
         ended = SequenceFinished("r", 0, FinishReason.CANCELLED, 0, None)
-        assert "tokens of output" in self.complaint(ended, Finished("r", 3, 64, 0))
+        assert "output tokens, got Finished" in self.complaint(ended, Finished("r", 3, 64, 0))
 
     def test_the_first_start_counts(self) -> None:
         assert self.complaint(Admitted("r", 0.0, 1.0, 0), Admitted("r", 0.0, 9.0, 0)) == ""
@@ -286,4 +286,4 @@ def test_what_is_left_of_a_request_that_was_answered_in_part_is_not_sent_away_af
 
 @pytest.mark.parametrize("scenario", ["chaos", "hybrid"])
 def test_times_that_were_told_are_kept_though_the_clock_goes_back(scenario: str) -> None:
-    assert not Simulation(configured(scenario, 672180277657)).run().violations
+    assert not Simulation(make_config(scenario, 672180277657)).run().violations

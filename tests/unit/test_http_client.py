@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ConfigError, MessageError
-from quire.http_client import HttpClient, HttpResponse, HttpServer, SseEvent, SseReader, UnansweredError, fetch, iterate
+from quire.http_client import (
+    HttpClient,
+    HttpResponse,
+    ServerAddress,
+    SseEvent,
+    SseReader,
+    UnansweredError,
+    fetch,
+    iterate,
+)
 from tests.support.errors import raises_code
 from tests.support.servers.scripted_server import scripted
 
@@ -54,22 +63,22 @@ class TestAddresses:
         ],
     )
     def test_a_url_is_read(self, url: str, told: str) -> None:
-        assert HttpServer.at(url).url == told
+        assert ServerAddress.parse(url).url == told
 
     @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:99999", "http://[::1"])
     def test_one_that_is_none_is_refused(self, url: str) -> None:
         with raises_code(ConfigError, "invalid_server_address"):
-            HttpServer.at(url)
+            ServerAddress.parse(url)
 
     @pytest.mark.parametrize("key", ["two\r\nx-more: 1", "caf\u00e9"])
     def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(self, key: str) -> None:
-        server = HttpServer.at("http://x", key)
+        server = ServerAddress.parse("http://x", key)
         with pytest.raises(ConfigError) as refused:
-            server.encode("GET", "/", None, is_kept=False)
+            server.encode("GET", "/", None, keep_alive=False)
         assert key not in str(refused.value) + repr(server)
 
     def test_headers_of_the_caller_come_before_ours(self) -> None:
-        data = HttpServer.at("http://x", None, (("User-Agent", "other"),)).encode("POST", "/", b"{}", is_kept=False)
+        data = ServerAddress("x", 80, headers=(("User-Agent", "other"),)).encode("POST", "/", b"{}", keep_alive=False)
         assert b"user-agent: other\r\n" in data
         assert b"content-length: 2\r\n" in data
 
@@ -77,7 +86,7 @@ class TestAddresses:
 def answered(*pieces: bytes, path: str = "/") -> tuple[int, bytes]:
     async def run() -> tuple[int, bytes]:
         async with scripted(pieces) as url:
-            return await fetch(HttpServer.at(url), "GET", path, timeout_s=60.0)
+            return await fetch(ServerAddress.parse(url), "GET", path, timeout_s=60.0)
 
     return asyncio.run(run())
 
@@ -120,7 +129,7 @@ class TestResponses:
         async def run() -> bytes:
             path = tmp_path / "admin.sock"
             async with await asyncio.start_unix_server(serve, path):
-                return (await fetch(HttpServer("localhost", 0, socket_path=path), "GET", "/stats"))[1]
+                return (await fetch(ServerAddress("localhost", 0, socket_path=path), "GET", "/stats"))[1]
 
         assert asyncio.run(run()).startswith(b"GET /stats HTTP/1.1\r\nhost: localhost\r\n")
 
@@ -133,7 +142,7 @@ class TestResponses:
 
         async def run() -> None:
             async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
-                client = HttpClient(HttpServer("127.0.0.1", server.sockets[0].getsockname()[1]), silence_s=0.01)
+                client = HttpClient(ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1]), read_s=0.01)
                 async with client.request("GET", "/"):
                     pass
 
@@ -143,8 +152,8 @@ class TestResponses:
     def test_a_second_response_is_no_part_of_the_first(self) -> None:
         async def run() -> HttpResponse:
             one = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-            async with scripted([one + one]) as url, HttpClient(HttpServer.at(url)).request("GET", "/") as response:
-                await response.whole()
+            async with scripted([one * 2]) as url, HttpClient(ServerAddress.parse(url)).request("GET", "/") as response:
+                await response.read_all()
                 return response
 
         with raises_code(MessageError, "malformed_message"):

@@ -25,7 +25,7 @@ from quire.api.models.model_park import OpenClient, ReportProgress
 from quire.api.serving import Plan, run
 from quire.client.engines.served import ServedModel, Serving, plan_worker
 from quire.config import OnDemandModel, Settings, load_settings
-from quire.observe.access_log import set_up
+from quire.observe.access_log import configure_logging
 
 MODEL = "scripted"
 WORKER = (sys.executable, "-m", "proofs.agents.clients_run.scripted_worker")
@@ -83,7 +83,7 @@ def main(words: list[str]) -> int:
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
     settings = load_settings(dict(flags), environ={})
-    set_up("json" if settings.server.log_format == "json" else "plain")
+    configure_logging("json" if settings.server.log_format == "json" else "plain")
     plan = Plan([OnDemandModel(MODEL, str(coder_file()), is_kept=True)], settings)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(plan, say, opener(given.diary, settings)))

@@ -25,7 +25,7 @@ from quire.core.scheduling import sequence as scheduled
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import NO_MASKS, ROW_FAILED, Masks, RowError, RowResult, StepPlan, StepResult, WorkItem
-from quire.engine.engine import Clock, Engine, ModelIdentity, OnStepBegan
+from quire.engine.engine import Clock, Engine, ModelIdentity, OnStepStart
 from quire.engine.guides import GrammarMatchers
 from quire.text.tokenizer import Tokenizer
 from quire.worker.child.process import Emit, run_worker
@@ -173,9 +173,9 @@ class DiaryEngine(Engine):
     runner: ScriptedRunner
     diary: Path
 
-    def step(self, clock: Clock, began: OnStepBegan = lambda _ids: None) -> list[RequestEvent]:
+    def step(self, clock: Clock, on_start: OnStepStart = lambda _ids: None) -> list[RequestEvent]:
         """As it is, and then the diary."""
-        events = super().step(clock, began)
+        events = super().step(clock, on_start)
         reasons = {event.request_id: event.reason.value for event in events if isinstance(event, SequenceFinished)}
         for event in events:
             if isinstance(event, Finished) and event.request_id in self.runner.asked:

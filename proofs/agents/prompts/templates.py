@@ -93,7 +93,7 @@ def is_as_expected(found: ToolFormat | None, expected: Expected | None) -> bool:
         return True
     if expected is None:
         return False
-    told = Expected(found.begin, found.name_end, found.tagged is not None, found.again is not None)
+    told = Expected(found.begin, found.name_end, found.tagged is not None, found.call_separator is not None)
     return told == expected
 
 

@@ -26,9 +26,9 @@ from benchmarks.record import say
 from benchmarks.servers import HOST
 from proofs.api.load import Server, started
 from proofs.framework.proof import Proof, section
-from quire.cli.watch.top_figures import essentials
-from quire.cli.watch.top_watcher import seen_once
-from quire.cli.watch.watch_source import WatchSource, chosen_source
+from quire.cli.watch.top_figures import json_fields
+from quire.cli.watch.top_watcher import fetch_once
+from quire.cli.watch.watch_source import WatchSource, choose_source
 
 POLL_S = 0.25
 MAX_AGE_S = 2.0
@@ -122,7 +122,7 @@ class Watching:
 
     def _top(self) -> None:
         # What `quire top --once --json` does; a process for each would measure how long processes take to start.
-        told = essentials(seen_once(chosen_source(self.server.url, None), None))
+        told = json_fields(fetch_once(choose_source(self.server.url, None), None))
         self.readings.add("top", told["engine"]["num_computed_tokens"])
 
     def _ready(self) -> None:

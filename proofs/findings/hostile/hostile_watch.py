@@ -10,7 +10,7 @@ from pathlib import Path
 
 from proofs.framework.stolen_time import StolenTime
 from quire.errors import QuireError
-from quire.text.chat.rendering.template import IDLE, ChatTemplate
+from quire.text.chat.rendering.template import IDLE_HELPERS, ChatTemplate
 
 BLOCKED_S = 0.1
 HELLO = [{"role": "user", "content": "hello"}]
@@ -80,7 +80,7 @@ def resident_bytes(pid: int) -> int:
 
 def burn(source: str) -> list[float]:
     """Seconds to load, and to say hello, from the moment a process is there for it."""
-    IDLE.give_back(IDLE.take())
+    IDLE_HELPERS.give_back(IDLE_HELPERS.take())
     start = time.monotonic()
     try:
         template = ChatTemplate(source, {})

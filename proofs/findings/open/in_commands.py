@@ -63,7 +63,7 @@ def bomb(folder: Path) -> str:
     ran = quire("sim", str(path), limit_bytes=ADDRESS_SPACE)
     if "Traceback" in ran.stderr or ran.returncode != 2:
         return f"code {ran.returncode}: {ran.stderr[-300:]!r}"
-    return lacks(ran.stderr, "expected a line of at most")
+    return lacks(ran.stderr, "expected lines of at most")
 
 
 @contextmanager

@@ -15,13 +15,13 @@ import msgspec
 
 from quire.backends.memory_plan import resident_bytes
 from quire.checkpoints.hub import files as hub_files
-from quire.checkpoints.hub.files import HubName, found_here
+from quire.checkpoints.hub.files import HubName, find_local
 from quire.cli.watch.watch_source import MAX_EVENT_BYTES
 from quire.errors import MessageError, TemplateError
 from quire.fleet.kv_events.reader import EventReader
 from quire.fleet.openai.stream import OpenAIStream
 from quire.fleet.routing.block_index import BlockIndex
-from quire.http_client import HttpServer, SseReader, fetch
+from quire.http_client import ServerAddress, SseReader, fetch
 from quire.text.parsers.reader import AnswerFormat, AnswerReader
 from quire.text.parsers.tool_format import HERMES, ReasoningFormat
 from tests.support.fleet.event_members import MEMBER, MODEL
@@ -149,7 +149,7 @@ def strange_index(folder: Path) -> str:
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": ["x"]}}))
     with patch.object(hub_files, "hub_cache", lambda: folder):
         try:
-            found = found_here(HubName("a/b"), 1 << 30)
+            found = find_local(HubName("a/b"), 1 << 30)
         except TypeError as error:
             return f"TypeError: {error}"
     return "" if found is None else "found as a whole model"
@@ -184,7 +184,7 @@ def members_figures(_: Path) -> str:
 
         server = await asyncio.start_server(answered, "127.0.0.1", 0)
         try:
-            await fetch(HttpServer("127.0.0.1", server.sockets[0].getsockname()[1]), "GET", "/metrics", timeout_s=60.0)
+            await fetch(ServerAddress(*server.sockets[0].getsockname()), "GET", "/metrics", timeout_s=60.0)
         except MessageError:
             return ""
         finally:

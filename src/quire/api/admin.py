@@ -22,7 +22,7 @@ from quire.api.models.model_park import ModelManager
 from quire.api.prefix.warnings import warnings_response
 from quire.api.server import Shutdown
 from quire.api.server_state import ServerState
-from quire.api.watch.watch_routes import block_answer, watching
+from quire.api.watch.watch_routes import block_response, watch_response
 from quire.errors import DrainingError
 
 
@@ -81,7 +81,7 @@ class _AdminEndpoints:
             }
             for model in self._models
         ]
-        figures = {
+        server = {
             "is_draining": self._admission.is_draining,
             "num_open_requests": len(self._admission.open_requests),
             "num_prompt_tokens": self._admission.metrics.num_prompt_tokens,
@@ -91,24 +91,24 @@ class _AdminEndpoints:
             "work": asdict(self._admission.work_spent()),
             "models": models,
         }
-        return json_response({**figures, "num_tasks": len(asyncio.all_tasks())})
+        return json_response({**server, "num_tasks": len(asyncio.all_tasks())})
 
     async def requests(self, request: Request) -> Response:
         lines = [record.line() | {"state": record.state} for record, _ in self._admission.open_requests.values()]
         return json_response({"requests": lines})
 
     async def end_request(self, request: Request) -> Response:
-        found = self._admission.open_requests.get(request.path_params["request_id"])
-        if found is None:
-            raise ApiError(404, "not_found", "no such request; GET /requests lists the open ones")
-        found[0].end(DrainingError("the operator ended this request"))
+        entry = self._admission.open_requests.get(request.path_params["request_id"])
+        if entry is None:
+            raise ApiError(404, "not_found", "no such request; GET /requests lists the open requests")
+        entry[0].end(DrainingError("the operator ended this request"))
         return json_response({"ended": True})
 
     async def watch(self, request: Request) -> Response:
-        return watching(self._admission.watchers, request, reads_lines=True)
+        return watch_response(self._admission.watchers, request, reads_lines=True)
 
     async def block(self, request: Request) -> Response:
-        return await block_answer(self._admission.watchers, request)
+        return await block_response(self._admission.watchers, request)
 
     async def load(self, request: Request) -> Response:
         model = self._models.named(request.path_params["name"])

@@ -1,7 +1,7 @@
-"""The public routes. Each has a guard that admits callers; a route without one cannot be added.
+"""The public routes. Each has a guard that admits callers; a route without a guard cannot be added.
 
-The framework (Starlette) only selects the route. quire parses bodies and writes responses itself, so that it notices
-disconnected clients and rejects invalid JSON; it also generates `/openapi.json`.
+The framework (Starlette) only selects the route. quire parses bodies and writes responses itself, so that it detects
+disconnected clients and rejects invalid JSON. quire also generates `/openapi.json`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -29,13 +29,13 @@ from quire.api.access.auth import (
     require_key,
     require_token,
 )
-from quire.api.asgi import OnEnded, Pages, RequestMiddleware, allowed_methods, error_response
+from quire.api.asgi import OnEnded, PageRules, RequestMiddleware, allowed_methods, error_response
 from quire.api.dialects.answering import BodyEndpoint
 from quire.api.dialects.anthropic.messages import AnthropicMessages, CountTokens
 from quire.api.dialects.anthropic.schemas import CountFields, MessagesFields
 from quire.api.dialects.openai.chat import Chat
 from quire.api.dialects.openai.completions import Completions
-from quire.api.dialects.openai.explain import ExplainBody, Explaining
+from quire.api.dialects.openai.explain import ExplainBody, ExplainEndpoint
 from quire.api.dialects.openai.kept_responses import delete_response, retrieve_response
 from quire.api.dialects.openai.responses import Responses
 from quire.api.dialects.openai.schemas import (
@@ -49,16 +49,16 @@ from quire.api.dialects.openai.tokens import Detokenize, Tokenize
 from quire.api.http.errors import ApiError
 from quire.api.http.limits import LOADING_RETRY_S
 from quire.api.http.sse import json_response
-from quire.api.openapi import description
+from quire.api.openapi import openapi_document
 from quire.api.prefix.routes import cache_warnings, retrieve_reuse
 from quire.api.server_state import ServerState
-from quire.api.watch.watch_routes import block_answer, watching
+from quire.api.watch.watch_routes import block_response, watch_response
 from quire.api.web_page import PAGES, WebPage
 from quire.errors import QuireError
-from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, Picture
+from quire.observe.metrics import CONTENT_TYPE, ENGINE_TOTALS, ModelSnapshot
 
 BodyRoute = tuple[str, str, Callable[[Admission], BodyEndpoint], type[BaseModel]]
-"""The name and description in `/openapi.json`, a factory of the endpoint, and the schema of its bodies."""
+"""The endpoint's name and description in `/openapi.json`, its factory, and the schema of its bodies."""
 BODY_ROUTES: Mapping[str, BodyRoute] = {
     "/v1/chat/completions": ("_chat", "The next message of a conversation.", Chat, ChatFields),
     "/v1/completions": ("_completions", "The continuation of a prompt.", Completions, CompletionFields),
@@ -80,11 +80,11 @@ BODY_ROUTES: Mapping[str, BodyRoute] = {
     "/v1/cache/explain": (
         "_explain",
         "How much of a prompt is in the cache, and why the next token is not. Nothing is computed.",
-        Explaining,
+        ExplainEndpoint,
         ExplainBody,
     ),
 }
-BODIES = {path: body for path, (*_, body) in BODY_ROUTES.items()}
+BODY_SCHEMAS = {path: body for path, (*_, body) in BODY_ROUTES.items()}
 
 
 def make_app(admission: ServerState, gate: Gate) -> Starlette:
@@ -94,9 +94,9 @@ def make_app(admission: ServerState, gate: Gate) -> Starlette:
     app.router.redirect_slashes = False
     app.router.routes = GuardedRoutes()
     app.state.admission, app.state.gate = admission, gate
-    admission.metrics.watch(lambda: pictures(admission), lambda: admission.work_spent().num_cut)
-    for path, (name, docstring, make, _) in BODY_ROUTES.items():
-        add_route(app, "POST", path, _endpoint_of(make(admission), name, docstring), require_key)
+    admission.metrics.set_sources(lambda: model_pictures(admission), lambda: admission.work_spent().num_cut)
+    for path, (name, docstring, make_endpoint, _) in BODY_ROUTES.items():
+        add_route(app, "POST", path, _endpoint_of(make_endpoint(admission), name, docstring), require_key)
     _add_routes(app)
     if admission.settings.has_page:
         _add_undescribed(app, GuardedRoute("POST", "/v1/admin/session", _session, require_token))
@@ -105,10 +105,10 @@ def make_app(admission: ServerState, gate: Gate) -> Starlette:
     return app
 
 
-def make_asgi(admission: ServerState, gate: Gate, ended: OnEnded | None = None) -> RequestMiddleware:
-    """Create the application with its middleware. `ended` is called with every finished request."""
-    pages = Pages(admission.settings.origins, gate.ring)
-    return RequestMiddleware(make_app(admission, gate), admission.note_refusal, pages, ended=ended)
+def make_asgi(admission: ServerState, gate: Gate, on_ended: OnEnded | None = None) -> RequestMiddleware:
+    """Create the application with its middleware. `on_ended` is called with every finished request."""
+    rules = PageRules(admission.settings.origins, gate.ring)
+    return RequestMiddleware(make_app(admission, gate), admission.note_refusal, rules, on_ended=on_ended)
 
 
 def add_route(app: Starlette, method: str, path: str, endpoint: Endpoint, guard: Guard) -> None:
@@ -116,9 +116,9 @@ def add_route(app: Starlette, method: str, path: str, endpoint: Endpoint, guard:
     app.router.routes.append(GuardedRoute(method, path, endpoint, guard))
 
 
-def _endpoint_of(responds: BodyEndpoint, name: str, docstring: str) -> Endpoint:
+def _endpoint_of(body_endpoint: BodyEndpoint, name: str, docstring: str) -> Endpoint:
     async def endpoint(_request: Request) -> ASGIApp:
-        return responds
+        return body_endpoint
 
     endpoint.__name__, endpoint.__doc__ = name, docstring
     return endpoint
@@ -143,9 +143,9 @@ def _add_routes(app: Starlette) -> None:
 
 def _add_page(app: Starlette, page: WebPage) -> None:
     """Add the routes of a page's files, which are not part of the API and not in `/openapi.json`."""
-    for path in page.answers:
+    for path in page.contents:
         for method in ("GET", "HEAD"):
-            _add_undescribed(app, GuardedRoute(method, path, page.answer, public))
+            _add_undescribed(app, GuardedRoute(method, path, page.serve_file, public))
 
 
 def _add_undescribed(app: Starlette, route: GuardedRoute) -> None:
@@ -167,24 +167,24 @@ async def _model(request: Request, name: str) -> Response:
 async def _watch(request: Request) -> Response:
     """A stream of events for the operator: the pool, running and waiting requests, and the last hour."""
     admission, caller = _admitted(request)
-    is_of_page = is_page_admitted(request)
+    is_page = is_page_admitted(request)
     # Without keys there is one tenant, so the caller may read all prompt lines.
-    return watching(
+    return watch_response(
         admission.watchers,
         request,
         reads_lines=caller.is_anonymous,
-        is_over=lambda: is_of_page and not is_page_admitted(request),
+        is_over=lambda: is_page and not is_page_admitted(request),
     )
 
 
 async def _session(request: Request) -> Response:
-    """Exchange the token of `quire dashboard` for a key of the page that it opened. A token works once."""
+    """Exchange the token of a page that `quire dashboard` opened for a key. A token works once."""
     return json_response({"key": request.scope["quire.page_key"]})
 
 
 async def _block(request: Request, block: str) -> Response:
     """The state of one block of the pool."""
-    return await block_answer(_admission(request).watchers, request)
+    return await block_response(_admission(request).watchers, request)
 
 
 async def _version(request: Request) -> Response:
@@ -202,28 +202,28 @@ async def _openapi(request: Request) -> Response:
     state = request.app.state
     # Cached, because creating it takes tens of milliseconds and clients may request it repeatedly.
     if not hasattr(state, "description"):
-        state.description = msgspec.json.encode(description(request.app.routes, BODIES))
+        state.description = msgspec.json.encode(openapi_document(request.app.routes, BODY_SCHEMAS))
     return Response(state.description, media_type="application/json")
 
 
 async def _health(request: Request) -> Response:
     """Whether the server is alive."""
     is_dead = any(model.is_dead for model in _admission(request).models if model.is_required)
-    return Response(status_code=503 if is_dead else 200, headers=_retry(is_dead))
+    return Response(status_code=503 if is_dead else 200, headers=_retry_header(is_dead))
 
 
 async def _ready(request: Request) -> Response:
     """Whether the server is ready for requests."""
     is_ready = _admission(request).is_ready
-    return Response(status_code=200 if is_ready else 503, headers=_retry(not is_ready))
+    return Response(status_code=200 if is_ready else 503, headers=_retry_header(not is_ready))
 
 
-def pictures(admission: ServerState) -> Iterator[Picture]:
+def model_pictures(admission: ServerState) -> Iterator[ModelSnapshot]:
     """Yield the current state of each model, for the gauges in `/metrics`."""
     for model in admission.models:
         states = [record.state for record, _ in admission.open_requests.values() if record.model == model.name]
         num_running, stats = states.count("running"), model.stats()
-        yield Picture(
+        yield ModelSnapshot(
             model=model.name,
             num_running=num_running,
             num_waiting=len(states) - num_running,
@@ -243,11 +243,11 @@ def _admission(request: Request) -> ServerState:
 
 
 def _admitted(request: Request) -> tuple[ServerState, Caller]:
-    """Return the server state, and the caller that the route's guard admitted."""
+    """Return the server state, and the caller that the guard admitted."""
     return _admission(request), request.scope["quire.caller"]
 
 
-def _retry(is_needed: bool) -> dict[str, str] | None:
+def _retry_header(is_needed: bool) -> dict[str, str] | None:
     return {"retry-after": str(LOADING_RETRY_S)} if is_needed else None
 
 

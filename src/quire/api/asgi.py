@@ -2,7 +2,7 @@
 
 Requests of foreign web pages are rejected here, before routing, so that no route can omit the check.
 
-Pure ASGI, because the framework's middleware classes hide disconnects from routes. A client that reads nothing of a
+Plain ASGI, because Starlette's middleware classes hide disconnects from routes. A client that reads nothing of a
 response for STUCK_S is disconnected here, on all routes.
 """
 
@@ -28,15 +28,15 @@ from quire.errors import DrainingError
 from quire.observe.access_log import write_access, write_routine
 
 LOG = logging.getLogger("quire.api")
-Note = Callable[[RequestRecord, ApiError], None]
-"""Called with a refusal before it is sent."""
+NoteRefusal = Callable[[RequestRecord, ApiError], None]
+"""Called with an error response before it is sent."""
 OnEnded = Callable[[RequestRecord], None]
 """Called with every finished request, including failed and aborted ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pages:
-    """The rules for web pages: a server without keys refuses foreign pages."""
+class PageRules:
+    """The rules for web pages: a server without keys refuses requests of foreign pages."""
 
     origins: Origins
     ring: KeyRing
@@ -57,26 +57,26 @@ class RequestMiddleware:
     def __init__(
         self,
         app: Any,
-        note: Note | None = None,
-        pages: Pages | None = None,
+        note_refusal: NoteRefusal | None = None,
+        page_rules: PageRules | None = None,
         errors: ErrorFormats = SERVER_ERRORS,
-        ended: OnEnded | None = None,
+        on_ended: OnEnded | None = None,
     ) -> None:
         self._app = app
-        self._ended = ended
-        self._note = note or _ignore_refusal
-        self._pages = pages
+        self._on_ended = on_ended
+        self._note_refusal = note_refusal or _ignore_refusal
+        self._page_rules = page_rules
         self._errors = errors
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
-            await _no_other(scope, receive, send)
+            await _handle_other_scope(scope, receive, send)
             return
         record = scope["quire.record"] = RequestRecord.of(scope)
         scope["quire.errors"] = self._errors
-        scope["quire.note"] = self._note
-        pages = self._pages
-        sender = RecordingSend(scope, send, () if pages is None else pages.cors(record.headers))
+        scope["quire.note"] = self._note_refusal
+        rules = self._page_rules
+        sender = ResponseSender(scope, send, () if rules is None else rules.cors(record.headers))
         try:
             await self._respond(scope, receive, sender)
         except ReaderStuckError:
@@ -86,43 +86,43 @@ class RequestMiddleware:
             record.is_cut = True
         finally:
             (write_routine if record.is_routine else write_access)(record.line())
-            if self._ended is not None:
-                self._ended(record)
+            if self._on_ended is not None:
+                self._on_ended(record)
 
-    async def _respond(self, scope: Any, receive: Any, sender: "RecordingSend") -> None:
+    async def _respond(self, scope: Any, receive: Any, sender: "ResponseSender") -> None:
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 message = f"expected at most {MAX_HEADERS} headers, got {len(scope['headers'])}"
                 raise ApiError(431, "too_many_headers", message)
-            if self._pages is not None and await self._is_page_served(scope, sender, self._pages):
+            if self._page_rules is not None and await self._apply_page_rules(scope, sender, self._page_rules):
                 return
             await self._app(scope, receive, sender.send)
         except (ReaderStuckError, ClientGoneError):
             raise
         except asyncio.CancelledError:
-            # Only a shutdown cancels a request; the library would send an error in another format.
+            # Only a shutdown cancels a request; uvicorn would send an error in another format.
             await sender.refuse(DrainingError("the server is shutting down and ended this request; use another one"))
         except Exception as error:
             await sender.refuse(error)
 
-    async def _is_page_served(self, scope: Any, sender: "RecordingSend", pages: Pages) -> bool:
-        """Refuse foreign pages. Respond to a CORS preflight of an allowed page; return whether the request was one."""
+    async def _apply_page_rules(self, scope: Any, sender: "ResponseSender", rules: PageRules) -> bool:
+        """Refuse foreign pages. Respond to the CORS preflight of an allowed page, and return whether it was one."""
         method, headers = scope["method"], scope["quire.record"].headers
-        pages.check(headers)
-        if method != "OPTIONS" or not pages.origins.is_preflight(headers):
+        rules.check(headers)
+        if method != "OPTIONS" or not rules.origins.is_preflight(headers):
             return False
         await sender.send(
-            {"type": "http.response.start", "status": 204, "headers": pages.origins.preflight(headers)},
+            {"type": "http.response.start", "status": 204, "headers": rules.origins.preflight(headers)},
             {"type": "http.response.body", "body": b"", "more_body": False},
         )
         return True
 
 
-class RecordingSend:
+class ResponseSender:
     """Sends a response, records its status, and adds the request id and CORS headers."""
 
-    def __init__(self, scope: Any, send: Send, always: Sequence[tuple[bytes, bytes]]) -> None:
-        self._always = always
+    def __init__(self, scope: Any, send: Send, cors_headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self._cors_headers = cors_headers
         self._record: RequestRecord = scope["quire.record"]
         self._send = send
         self._scope = scope
@@ -137,19 +137,19 @@ class RecordingSend:
             if not self._is_stuck:
                 async with asyncio.timeout(STUCK_S):
                     for message in messages:
-                        await self._send(self._named(message))
+                        await self._send(self._with_headers(message))
                         self.is_complete = message["type"] == "http.response.body" and not message.get("more_body")
                 return
         except TimeoutError:
             self._is_stuck = True
         raise ReaderStuckError
 
-    def _named(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _with_headers(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["type"] == "http.response.start":
             self._record.status = message["status"]
-            name = self._record.client_id or self._record.request_id
-            own = (*ignored_headers(self._record.ignored), *self._always, (b"x-request-id", name.encode()))
-            message["headers"] = [*message.get("headers", ()), *own]
+            request_id = self._record.client_id or self._record.request_id
+            headers = [*message.get("headers", ()), *ignored_headers(self._record.ignored), *self._cors_headers]
+            message["headers"] = [*headers, (b"x-request-id", request_id.encode())]
         return message
 
     async def refuse(self, error: Exception) -> None:
@@ -171,7 +171,7 @@ class RecordingSend:
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """Convert an exception of a route to a response. The framework re-raises unexpected ones, which are then logged."""
+    """Convert a route's exception to a response. Starlette re-raises unexpected ones, which `refuse` then logs."""
     record: RequestRecord = request.scope["quire.record"]
     refusal = api_error_of(error, record.request_id)
     record.error = refusal.code
@@ -182,11 +182,11 @@ async def error_response(request: Request, error: Exception) -> Response:
 
 
 def _encoded_error(scope: Any, refusal: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Call the `Note` for a refusal, and encode it in the error format of the path's API."""
-    note: Note = scope["quire.note"]
-    note(scope["quire.record"], refusal)
+    """Encode an error in the format of the path's API, after a call of the server's `NoteRefusal`."""
+    note_refusal: NoteRefusal = scope["quire.note"]
+    note_refusal(scope["quire.record"], refusal)
     errors: ErrorFormats = scope["quire.errors"]
-    return errors.at(scope["path"]).answer(refusal)
+    return errors.of_path(scope["path"]).answer(refusal)
 
 
 def allowed_methods(request: Request) -> str:
@@ -196,14 +196,14 @@ def allowed_methods(request: Request) -> str:
 
 
 def _ignore_refusal(record: RequestRecord, refusal: ApiError) -> None:
-    """The `Note` of a server that does not record refusals."""
+    """The `NoteRefusal` of a server that does not record refusals."""
 
 
 def _noop() -> None:
     """The `abort` of a server protocol that does not provide one."""
 
 
-async def _no_other(scope: Any, receive: Any, send: Any) -> None:
+async def _handle_other_scope(scope: Any, receive: Any, send: Any) -> None:
     """Acknowledge lifespan messages, and reject websockets."""
     if scope["type"] == "lifespan":
         while True:

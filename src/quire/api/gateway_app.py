@@ -19,7 +19,7 @@ from quire.lasting_objects import freeze_startup_objects
 
 
 class GatewayApp:
-    """The API of one model, computed by the members that a source lists."""
+    """The API of one model. The fleet members that `source` lists compute the responses."""
 
     def __init__(
         self,
@@ -33,31 +33,31 @@ class GatewayApp:
         """`settings.server.host` must be the address on which the proxy listens. Raises ConfigError."""
         settings.server.check_keys_file()
         plan = Plan([OnDemandModel(name, name, is_kept=True)], settings, allow_no_keys)
-        self._prepared = prepare(plan, lambda _model, _report: FleetModel(name, source, keys, settings.serving.queue))
+        self._parts = prepare(plan, lambda _model, _report: FleetModel(name, source, keys, settings.serving.queue))
         self._drain_s = settings.server.drain_s
         self._is_closed = False
-        self.asgi: RequestMiddleware = make_asgi(self._prepared.admission, self._prepared.gate)
+        self.asgi: RequestMiddleware = make_asgi(self._parts.admission, self._parts.gate)
 
     async def start(self) -> None:
         """Wait until the first member is connected and its tokenizer is loaded."""
-        await self._prepared.models.start()
-        self._prepared.admission.activity.start()
+        await self._parts.models.start()
+        self._parts.admission.activity.start()
         freeze_startup_objects()
 
     def check(self) -> None:
         """Raise EngineDeadError if a model's engine has stopped permanently."""
-        for model in self._prepared.models:
+        for model in self._parts.models:
             if model.is_dead:
                 raise EngineDeadError(f"the engine of {model.name} has stopped")
 
     async def close(self) -> int:
-        """Wait for open requests, at most `drain_s`; return how many had to be ended. A second call does nothing."""
+        """Wait at most `drain_s` for open requests; return how many had to be ended. A second call does nothing."""
         if self._is_closed:
             return 0
         self._is_closed = True
-        admission, store = self._prepared.admission, self._prepared.admission.settings.store
+        admission, store = self._parts.admission, self._parts.admission.settings.store
         num_ended = await admission.drain(self._drain_s, asyncio.Event())
-        await self._prepared.models.close()
+        await self._parts.models.close()
         if store is not None:
             store.close()
         return num_ended

@@ -1,6 +1,6 @@
 """Open the listening sockets: the public TCP socket, and the operator's Unix socket.
 
-They are opened first at startup, so that an address in use fails immediately. So this module has few imports.
+The sockets are opened first at startup, so that an address in use fails immediately. So this module has few imports.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ def public_socket(settings: ServerSettings, *, allow_no_keys: bool) -> socket.so
     if not (settings.is_loopback or allow_no_keys):
         from quire.api.access.keys import KeyRing  # noqa: PLC0415 - rarely needed, slow to import
 
-        settings.check_lock(has_keys=KeyRing(settings.keys_path()).is_locked, allow_no_keys=False)
+        settings.check_access_control(has_keys=KeyRing(settings.keys_path()).is_locked, allow_no_keys=False)
     return listen(settings.host, settings.port)
 
 
@@ -30,14 +30,14 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections inherit it. Head and body are written separately; Nagle's algorithm could delay the body by 40 ms.
+        # Accepted connections inherit TCP_NODELAY. Without it, a body sent after its headers could be delayed by 40 ms.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        why = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-        raise ConfigError(why, ("port",)) from error
+        message = f"cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        raise ConfigError(message, ("port",)) from error
     listener.setblocking(False)
     return listener
 
@@ -48,11 +48,11 @@ def listen_unix(path: Path) -> socket.socket:
     mode = path.parent.stat().st_mode & 0o777
     if mode & 0o077:
         raise ConfigError(
-            f"expected a folder for the admin socket that only its owner can open, {path.parent} has mode {mode:04o}; "
+            f"expected an admin socket folder that only its owner can open, got {path.parent} with mode {mode:04o}; "
             "choose another with --admin-socket",
             code="folder_not_private",
         )
-    _clear(path)
+    _remove_stale_socket(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(path))
@@ -60,7 +60,7 @@ def listen_unix(path: Path) -> socket.socket:
         listener.listen(16)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot create the admin socket {path}: {error.strerror}; choose another") from error
+        raise ConfigError(f"cannot create the admin socket {path}: {error.strerror}; change --admin-socket") from error
     listener.setblocking(False)
     return listener
 
@@ -69,17 +69,17 @@ def listen_unix(path: Path) -> socket.socket:
 def listening_unix(path: Path) -> Iterator[socket.socket]:
     """Open a Unix socket as a context; its file is removed at the end, unless another server has replaced it."""
     with listen_unix(path) as listener:
-        own = path.stat()
+        status = path.stat()
         try:
             yield listener
         finally:
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(path.stat(), own):
+                if os.path.samestat(path.stat(), status):
                     path.unlink()
 
 
-def _clear(path: Path) -> None:
-    """Remove a socket file without a listener. Raises ConfigError if another server listens on it."""
+def _remove_stale_socket(path: Path) -> None:
+    """Remove a socket file on which no server listens. Raises ConfigError if another server listens on it."""
     if not path.is_socket():
         if path.is_symlink() and not path.exists():  # left by a `quire launch` that was killed
             path.unlink()
@@ -92,6 +92,6 @@ def _clear(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError:
-            pass  # a busy server listens
-    rule = f"another server listens on the admin socket {path}; choose another with --admin-socket"
-    raise ConfigError(rule, code="socket_in_use")
+            pass  # the backlog is full: a server listens
+    message = f"another server listens on the admin socket {path}; choose another with --admin-socket"
+    raise ConfigError(message, code="socket_in_use")

@@ -1,6 +1,6 @@
 """Run the application with uvicorn: sockets, signals, draining. The application does not depend on uvicorn.
 
-SIGTERM, SIGINT   /ready returns 503, new requests are refused, open ones may finish for drain_s; then they get an error
+SIGTERM, SIGINT   /ready returns 503, new requests are refused; open ones may run for drain_s and then get an error
 second signal     stop waiting for open requests
 third signal      the signal's default action
 """
@@ -33,7 +33,7 @@ class UvicornServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start an acceptor, which limits connections, for each socket."""
         await super().startup(sockets=[])
-        self.servers = [self._acceptor(one) for one in sockets or ()]  # type: ignore[misc]
+        self.servers = [self._acceptor(listener) for listener in sockets or ()]  # type: ignore[misc]
 
     def _acceptor(self, listener: socket.socket) -> Acceptor:
         connections = self.server_state.connections
@@ -52,7 +52,7 @@ class ServerProtocol(Protocol):
 
 
 def make_server(app: Any) -> UvicornServer:
-    """Create a server for one application; its socket is passed to `serve_app`."""
+    """Create the server of one application; `serve_app` connects it to its socket."""
     config = uvicorn.Config(
         app,
         http=ServerProtocol,
@@ -77,38 +77,38 @@ class Shutdown:
         self._drain_s = drain_s
         self.requested = asyncio.Event()
         """Set when the shutdown begins."""
-        self._hurry = asyncio.Event()
+        self._stop_waiting = asyncio.Event()
 
-    def on_signals(self) -> None:
-        """Handle SIGTERM and SIGINT."""
+    def handle_signals(self) -> None:
+        """Request the shutdown on SIGTERM and SIGINT."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request, number)
 
     def request(self, number: int | None = None) -> None:
         """Begin the shutdown. A second call stops waiting; a third by signal triggers the signal's default action."""
-        if self._hurry.is_set() and number is not None:
+        if self._stop_waiting.is_set() and number is not None:
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.raise_signal(number)
         elif self.requested.is_set():
-            self._hurry.set()
+            self._stop_waiting.set()
         self._admission.is_draining = True
         self.requested.set()
 
     async def drain(self) -> int:
-        """Wait for open requests, at most `drain_s`; return how many had to be ended."""
-        return await self._admission.drain(self._drain_s, self._hurry)
+        """Wait for open requests, at most `drain_s`; return the number that had to be ended."""
+        return await self._admission.drain(self._drain_s, self._stop_waiting)
 
 
 async def serve_app(servers: list[tuple[UvicornServer, socket.socket]], shutdown: Shutdown) -> int:
-    """Serve until a shutdown is requested; return how many requests had to be ended."""
-    running = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
+    """Serve until a shutdown is requested; return the number of requests that had to be ended."""
+    servings = [asyncio.ensure_future(server.serve([listener])) for server, listener in servers]
     requested = asyncio.ensure_future(shutdown.requested.wait())
     try:
-        await asyncio.wait({requested, *running}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({requested, *servings}, return_when=asyncio.FIRST_COMPLETED)
         return await shutdown.drain()
     finally:
         requested.cancel()
         for server, _ in servers:
             server.should_exit = True
-        await asyncio.gather(*running)
+        await asyncio.gather(*servings)

@@ -1,7 +1,7 @@
-"""Run a server: open sockets, load models, print how to use it, and serve until shutdown.
+"""Run a server: open sockets, load models, print how to use the server, and serve until shutdown.
 
-The server listens before the models are loaded: listing models works at once, and a request for a model waits until it
-is loaded. The caller determines where models run by the `opening` function it passes.
+The server listens before the models are loaded: clients can list the models at once, and a request for a model waits
+until it is loaded. The `open_client` function that the caller passes determines where models run.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from quire.api.admin import PublicAddress, make_admin
 from quire.api.app import make_asgi
 from quire.api.http.request_span import RequestSpans
 from quire.api.listening import listen, listening_unix
-from quire.api.models.model_park import ModelManager, OpenClient, ParkLimits, Weigh, weightless
+from quire.api.models.model_park import MeasureSizes, ModelManager, OnDemandLimits, OpenClient, no_sizes
 from quire.api.models.registry import ModelEntry
 from quire.api.server import Shutdown, UvicornServer, make_server, serve_app
 from quire.api.server_state import ServerState
@@ -44,14 +44,14 @@ class Plan:
     allow_no_keys: bool = False
     on_ready: Callable[[str], None] | None = None
     """Called with the server's URL when all models that stay loaded have been loaded."""
-    weigh: Weigh = weightless
-    """Computes the memory of each model."""
+    weigh: MeasureSizes = no_sizes
+    """Computes the memory that each model needs."""
     listener: socket.socket | None = None
-    """The socket for clients; None: opened by the settings."""
+    """The socket for clients; None: opened at the address in the settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class ServerParts:
     """The parts of a server before sockets are opened and models are loaded."""
 
     ring: KeyRing
@@ -61,69 +61,69 @@ class Prepared:
 
     @property
     def gate(self) -> Gate:
-        """Identifies callers; the quotas of a key are divided among the current gateways."""
+        """A gate that identifies callers; it divides the quotas of a key among the current gateways."""
         return Gate(self.ring, lambda: self.models.num_gateways, self.cache_group)
 
 
-def prepare(plan: Plan, opening: OpenClient) -> Prepared:
-    """Build the parts of a server and open its conversation store, if any. Raises ConfigError for invalid settings."""
+def prepare(plan: Plan, open_client: OpenClient) -> ServerParts:
+    """Build the parts of a server, with an open conversation store, if any. Raises ConfigError for invalid settings."""
     server_settings = plan.settings.server
     ring = KeyRing(server_settings.keys_path())
-    server_settings.check_lock(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
+    server_settings.check_access_control(has_keys=ring.is_locked, allow_no_keys=plan.allow_no_keys)
     if ring.problem:
         raise ConfigError(ring.problem)
-    entries = [ModelEntry(one.name, one.model, is_required=one.is_kept) for one in plan.models]
-    park_limits = ParkLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.turn_s)
+    entries = [ModelEntry(model.name, model.model, is_required=model.is_kept) for model in plan.models]
+    load_limits = OnDemandLimits(plan.settings.serving.queue, server_settings.idle_s, server_settings.turn_s)
     pairs = [*zip(plan.models, entries, strict=True)]
-    models = ModelManager(pairs, opening, plan.weigh, park_limits, _aliases(plan))
+    models = ModelManager(pairs, open_client, plan.weigh, load_limits, _aliases(plan))
     origins = Origins(server_settings.host, server_settings.allowed_hosts, server_settings.allowed_origins)
     lines = server_settings.unstable_lines
     store_path = server_settings.store_path()
     store = None if store_path is None else ConversationStore(store_path, server_settings.store_size_bytes)
-    limits = AdmissionSettings(
+    settings = AdmissionSettings(
         server_settings.max_open_requests,
         origins,
-        server_settings.drop_images,
-        not server_settings.no_page,
-        StablePrefix(lines) if lines else None,
-        store,
+        are_images_dropped=server_settings.drop_images,
+        has_page=not server_settings.no_page,
+        stable_prefix=StablePrefix(lines) if lines else None,
+        store=store,
     )
-    admission = ServerState(models, Metrics(server_settings.metrics_prefix), limits)
-    return Prepared(ring, models, admission, server_settings.cache_group or "")
+    admission = ServerState(models, Metrics(server_settings.metrics_prefix), settings)
+    return ServerParts(ring, models, admission, server_settings.cache_group or "")
 
 
-async def run(plan: Plan, print_line: PrintLine, opening: OpenClient) -> int:
-    """Run the server until a shutdown is requested; return how many requests had to be ended."""
+async def run(plan: Plan, print_line: PrintLine, open_client: OpenClient) -> int:
+    """Run the server until a shutdown is requested; return the number of requests that had to be ended."""
     server_settings = plan.settings.server
-    prepared = prepare(plan, opening)
-    admission, store = prepared.admission, prepared.admission.settings.store
+    parts = prepare(plan, open_client)
+    admission, store = parts.admission, parts.admission.settings.store
     shutdown = Shutdown(admission, server_settings.drain_s)
-    shutdown.on_signals()
+    shutdown.handle_signals()
     admission.activity.start()
     spans = open_spans(server_settings.otel, __version__)
-    ended = None if spans is None else RequestSpans(spans).ended
+    on_ended = None if spans is None else RequestSpans(spans).write
     listener = plan.listener or listen(server_settings.host, server_settings.port)
     admin_path = server_settings.admin_path(listener.getsockname()[1])
-    with ExitStack() as held:
+    with ExitStack() as stack:
         if spans is not None:
-            held.callback(spans.close)
-        held.enter_context(listener)
-        operator = held.enter_context(listening_unix(admin_path))
-        held.enter_context(closing(store) if store else nullcontext())
-        address = PublicAddress(_url_of(listener), prepared.ring.is_locked)
+            stack.callback(spans.close)
+        stack.enter_context(listener)
+        admin_listener = stack.enter_context(listening_unix(admin_path))
+        stack.enter_context(closing(store) if store else nullcontext())
+        address = PublicAddress(_url_of(listener), parts.ring.is_locked)
         servers = [
-            (make_server(make_asgi(admission, prepared.gate, ended)), listener),
-            (make_server(make_admin(admission, shutdown, address, prepared.models)), operator),
+            (make_server(make_asgi(admission, parts.gate, on_ended)), listener),
+            (make_server(make_admin(admission, shutdown, address, parts.models)), admin_listener),
         ]
         try:
             return await _serve_while_loading(
                 servers,
                 shutdown,
-                prepared.models,
-                lambda: _print_ready(plan, prepared.models, address, admin_path, print_line),
+                parts.models,
+                lambda: _print_ready(plan, parts.models, address, admin_path, print_line),
             )
         finally:
-            await prepared.models.close()
+            await parts.models.close()
 
 
 def _url_of(listener: socket.socket) -> str:
@@ -134,7 +134,7 @@ def _url_of(listener: socket.socket) -> str:
 def _print_ready(
     plan: Plan, models: ModelManager, address: PublicAddress, admin_path: Path, print_line: PrintLine
 ) -> None:
-    """Print the address and an example request after the models that stay loaded have been loaded."""
+    """Print the models, the address and an example request, when the models that stay loaded are loaded."""
     url, is_locked = address.url, address.is_locked
     for model in models:
         if model.engine_client is not None:
@@ -143,8 +143,8 @@ def _print_ready(
                 print_line(note)
     name = next(iter(models)).name
     key = " -H 'Authorization: Bearer KEY'" if is_locked else ""
-    lock = "a key is required" if is_locked else "no keys: every client that reaches this address has access"
-    print_line(f"listening on {url}, {lock}; admin socket {admin_path}")
+    access = "a key is required" if is_locked else "no keys: every client that reaches this address has access"
+    print_line(f"listening on {url}, {access}; admin socket {admin_path}")
     body = f'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     print_line(f"try: curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'")
     if not plan.settings.server.no_page:
@@ -155,8 +155,8 @@ def _print_ready(
 
 def _aliases(plan: Plan) -> dict[str, str]:
     """Return model names by alias; aliases in a model's settings override those of the server's settings."""
-    own = {alias: one.name for one in plan.models for alias in one.aliases}
-    return {**own, **{alias: name for alias, name in plan.settings.server.aliases.items() if alias not in own}}
+    names = {alias: model.name for model in plan.models for alias in model.aliases}
+    return {**names, **{alias: name for alias, name in plan.settings.server.aliases.items() if alias not in names}}
 
 
 async def _serve_while_loading(
@@ -175,11 +175,11 @@ async def _serve_while_loading(
             freeze_startup_objects()
             on_loaded()
             return await serving
-        is_refused = loading.done() and not shutdown.requested.is_set()
+        has_failed = loading.done() and not shutdown.requested.is_set()
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         await models.close()
-        if is_refused:
+        if has_failed:
             loading.result()
         return await serving
     finally:

@@ -1,7 +1,7 @@
 """The web pages: `/`, a chat with the models, and `/dashboard`, where an operator monitors the server.
 
-Each page has a few static files without data, read once and served without a key. The page requests its data from the
-API with its user's key. Response headers forbid loading anything from other origins, inline scripts, and framing.
+Each page has a few static files, read once and served without a key. The page requests its data from the API with its
+user's key. Response headers forbid loading anything from other origins, inline scripts, and framing.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.responses import Response
 
-KINDS = {
+MEDIA_TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-POLICY = "; ".join(
+CSP = "; ".join(
     (
         "default-src 'none'",
         "script-src 'self'",
@@ -33,7 +33,7 @@ POLICY = "; ".join(
 )
 HEADERS: Mapping[str, str] = MappingProxyType(
     {
-        "content-security-policy": POLICY,
+        "content-security-policy": CSP,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cross-origin-opener-policy": "same-origin",
@@ -45,7 +45,7 @@ HEADERS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class WebPage:
-    """A web page: the files of known types in its folder."""
+    """A web page: the files in its folder whose types are in MEDIA_TYPES."""
 
     folder: str
     """The folder in this package; files other than `index.html` are served below a path of the same name."""
@@ -54,8 +54,8 @@ class WebPage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        found = (one.name for one in (files("quire.api") / self.folder).iterdir())
-        return tuple(sorted(name for name in found if name.rpartition(".")[2] in KINDS))
+        names = (file.name for file in (files("quire.api") / self.folder).iterdir())
+        return tuple(sorted(name for name in names if name.rpartition(".")[2] in MEDIA_TYPES))
 
     def path_of(self, name: str) -> str:
         """Return the URL path of a file."""
@@ -66,14 +66,14 @@ class WebPage:
         return (files("quire.api") / self.folder / name).read_bytes()
 
     @cached_property
-    def answers(self) -> Mapping[str, tuple[bytes, str]]:
+    def contents(self) -> Mapping[str, tuple[bytes, str]]:
         """Content and media type of each file by URL path. Read once."""
-        return {self.path_of(name): (self.read(name), KINDS[name.rpartition(".")[2]]) for name in self.names}
+        return {self.path_of(name): (self.read(name), MEDIA_TYPES[name.rpartition(".")[2]]) for name in self.names}
 
-    async def answer(self, request: Request) -> Response:
+    async def serve_file(self, request: Request) -> Response:
         """Return the file at the request's path."""
-        body, kind = self.answers[request.scope["path"]]
-        return Response(body, media_type=kind, headers=dict(HEADERS))
+        body, media_type = self.contents[request.scope["path"]]
+        return Response(body, media_type=media_type, headers=dict(HEADERS))
 
 
 DASHBOARD = WebPage("dashboard", "/dashboard")

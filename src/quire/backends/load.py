@@ -1,4 +1,4 @@
-"""Loads a backend by name and imports only that backend."""
+"""Selects the backend for a checkpoint by the settings and loads the model with it; imports only that backend."""
 
 import os
 import platform
@@ -21,13 +21,13 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     report = on_read or (lambda _done, _total: None)
     if settings.backend == "mlx" or (settings.backend == "auto" and checkpoint.is_for_mlx):
         return _load_mlx(checkpoint, settings, report)
-    passed: list[str] = []
+    fallback_notes: list[str] = []
     if settings.backend == "auto" and _is_on_apple_silicon() and find_spec("mlx_lm") is not None:
         try:
             return _load_mlx(checkpoint, settings, report)
         except (ConfigError, CheckpointError) as error:
-            passed.append(f"not using MLX: {error}")
-    settings = settings.with_kv_of(checkpoint.matrix_types)
+            fallback_notes.append(f"not using MLX: {error}")
+    settings = settings.with_kv_dtype(checkpoint.matrix_types)
     if settings.backend == "torch":
         return _load_torch(checkpoint, settings, report, "backend is torch")
     from quire.backends.cpu import load as cpu_load  # noqa: PLC0415 - imports numpy only when used
@@ -35,11 +35,11 @@ def load_backend(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRea
     reason = cpu_load.why_not_cpu(checkpoint, settings)
     if reason is None:
         loaded = cpu_load.load(checkpoint, settings, report)
-        return replace(loaded, notes=(*passed, *loaded.notes))
+        return replace(loaded, notes=(*fallback_notes, *loaded.notes))
     if settings.backend == "cpu":
         raise ConfigError(f"{reason}; set backend to auto, or choose another model", ("backend",), code="not_for_cpu")
     loaded = _load_torch(checkpoint, settings, report, reason)
-    return replace(loaded, notes=(*passed, f"using torch instead of the CPU backend: {reason}", *loaded.notes))
+    return replace(loaded, notes=(*fallback_notes, f"using torch instead of the CPU backend: {reason}", *loaded.notes))
 
 
 def prepare_kernels(settings: ModelSettings) -> None:
@@ -58,11 +58,11 @@ def _is_on_apple_silicon() -> bool:
 def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) -> LoadedRunner:
     try:
         from quire.backends.mlx import load as mlx_load  # noqa: PLC0415, I001 - takes seconds, imported only when used
-        import mlx_lm  # noqa: F401, PLC0415 - after quire's own module, which imports it without side effects
+        import mlx_lm  # noqa: F401, PLC0415 - after quire's own module, which imports mlx-lm without side effects
     except ImportError as error:
         raise ConfigError(
-            f"the MLX backend needs mlx-lm, {error.name!r} is missing; install quire again with its extra mlx, such "
-            "as: pip install '.[mlx]'",
+            f"the MLX backend needs mlx-lm, but {error.name!r} is missing; install quire again with its extra mlx, "
+            "such as: pip install '.[mlx]'",
             ("backend",),
             code="mlx_not_installed",
         ) from error
@@ -75,30 +75,29 @@ def _load_mlx(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead) 
 def _load_torch(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead, reason: str) -> LoadedRunner:
     if is_decoder(checkpoint.config) and read_shape(checkpoint.config).recurrent is not None:
         raise ConfigError(
-            f"{reason}; models with recurrent layers run on the CPU backend only: change that setting, or choose "
-            "another model",
+            f"{reason}; models with recurrent layers run on the CPU backend only: change the setting that excludes "
+            "it, or choose another model",
             ("backend",),
         )
     if checkpoint.is_for_mlx:
-        rule = f"{reason}; weights in mlx-lm format need the MLX backend: set backend to mlx"
-        raise ConfigError(rule, code="weights_need_mlx")
+        message = f"{reason}; weights in mlx-lm format need the MLX backend: set backend to mlx"
+        raise ConfigError(message, code="weights_need_mlx")
     if settings.kv_dtype == "int8":
         raise ConfigError(
-            f"{reason}; torch holds keys and values in float32, bfloat16 or float16, got int8: set kv_dtype to "
-            "bfloat16",
+            f"{reason}; expected kv_dtype float32, bfloat16 or float16 for torch, got int8: set kv_dtype to bfloat16",
             ("kv_dtype",),
             code="no_int8_kv",
         )
     if any(tensor.parts for tensor in checkpoint.tensors.values()):
         raise ConfigError(f"{reason}; quantised safetensors run on the CPU backend only: choose the original weights")
     if settings.arithmetic == "int8":
-        raise ConfigError(f"{reason}; torch has no arithmetic int8: set arithmetic to auto or float", ("arithmetic",))
+        raise ConfigError(f"{reason}; torch has no int8 arithmetic: set arithmetic to auto or float", ("arithmetic",))
     try:
         from quire.backends.torch import load as torch_load  # noqa: PLC0415 - takes seconds, imported only when used
     except ImportError as error:
         raise ConfigError(
-            f"{reason}; the torch backend needs torch and transformers, {error.name!r} is missing; install quire again "
-            "with its extra torch, such as: pip install '.[torch]'"
+            f"{reason}; the torch backend needs torch and transformers, but {error.name!r} is missing; install quire "
+            "again with its extra torch, such as: pip install '.[torch]'"
         ) from error
-    held = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
-    return torch_load.load(checkpoint, held, on_read)
+    torch_settings = replace(settings, dtype="float32") if settings.dtype == "auto" else settings
+    return torch_load.load(checkpoint, torch_settings, on_read)

@@ -23,14 +23,14 @@ class LoadedRunner:
     load_peak_bytes: int
     """Peak resident bytes of the process while it loaded the model, before the first measured step."""
     kv_layout: str
-    """Name of the KV layout within a block. Blocks of different layouts are never interchangeable."""
+    """Name of the layout of keys and values in a block. Blocks of different layouts are never interchangeable."""
     notes: tuple[str, ...]
     exactness: str = ""
     """Everything that affects result bits apart from model and settings, such as instruction set and versions. Empty
     means unknown: results are then not assumed bit-identical to those of any other runner."""
     step_cost: StepCost | None = None
-    """Measured step duration by number of tokens, if measured. The scheduler uses it to decide which draft tokens are
-    worth checking."""
+    """Measured step cost by number of tokens; None if not measured. The scheduler uses it to decide how many draft
+    tokens are worth checking."""
 
 
 def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int, num_kv_bytes: int) -> Capacity:
@@ -48,7 +48,7 @@ def capacity_of(plan: MemoryPlan, settings: ModelSettings, vocabulary_size: int,
 
 @contextmanager
 def as_checkpoint_error(name: str) -> Iterator[None]:
-    """Convert errors that a damaged model causes in libraries into a CheckpointError with a one-sentence message."""
+    """Convert errors that a damaged model causes in libraries into a CheckpointError with a message of one sentence."""
     try:
         yield
     except (RuntimeError, IndexError, ArithmeticError, MemoryError) as error:

@@ -6,10 +6,10 @@ aliased, unwritten or foreign block, a position off by one, a wrong seed or a lo
 generated tokens at once. A real model would expose such a bug only by chance; with this runner a comparison for
 equality finds it.
 
-With recurrent layers the runner also keeps a state: a hash over all tokens fed, stored in a state slot and mixed into
-the next token. A wrong slot gives a wrong token.
+If the capacity has state slots (recurrent layers), the runner also keeps a state per sequence: a hash over all tokens
+fed, stored in a state slot and mixed into the next token. A wrong slot gives a wrong token.
 
-`answer_alone` is the same model without blocks, batches or caches: the expected output of every request.
+`answer_alone` computes the same tokens without blocks, batches or caches: the expected output of every request.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 from msgspec.structs import replace
 
-from quire.backends.acceptance import accepted, masks_of
+from quire.backends.acceptance import accepted_tokens, masks_of
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.request import ResolvedSampling
 from quire.core.step import (
@@ -40,20 +40,20 @@ HIDDEN_BYTES = 32
 MASK = (1 << 64) - 1
 
 
-def slot_value(before: int, token_id: int, position: int) -> int:
+def slot_value(previous: int, token_id: int, position: int) -> int:
     """Return the value of the slot at `position`, computed from the value of the preceding slot."""
-    mixed = (before ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & MASK
-    mixed = (mixed ^ mixed >> 29) * 0xBF58476D1CE4E5B9 & MASK
-    return mixed ^ mixed >> 32
+    value = (previous ^ (token_id * 0x9E3779B97F4A7C15 + position * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9)) & MASK
+    value = (value ^ value >> 29) * 0xBF58476D1CE4E5B9 & MASK
+    return value ^ value >> 32
 
 
-def state_value(before: int, token_id: int, position: int) -> int:
-    """Return the recurrent state after one more token: the same kind of hash, salted to differ from KV slots."""
-    return slot_value(before ^ 0x5DEECE66D1CE4E5B, token_id, position)
+def state_value(previous: int, token_id: int, position: int) -> int:
+    """Return the recurrent state after one more token: a hash like a KV slot's, with a salt so that they differ."""
+    return slot_value(previous ^ 0x5DEECE66D1CE4E5B, token_id, position)
 
 
 @lru_cache(maxsize=4096)
-def _encoded(params: ResolvedSampling) -> bytes:
+def _encode_params(params: ResolvedSampling) -> bytes:
     # Greedy by temperature and greedy by top-k are equivalent.
     is_greedy = params.temperature == 0.0 or params.top_k == 1
     return repr(replace(params, temperature=0.0, top_k=0) if is_greedy else params).encode()
@@ -61,16 +61,16 @@ def _encoded(params: ResolvedSampling) -> bytes:
 
 def next_token(slots: bytes, sampling: Sampling, vocabulary_size: int, mask: bytes | None = None) -> int | None:
     """Return the token that follows these slots: a pure function of the slots and of everything that sampling may
-    depend on. None if every token is forbidden."""
+    depend on. None if no token is allowed."""
     params = sampling.params
     is_greedy = params.temperature == 0.0 or params.top_k == 1
-    state = blake2b(slots, digest_size=8)
-    state.update(_encoded(params))
-    state.update(repr((sampling.num_prompt_tokens, sampling.known_tokens)).encode())
+    hash_state = blake2b(slots, digest_size=8)
+    hash_state.update(_encode_params(params))
+    hash_state.update(repr((sampling.num_prompt_tokens, sampling.known_tokens)).encode())
     if not is_greedy:
-        state.update(repr((sampling.seed, sampling.sequence_index, sampling.position)).encode())
+        hash_state.update(repr((sampling.seed, sampling.sequence_index, sampling.position)).encode())
     candidates = range(vocabulary_size) if params.allowed_token_ids is None else params.allowed_token_ids
-    start = int.from_bytes(state.digest(), "little")
+    start = int.from_bytes(hash_state.digest(), "little")
     for attempt in range(len(candidates)):
         token_id = candidates[(start + attempt) % len(candidates)]
         is_too_early = sampling.num_output_tokens < params.min_tokens and token_id in params.stop_token_ids
@@ -91,15 +91,15 @@ def answer_alone(
 ) -> list[int]:
     """Return the oracle's output for a request that runs alone: no blocks, no chunks, no cache."""
     slots, tokens, value, state = array("Q"), list(prompt), 0, 0
-    for position, known_id in enumerate(tokens):
-        value = slot_value(value, known_id, position)
-        state = state_value(state, known_id, position)
+    for position, prompt_token in enumerate(tokens):
+        value = slot_value(value, prompt_token, position)
+        state = state_value(state, prompt_token, position)
         slots.append(value)
     while len(tokens) - len(prompt) < params.max_tokens:
-        known = tuple(tokens) if params.needs_known_tokens else None
-        sampling = Sampling(params, seed, sequence_index, len(tokens), len(prompt), known)
-        seen = slots.tobytes() + (state.to_bytes(SLOT_BYTES, "little") if has_state else b"")
-        token_id = next_token(seen, sampling, vocabulary_size)
+        known_tokens = tuple(tokens) if params.needs_known_tokens else None
+        sampling = Sampling(params, seed, sequence_index, len(tokens), len(prompt), known_tokens)
+        context = slots.tobytes() + (state.to_bytes(SLOT_BYTES, "little") if has_state else b"")
+        token_id = next_token(context, sampling, vocabulary_size)
         if token_id is None:
             break
         tokens.append(token_id)
@@ -112,7 +112,7 @@ def answer_alone(
 
 
 class OracleRunner:
-    """A runner that imitates a model. New slots contain garbage, so that reading an unwritten slot is detected."""
+    """A runner that imitates a model. New slots contain invalid values, so a read of an unwritten slot is detected."""
 
     def __init__(self, capacity: Capacity) -> None:
         self._capacity = capacity
@@ -124,7 +124,7 @@ class OracleRunner:
         self.states = [0, *(slot_value(0xBAD, slot, 0) for slot in range(1, capacity.num_slots + 1))]
         """Value of each state slot. Tests write to it to inject faults."""
         self._states_after: dict[int, list[int]] = {}
-        """Sequence id -> the state after each token that the sequence fed in this step."""
+        """Sequence id -> the state after each token that the step feeds to it."""
         self._is_closed = False
 
     @property
@@ -136,24 +136,24 @@ class OracleRunner:
         return _OracleStep(self, plan)
 
     def run(self, plan: StepPlan, masks: Masks = NO_MASKS) -> StepResult:
-        """Run a step: copies first, then all rows, then the states to keep."""
+        """Run a step: block and slot copies first, then all rows, then copies of the states to keep."""
         if self._is_closed:
             raise InvariantError("the runner is closed", code="runner_is_closed")
-        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
-        if num_tokens > most:
-            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
+        num_tokens, limit = sum(len(item.token_ids) for item in plan.items), self._capacity.max_step_tokens
+        if num_tokens > limit:
+            raise InvariantError(f"expected at most {limit} tokens in a step, got {num_tokens}", code="step_too_large")
         self._check_writes(plan)
         for copy in plan.copies:
             self._blocks[copy.dst] = self._blocks[copy.src][:]
         for slot_copy in plan.slot_copies:
             self.states[slot_copy.dst] = self.states[slot_copy.src]
         for item in plan.items:
-            self._write(item)
+            self._write_slots(item)
         if self._capacity.num_slots:
-            self._states_after = {item.sequence_id: self._fold(item) for item in plan.items}
+            self._states_after = {item.sequence_id: self._advance_state(item) for item in plan.items}
         for keep in plan.keeps:
             self.states[keep.dst] = self.states[keep.src]
-        return StepResult(plan.step, {item.sequence_id: self._row(item, masks) for item in plan.items})
+        return StepResult(plan.step, {item.sequence_id: self._compute_row(item, masks) for item in plan.items})
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
         """Return each block as its slots, 8 bytes each in the machine's byte order."""
@@ -181,7 +181,7 @@ class OracleRunner:
                 if writer.get(block, item.sequence_id) != item.sequence_id:
                     raise InvariantError(f"block {block} is written by one row and read by another in one step")
 
-    def _write(self, item: WorkItem) -> None:
+    def _write_slots(self, item: WorkItem) -> None:
         size, blocks, table = self._capacity.block_size, self._blocks, item.block_ids
         position = item.first_position
         value = blocks[table[(position - 1) // size]][(position - 1) % size] if position else 0
@@ -190,8 +190,8 @@ class OracleRunner:
             blocks[table[position // size]][position % size] = value
             position += 1
 
-    def _fold(self, item: WorkItem) -> list[int]:
-        """Return the state after each token fed; the last state is also stored in the item's slot."""
+    def _advance_state(self, item: WorkItem) -> list[int]:
+        """Return the state after each token of the item; the last one is also stored in the item's slot."""
         if not 0 < item.state_slot <= self._capacity.num_slots:
             raise InvariantError(
                 f"expected a state slot from 1 to {self._capacity.num_slots} for sequence {item.sequence_id}"
@@ -203,24 +203,24 @@ class OracleRunner:
         self.states[item.state_slot] = state
         return states
 
-    def _row(self, item: WorkItem, masks: Masks) -> RowResult:
-        hidden = tuple(self._hidden(item, position) for position in item.hidden_positions)
+    def _compute_row(self, item: WorkItem, masks: Masks) -> RowResult:
+        hidden = tuple(self._hidden_state(item, position) for position in item.hidden_positions)
         if item.sampling is None:
             return RowResult((), (), self._scores(item), hidden)
         size = self._capacity.vocabulary_size
         rows = zip(item.samplings(), masks_of(masks, item, size), strict=True)
-        chosen = (next_token(self._slots(item, one.position), one, size, mask) for one, mask in rows)
-        tokens = accepted(item.drafts, chosen)
+        choices = (next_token(self._context(item, sampling.position), sampling, size, mask) for sampling, mask in rows)
+        tokens = accepted_tokens(item.drafts, choices)
         if not tokens:
             return RowResult(error=NO_TOKEN_LEFT)
         return RowResult(tokens, self._chosen_logprobs(item, item.sampling, tokens), self._scores(item), hidden)
 
     def _chosen_logprobs(self, item: WorkItem, sampling: Sampling, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
-        wanted = sampling.params.logprobs
-        if wanted is None:
+        num_alternatives = sampling.params.logprobs
+        if num_alternatives is None:
             return ()
         return tuple(
-            self._logprobs(self._slots(item, position), token_id, wanted)
+            self._logprobs(self._context(item, position), token_id, num_alternatives)
             for position, token_id in enumerate(tokens, sampling.position)
         )
 
@@ -229,28 +229,28 @@ class OracleRunner:
         if scoring is None:
             return ()
         first, token_ids = scoring.first_position, scoring.token_ids
-        slots = self._kv(item, first + len(token_ids) - 1)
+        slots = self._kv_bytes(item, first + len(token_ids) - 1)
         return tuple(
             self._logprobs(
-                slots[: SLOT_BYTES * (first + at)] + self._state(item, first + at), token_id, scoring.num_alternatives
+                slots[: SLOT_BYTES * length] + self._state_bytes(item, length), token_id, scoring.num_alternatives
             )
-            for at, token_id in enumerate(token_ids)
+            for length, token_id in enumerate(token_ids, first)
         )
 
-    def _hidden(self, item: WorkItem, position: int) -> bytes:
-        return blake2b(self._slots(item, position + 1), digest_size=HIDDEN_BYTES).digest()
+    def _hidden_state(self, item: WorkItem, position: int) -> bytes:
+        return blake2b(self._context(item, position + 1), digest_size=HIDDEN_BYTES).digest()
 
-    def _slots(self, item: WorkItem, length: int) -> bytes:
+    def _context(self, item: WorkItem, length: int) -> bytes:
         """Return everything that the token at position `length` may depend on: the KV slots and the state."""
-        return self._kv(item, length) + self._state(item, length)
+        return self._kv_bytes(item, length) + self._state_bytes(item, length)
 
-    def _kv(self, item: WorkItem, length: int) -> bytes:
-        """Return the sequence's first `length` slots, read through its block table and never beyond."""
+    def _kv_bytes(self, item: WorkItem, length: int) -> bytes:
+        """Return the sequence's first `length` slots, read through its block table, and no later slot."""
         num_blocks = -(-length // self._capacity.block_size)
         joined = b"".join([self._blocks[block].tobytes() for block in item.block_ids[:num_blocks]])
         return joined[: length * SLOT_BYTES]
 
-    def _state(self, item: WorkItem, length: int) -> bytes:
+    def _state_bytes(self, item: WorkItem, length: int) -> bytes:
         """Return the recurrent state after `length` tokens; empty for a model without recurrent layers."""
         if not self._capacity.num_slots:
             return b""
@@ -260,8 +260,8 @@ class OracleRunner:
         digest = blake2b(slots, digest_size=8, salt=token_id.to_bytes(8, "little")).digest()
         logprob = -int.from_bytes(digest, "little") / 2.0**60
         size = self._capacity.vocabulary_size
-        others = tuple(((token_id + 1 + at) % size, logprob - 1.0 - at) for at in range(num_alternatives))
-        return TokenLogprobs(token_id, logprob, 1, others)
+        alternatives = tuple(((token_id + 1 + rank) % size, logprob - 1.0 - rank) for rank in range(num_alternatives))
+        return TokenLogprobs(token_id, logprob, 1, alternatives)
 
 
 class _OracleStep:

@@ -1,4 +1,4 @@
-"""The contract between the core and a backend. A runner executes plans; its only state is KV data and recurrent states.
+"""The contract between the core and a backend's runner, which executes step plans and stores KV and recurrent states.
 
 One step is in flight at a time, and the core plans nothing while a step runs (ADR 0029). `start` and `wait` are
 separate calls so that grammar masks can be computed while the step runs; `wait` receives them. A runner may begin the
@@ -32,11 +32,11 @@ class Capacity:
 
 
 class PendingStep(Protocol):
-    """A step that was started and has not been waited for."""
+    """A started step whose result has not been fetched."""
 
     def wait(self, masks: Masks = NO_MASKS) -> StepResult:
-        """Block until the step is done. Tokens are chosen among those the masks allow. A row that failed carries its
-        error; if the whole step fails, `wait` raises."""
+        """Block until the step is done, and return its result. Tokens are chosen among those that the masks allow. A
+        failed row contains its error; if the whole step fails, `wait` raises."""
 
 
 @runtime_checkable
@@ -49,7 +49,7 @@ class CountsLayers(Protocol):
 
 
 class Runner(Protocol):
-    """Computes steps. The result of a row depends only on that row: its tokens, blocks, sampling parameters and mask.
+    """Computes steps. A row, the result of an item, depends only on its tokens, blocks, sampling parameters and mask.
 
     Draft tokens change only how many tokens a step returns. A row's result ends at the first draft that differs from
     the token the model chooses at that position; the next step may overwrite the KV written for rejected drafts.
@@ -60,11 +60,11 @@ class Runner(Protocol):
         """The limits of this runner, fixed at load."""
 
     def start(self, plan: StepPlan) -> PendingStep:
-        """Begin a step: first all copies in order, each of a whole block or a whole state slot, then the items, and
-        after all items the states to keep."""
+        """Begin a step: first all copies in order (of whole blocks and whole state slots), then the items, and after
+        all items the copies of states to keep."""
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Return the KV of whole blocks as bytes, each in the runner's documented layout; used to offload blocks."""
+        """Return the KV of whole blocks as bytes, in the layout documented by the runner's KV store."""
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
         """Write bytes returned by `read_blocks` into these blocks, which may be other blocks than the ones read."""

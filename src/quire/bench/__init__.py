@@ -2,6 +2,6 @@
 
     setup ─► visits ─► load_run ─► calls ─► http_client ─► outcome ─► measures ─► records · plots · compare
 
-Imports workload, the HTTP client, errors and a few helpers, but no engine: other servers have none. Only `engine.py`,
-which measures the engine in this process, is different.
+Imports workload, the HTTP client, errors and a few helpers, but not quire's engine, because it measures any server. The
+exception is `engine.py`, which measures the engine in this process.
 """

@@ -1,8 +1,8 @@
 """Build the HTTP request for a visit's next turn: text, chat messages or token ids. Pure.
 
-text     /v1/completions        one string: the conversation so far, and the new turn
-chat     /v1/chat/completions   the same as messages, rendered by the server's own template
-tokens   /v1/completions        a list of ids: exact lengths, for servers that accept them; one turn only
+text     /v1/completions        one string: the conversation so far and the new turn
+chat     /v1/chat/completions   the conversation as messages, which the server's template renders
+tokens   /v1/completions        a list of token ids: exact lengths, if the server accepts ids; one turn only
 """
 
 import json
@@ -29,7 +29,7 @@ class HttpCall:
     path: str
     body: bytes
     prompt_tokens: int
-    """The intended length without earlier answers, used if the server reports no usage."""
+    """Intended prompt length without earlier answers, used if the server reports no usage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +37,23 @@ class CallMaker:
     """Builds calls for one model."""
 
     model: str
-    form: Form
+    prompt_form: Form
     writer: SpanWriter
     ignores_eos: bool = True
     """Always generate max_tokens tokens, so that output lengths do not depend on the model's answers."""
     sends_priority: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that replace those of the body; null removes a field, for servers that refuse unknown ones."""
+    """Fields that replace those of the body; null removes a field, for servers that reject unknown fields."""
 
     def check(self, visits: Sequence[Visit]) -> None:
-        """Raise ConfigError if this form cannot express the visits."""
-        if self.form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
+        """Raise ConfigError if this prompt form cannot express the visits."""
+        if self.prompt_form == "tokens" and any(len(visit.turns) > 1 for visit in visits):
             raise ConfigError(
                 "expected --prompts text or chat for conversations, because answers come back as text, got tokens; or "
-                "choose a workload of one turn"
+                "choose a workload with one turn"
             )
 
-    def call(self, visit: Visit, answers: Sequence[str]) -> HttpCall:
+    def make_call(self, visit: Visit, answers: Sequence[str]) -> HttpCall:
         """Build the call for the turn after these answers."""
         turn = visit.turns[len(answers)]
         path, prompt = self._prompt(visit, answers)
@@ -70,20 +70,20 @@ class CallMaker:
         if self.sends_priority:
             body["priority"] = PRIORITIES[visit.priority]
         turns = visit.turns[: len(answers) + 1]
-        meant = sum(span.num_tokens for span in visit.system) + sum(one.num_tokens for one in turns)
+        num_tokens = sum(span.num_tokens for span in visit.system) + sum(turn.num_tokens for turn in turns)
         name = f"{visit.name}.{len(answers)}" if len(visit.turns) > 1 else visit.name
-        sent = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
-        return HttpCall(name, visit.kind, path, json.dumps(sent).encode(), meant)
+        fields = {key: value for key, value in {**body, **self.extra}.items() if value is not None}
+        return HttpCall(name, visit.kind, path, json.dumps(fields).encode(), num_tokens)
 
     def _prompt(self, visit: Visit, answers: Sequence[str]) -> tuple[str, dict[str, Any]]:
         turns = visit.turns[: len(answers) + 1]
-        if self.form == "tokens":
+        if self.prompt_form == "tokens":
             return "/v1/completions", {"prompt": self.writer.ids((*visit.system, *turns[0].spans))}
         questions = [self.writer.words(turn.spans) for turn in turns]
         system = self.writer.words(visit.system)
-        if self.form == "text":
-            talk = "".join(f"{question}{answer}" for question, answer in zip(questions, (*answers, ""), strict=True))
-            return "/v1/completions", {"prompt": f"{system} {talk}" if system else talk}
+        if self.prompt_form == "text":
+            text = "".join(f"{question}{answer}" for question, answer in zip(questions, (*answers, ""), strict=True))
+            return "/v1/completions", {"prompt": f"{system} {text}" if system else text}
         messages = [{"role": "system", "content": system}] if system else []
         for question, answer in zip(questions, (*answers, None), strict=True):
             messages.append({"role": "user", "content": question})

@@ -1,4 +1,4 @@
-"""Client for one server under load: takes a call and returns an outcome, never an exception.
+"""Client for one server under load: takes a call and returns an outcome, which also reports failures.
 
 Timestamps are taken when a read returns, before its events are parsed, so that parsing does not count as latency.
 """
@@ -12,12 +12,12 @@ from typing import Any
 from quire.bench.calls import HttpCall
 from quire.bench.outcome import BROKEN, CONNECT, EMPTY, SERVER, TIMEOUT, UNREADABLE, Outcome
 from quire.errors import ConfigError, MessageError
-from quire.http_client import OK, HttpClient, HttpServer, SseReader, fetch
+from quire.http_client import OK, HttpClient, ServerAddress, SseReader, fetch
 
 CONNECT_TIMEOUT_S = 10.0
 IDLE_S = 2.0
 """Idle connections are closed after this time; many servers close them after 5 s, which can break a new request."""
-SECONDS_BETWEEN_LOOKS = 0.25
+RETRY_INTERVAL_S = 0.25
 DETAIL_CHARS = 300
 MAX_EVENT_BYTES = 1 << 22
 MAX_LIST_BYTES = 1 << 22
@@ -45,7 +45,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """The parsed content of one stream event. An empty piece contains no token."""
+    """The parsed content of one stream event; `piece` is its text, empty if the event has no token."""
 
     piece: str = ""
     finish_reason: str | None = None
@@ -72,7 +72,7 @@ class _Answer:
     error: str | None = None
     is_done: bool = False
 
-    def take(self, chunk: StreamChunk, now_s: float) -> None:
+    def add(self, chunk: StreamChunk, now_s: float) -> None:
         if chunk.piece:
             self.pieces.append(chunk.piece)
             self.token_s.append(now_s)
@@ -92,9 +92,9 @@ class _Answer:
 
 
 class Client:
-    """Unlimited connections to one server, so that no request waits in the client."""
+    """Client of one server, with any number of connections, so that no request waits for a connection."""
 
-    def __init__(self, server: HttpServer, timeout_s: float = 600.0) -> None:
+    def __init__(self, server: ServerAddress, timeout_s: float = 600.0) -> None:
         """`timeout_s`: the longest time for one response."""
         self.server = replace(server, headers=(ACCEPT, *server.headers))
         self._timeout_s = timeout_s
@@ -116,7 +116,7 @@ class Client:
                 await self._read(call, answer)
             error, detail = answer.failure, answer.error or ""
         except (RefusedError, MessageError, OSError) as failure:
-            error, detail = _kind(failure), str(failure) or type(failure).__name__
+            error, detail = _error_of(failure), str(failure) or type(failure).__name__
         usage = answer.usage
         return Outcome(
             name=call.name,
@@ -135,9 +135,9 @@ class Client:
         )
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that the server lists. Raises like the HTTP client."""
-        fetching = fetch(self.server, "GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LIST_BYTES)
-        status, body = await fetching
+        """Return the models that the server lists. Raises RefusedError, and the errors of `fetch` and of parsing."""
+        response = fetch(self.server, "GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S, max_bytes=MAX_LIST_BYTES)
+        status, body = await response
         if status != OK:
             raise RefusedError(status, body.decode("utf-8", "replace"))
         fields: Any = json.loads(body)
@@ -145,20 +145,20 @@ class Client:
 
     async def ready(self, timeout_s: float, model: str | None = None) -> ModelCard:
         """Wait until the server responds, and return the model to use. Raises ConfigError after `timeout_s`."""
-        until_s = perf_counter() + timeout_s
+        deadline_s = perf_counter() + timeout_s
         while True:
             try:
                 cards = await self.models()
             except (RefusedError, MessageError, OSError, ValueError, KeyError, TypeError) as failure:
-                if perf_counter() >= until_s:
+                if perf_counter() >= deadline_s:
                     raise ConfigError(
-                        f"expected a response of {self.server.url}/v1/models within {timeout_s:g} s: "
+                        f"expected a response from {self.server.url}/v1/models within {timeout_s:g} s, got: "
                         f"{_reason(failure)}; start the server, or check --url and --api-key",
                         code="server_unreachable",
                     ) from failure
-                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
-            return _chosen(cards, model, self.server.url)
+            return _choose_card(cards, model, self.server.url)
 
     async def _read(self, call: HttpCall, answer: _Answer) -> None:
         reader = SseReader(MAX_EVENT_BYTES)
@@ -171,10 +171,10 @@ class Client:
                     if event.data == DONE:
                         answer.is_done = True
                     else:
-                        answer.take(read_chunk(event.data), now_s)
+                        answer.add(read_chunk(event.data), now_s)
 
 
-def _kind(failure: BaseException) -> str:
+def _error_of(failure: BaseException) -> str:
     match failure:
         case RefusedError():
             return f"http {failure.status}"
@@ -190,7 +190,7 @@ def _kind(failure: BaseException) -> str:
 
 def _printable(text: str) -> str:
     """Return one line without control characters, because the server is not trusted."""
-    return "".join(one if one.isprintable() else " " for one in text).strip()
+    return "".join(char if char.isprintable() else " " for char in text).strip()
 
 
 def _reason(failure: BaseException) -> str:
@@ -199,14 +199,14 @@ def _reason(failure: BaseException) -> str:
     return _printable(f"{type(failure).__name__} {failure}")
 
 
-def _chosen(cards: list[ModelCard], model: str | None, url: str) -> ModelCard:
+def _choose_card(cards: list[ModelCard], model: str | None, url: str) -> ModelCard:
     names = [card.name for card in cards]
     if model is None and cards:
         return cards[0]
     if model is not None:
         # A server may accept names that it does not list.
         return cards[names.index(model)] if model in names else ModelCard(model, None)
-    raise ConfigError(f"{url} lists no model; name one with --model")
+    raise ConfigError(f"expected a model in {url}/v1/models, got none; pass one with --model")
 
 
 def read_chunk(data: bytes) -> StreamChunk:
@@ -222,7 +222,7 @@ def read_chunk(data: bytes) -> StreamChunk:
 
 
 def _piece(choice: dict[str, Any]) -> str:
-    """Return the text, or a chat's reasoning or tool calls, because those are tokens, too."""
+    """Return the text, or a chat's reasoning or tool calls, because those consist of tokens, too."""
     delta = choice.get("delta")
     if delta is None:
         return str(choice.get("text") or "")

@@ -6,7 +6,7 @@ Timestamps are absolute seconds of a monotonic clock, so that they can be compar
 from dataclasses import dataclass
 from functools import cached_property
 
-# Values of `Outcome.error`. An HTTP error has its status in it, for example "http 503".
+# Values of `Outcome.error`. The value of an HTTP error contains its status, for example "http 503".
 CONNECT = "connect"
 """No connection could be made."""
 TIMEOUT = "timeout"
@@ -34,7 +34,7 @@ class Outcome:
     token_s: tuple[float, ...]
     """Arrival times of the events with text."""
     pieces: tuple[str, ...]
-    """The texts of these events."""
+    """The texts of the events with text."""
     prompt_tokens: int
     """As counted by the server, or the intended number if the server does not report it."""
     output_tokens: int
@@ -73,7 +73,7 @@ class Outcome:
     @property
     def itl_s(self) -> list[float]:
         """Times between events; tokens in one event have no time between them."""
-        return [later - sooner for sooner, later in zip(self.token_s, self.token_s[1:], strict=False)]
+        return [later_s - earlier_s for earlier_s, later_s in zip(self.token_s, self.token_s[1:], strict=False)]
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WAITING, SPEAKING, FAILED, INK, FAINT = "#e3b778", "#3b6fb6", "#c2384a", "#2b2b2b", "#d9d9d9"
+WAITING, OUTPUT, FAILED, TEXT, GRID = "#e3b778", "#3b6fb6", "#c2384a", "#2b2b2b", "#d9d9d9"
 DOTS_PER_INCH = 150
-TOKENS_OF_A_SLICE = 8
+MIN_TOKENS_PER_SLICE = 8
 MAX_ROWS = 400
-"""Maximum number of requests in a timeline; of more, every n-th is drawn."""
+"""Maximum number of requests in a timeline; if there are more, every n-th is drawn."""
 
 
 def curve(path: Path, points: Sequence[Mapping[str, Any]], title: str) -> None:
@@ -29,40 +29,40 @@ def curve(path: Path, points: Sequence[Mapping[str, Any]], title: str) -> None:
     figure = _figure(12.5, 4.3, title)
     panels = figure.subplots(1, 3)
     clients = [point["max_concurrency"] for point in points]
-    panels[0].plot(clients, [point["output_throughput"] for point in points], "o-", color=SPEAKING)
+    panels[0].plot(clients, [point["output_throughput"] for point in points], "o-", color=OUTPUT)
     for panel, name in ((panels[1], "ttft"), (panels[2], "tpot")):
-        _band(panel, clients, points, name)
+        _plot_median_to_p99(panel, clients, points, name)
     titles = (
         "output tokens per second",
-        "ms until the first token (median, shade to 99%)",
-        "ms per further token (median, shade to 99%)",
+        "ms to the first token (median; shaded up to p99)",
+        "ms per output token (median; shaded up to p99)",
     )
-    for panel, what in zip(panels, titles, strict=True):
-        _by_clients(panel, sorted({*clients}), what)
+    for panel, panel_title in zip(panels, titles, strict=True):
+        _style_client_axis(panel, sorted({*clients}), panel_title)
     _write(figure, path)
 
 
 def timeline(path: Path, run: Run, title: str) -> None:
     """Draw a bar for each request, from its start: waiting, then output; below, tokens per second."""
-    ordered = sorted(run.outcomes, key=lambda one: one.sent_s)
+    ordered = sorted(run.outcomes, key=lambda outcome: outcome.sent_s)
     step = -(-len(ordered) // MAX_ROWS) or 1
-    drawn = ordered[::step]
-    figure = _figure(10.0, min(9.0, 3.2 + 0.06 * len(drawn)), title)
+    outcomes = ordered[::step]
+    figure = _figure(10.0, min(9.0, 3.2 + 0.06 * len(outcomes)), title)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for row, one in enumerate(drawn):
-        _bar(upper, row, one, run.started_s)
-    upper.set_ylim(len(drawn) - 0.5, -0.5)
+    for row, outcome in enumerate(outcomes):
+        _draw_request(upper, row, outcome, run.started_s)
+    upper.set_ylim(len(outcomes) - 0.5, -0.5)
     upper.set_ylabel("requests" if step == 1 else f"requests (every {step}th)")
-    _legend(upper, any(not one.is_ok for one in drawn))
-    moments, rates = _rates(run)
-    lower.fill_between(moments, rates, step="post", color=SPEAKING, alpha=0.25, linewidth=0)
-    lower.step(moments, rates, where="post", color=SPEAKING, linewidth=1.2)
+    _legend(upper, any(not outcome.is_ok for outcome in outcomes))
+    times, rates = _rates(run)
+    lower.fill_between(times, rates, step="post", color=OUTPUT, alpha=0.25, linewidth=0)
+    lower.step(times, rates, where="post", color=OUTPUT, linewidth=1.2)
     lower.set_ylim(bottom=0)
     lower.set_xlim(0, max(run.duration_s, 1e-3))
     lower.set_ylabel("tokens/s")
     lower.set_xlabel("seconds")
     for panel in (upper, lower):
-        _plain(panel)
+        _style_axes(panel)
     _write(figure, path)
 
 
@@ -73,21 +73,19 @@ def batch_plot(path: Path, record: Mapping[str, Any]) -> None:
     panel = figure.subplots()
     rates = [point["decode_tokens_per_s"] for point in points]
     roofs = [point.get("roof_tokens_per_s") for point in points]
-    places = range(len(points))
-    panel.bar(places, rates, color=SPEAKING, width=0.62, label="decoding", zorder=2)
+    positions = range(len(points))
+    panel.bar(positions, rates, color=OUTPUT, width=0.62, label="decoding", zorder=2)
     if all(roofs):
-        panel.plot(
-            places, roofs, "_", color=INK, markersize=26, markeredgewidth=2, label="the machine's roof", zorder=3
-        )
-    one_s = rates[0] / points[0]["batch"]
+        panel.plot(positions, roofs, "_", color=TEXT, markersize=26, markeredgewidth=2, label="roofline", zorder=3)
+    single_rate = rates[0] / points[0]["batch"]
     panel.set_xticks(
-        places, [f"{point['batch']}\n{rate / one_s:.1f} x" for point, rate in zip(points, rates, strict=True)]
+        positions, [f"{point['batch']}\n{rate / single_rate:.1f} x" for point, rate in zip(points, rates, strict=True)]
     )
     panel.set_xlabel("concurrent requests, and speedup over one")
     panel.set_ylabel("output tokens per second")
     panel.legend(frameon=False, loc="upper left")
-    _plain(panel)
-    panel.grid(axis="y", color=FAINT, linewidth=0.6, zorder=0)
+    _style_axes(panel)
+    panel.grid(axis="y", color=GRID, linewidth=0.6, zorder=0)
     _write(figure, path)
 
 
@@ -95,12 +93,12 @@ def _figure(width: float, height: float, title: str) -> "Figure":
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - needed only to draw
     except ImportError as error:
-        rule = "a picture needs matplotlib, which is missing; pip install 'matplotlib>=3.9,<4'"
-        raise ConfigError(rule, code="matplotlib_missing") from error
+        message = "expected matplotlib for a plot, got no such module; run: pip install 'matplotlib>=3.9,<4'"
+        raise ConfigError(message, code="matplotlib_missing") from error
     figure = Figure(figsize=(width, height), dpi=DOTS_PER_INCH, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # type: ignore[union-attr,call-arg]
     lines = [shorten(line, int(9 * width), placeholder=" ...") for line in title.splitlines()]
-    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12.5, color=INK)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=12.5, color=TEXT)
     return figure
 
 
@@ -109,10 +107,10 @@ def _write(figure: "Figure", path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="png")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --plot") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; pass another path to --plot") from error
 
 
-def _plain(panel: "Axes") -> None:
+def _style_axes(panel: "Axes") -> None:
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -120,40 +118,40 @@ def _plain(panel: "Axes") -> None:
     panel.tick_params(colors="#555555", labelsize=9)
 
 
-def _by_clients(panel: "Axes", clients: Sequence[int], title: str) -> None:
+def _style_client_axis(panel: "Axes", clients: Sequence[int], title: str) -> None:
     panel.set_xscale("log", base=2)
     panel.set_xticks(clients, [str(count) for count in clients])
     panel.minorticks_off()
     panel.set_ylim(bottom=0)
     panel.set_xlabel("clients")
-    panel.set_title(title, fontsize=10, color=INK, loc="left", pad=8)
-    panel.grid(axis="y", color=FAINT, linewidth=0.6)
-    _plain(panel)
+    panel.set_title(title, fontsize=10, color=TEXT, loc="left", pad=8)
+    panel.grid(axis="y", color=GRID, linewidth=0.6)
+    _style_axes(panel)
 
 
-def _band(panel: "Axes", clients: Sequence[int], points: Sequence[Mapping[str, Any]], name: str) -> None:
+def _plot_median_to_p99(panel: "Axes", clients: Sequence[int], points: Sequence[Mapping[str, Any]], name: str) -> None:
     median = [point[f"median_{name}_ms"] or 0.0 for point in points]
     slow = [point[f"p99_{name}_ms"] or 0.0 for point in points]
-    panel.plot(clients, median, "o-", color=SPEAKING)
-    panel.fill_between(clients, median, slow, color=SPEAKING, alpha=0.15, linewidth=0)
+    panel.plot(clients, median, "o-", color=OUTPUT)
+    panel.fill_between(clients, median, slow, color=OUTPUT, alpha=0.15, linewidth=0)
 
 
-def _bar(panel: "Axes", row: int, one: Outcome, started_s: float) -> None:
-    sent = one.sent_s - started_s
-    if not one.is_ok:
+def _draw_request(panel: "Axes", row: int, outcome: Outcome, started_s: float) -> None:
+    sent = outcome.sent_s - started_s
+    if not outcome.is_ok:
         panel.plot([sent], [row], "x", color=FAILED, markersize=4)
         return
-    spoke, ended = one.token_s[0] - started_s, one.token_s[-1] - started_s
+    first, last = outcome.token_s[0] - started_s, outcome.token_s[-1] - started_s
     panel.broken_barh(
-        [(sent, spoke - sent), (spoke, max(ended - spoke, 1e-4))], (row - 0.4, 0.8), facecolors=(WAITING, SPEAKING)
+        [(sent, first - sent), (first, max(last - first, 1e-4))], (row - 0.4, 0.8), facecolors=(WAITING, OUTPUT)
     )
 
 
 def _legend(panel: "Axes", has_failed: bool) -> None:
-    from matplotlib.lines import Line2D  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.lines import Line2D  # noqa: PLC0415 - needed only to draw
+    from matplotlib.patches import Patch  # noqa: PLC0415 - needed only to draw
 
-    handles: list[Any] = [Patch(color=WAITING, label="until the first token"), Patch(color=SPEAKING, label="answering")]
+    handles: list[Any] = [Patch(color=WAITING, label="time to first token"), Patch(color=OUTPUT, label="output")]
     if has_failed:
         handles.append(Line2D([], [], color=FAILED, marker="x", linestyle="", label="failed"))
     panel.legend(handles=handles, frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3)
@@ -161,12 +159,12 @@ def _legend(panel: "Axes", has_failed: bool) -> None:
 
 def _rates(run: Run) -> tuple[list[float], list[float]]:
     """Return tokens per second in equal slices of the run, each wide enough for several tokens."""
-    num_tokens = sum(one.output_tokens for one in run.outcomes if one.is_ok)
-    slice_s = max(run.duration_s / 120.0, 0.05, run.duration_s * TOKENS_OF_A_SLICE / max(1, num_tokens))
+    num_tokens = sum(outcome.output_tokens for outcome in run.outcomes if outcome.is_ok)
+    slice_s = max(run.duration_s / 120.0, 0.05, run.duration_s * MIN_TOKENS_PER_SLICE / max(1, num_tokens))
     counts = [0.0] * (int(run.duration_s / slice_s) + 1)
-    for one in run.outcomes:
-        if one.is_ok:
-            for moment_s in one.token_s:
-                counts[int((moment_s - run.started_s) / slice_s)] += one.output_tokens / len(one.token_s)
-    moments = [place * slice_s for place in range(len(counts) + 1)]
-    return moments, [*(count / slice_s for count in counts), 0.0]
+    for outcome in run.outcomes:
+        if outcome.is_ok:
+            for moment_s in outcome.token_s:
+                counts[int((moment_s - run.started_s) / slice_s)] += outcome.output_tokens / len(outcome.token_s)
+    times = [index * slice_s for index in range(len(counts) + 1)]
+    return times, [*(count / slice_s for count in counts), 0.0]

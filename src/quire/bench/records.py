@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.bench.load_run import Pace
-from quire.bench.measures import Objective, measured
+from quire.bench.measures import Objective, metrics_of
 from quire.bench.outcome import Run
 from quire.bench.setup import LoadSetup
 from quire.config.machine import processor_name, total_memory_bytes
@@ -25,37 +25,37 @@ MAX_FILE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """Metadata of a run."""
+class RunMetadata:
+    """Metadata of a run; `extra_fields` are the operator's key=value pairs (`--metadata`)."""
 
     url: str
     model: str
     run_id: str
     label: str | None = None
     objective: Objective | None = None
-    metadata: Mapping[str, str] | None = None
+    extra_fields: Mapping[str, str] | None = None
 
 
-def record(about: About, setup: LoadSetup, pace: Pace, run: Run) -> Record:
+def record(metadata: RunMetadata, setup: LoadSetup, pace: Pace, run: Run) -> Record:
     """Return the record of a run: its settings, metrics and metadata."""
-    endpoint = "openai-chat" if setup.form == "chat" else "openai"
+    endpoint = "openai-chat" if setup.prompt_form == "chat" else "openai"
     return {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": endpoint,
         "backend": endpoint,
-        "label": about.label,
-        "model_id": about.model,
-        "tokenizer_id": about.model,
+        "label": metadata.label,
+        "model_id": metadata.model,
+        "tokenizer_id": metadata.model,
         "num_prompts": len(run.outcomes),
-        **(about.metadata or {}),
-        "request_rate": "inf" if pace.moments_s is None else setup.rate,
+        **(metadata.extra_fields or {}),
+        "request_rate": "inf" if pace.arrivals_s is None else setup.rate,
         "burstiness": setup.burstiness,
         "max_concurrency": pace.concurrency,
         **_ramp(setup),
-        **measured(run, about.objective),
-        "objective": None if about.objective is None else asdict(about.objective),
-        "run_id": about.run_id,
-        "url": about.url,
+        **metrics_of(run, metadata.objective),
+        "objective": None if metadata.objective is None else asdict(metadata.objective),
+        "run_id": metadata.run_id,
+        "url": metadata.url,
         "machine": machine(),
         "load": setup.as_record(),
     }
@@ -71,55 +71,55 @@ def machine() -> dict[str, Any]:
     }
 
 
-def detailed(run: Run) -> Record:
+def per_request_data(run: Run) -> Record:
     """Return per-request data, with the names that `vllm bench serve` uses."""
     return {
-        "input_lens": [one.prompt_tokens for one in run.outcomes],
-        "output_lens": [one.output_tokens if one.is_ok else 0 for one in run.outcomes],
-        "ttfts": [one.ttft_s if one.is_ok else 0.0 for one in run.outcomes],
-        "itls": [one.itl_s for one in run.outcomes],
-        "start_times": [one.sent_s - run.started_s for one in run.outcomes],
-        "generated_texts": [one.text for one in run.outcomes],
-        "errors": [f"{one.error}: {one.detail}" if one.error else "" for one in run.outcomes],
+        "input_lens": [outcome.prompt_tokens for outcome in run.outcomes],
+        "output_lens": [outcome.output_tokens if outcome.is_ok else 0 for outcome in run.outcomes],
+        "ttfts": [outcome.ttft_s if outcome.is_ok else 0.0 for outcome in run.outcomes],
+        "itls": [outcome.itl_s for outcome in run.outcomes],
+        "start_times": [outcome.sent_s - run.started_s for outcome in run.outcomes],
+        "generated_texts": [outcome.text for outcome in run.outcomes],
+        "errors": [f"{outcome.error}: {outcome.detail}" if outcome.error else "" for outcome in run.outcomes],
     }
 
 
-def rows(figures: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the table rows of the main metrics."""
     result = [
-        ("requests", f"{figures['completed']:,} done, {figures['failed']:,} failed in {figures['duration']:.1f} s"),
-        ("requests/s", f"{figures['request_throughput']:.2f}"),
-        ("output tokens/s", f"{figures['output_throughput']:,.1f}"),
-        ("all tokens/s", f"{figures['total_token_throughput']:,.1f}"),
-        ("most concurrent", f"{figures['max_concurrent_requests']:,}"),
+        ("requests", f"{metrics['completed']:,} done, {metrics['failed']:,} failed in {metrics['duration']:.1f} s"),
+        ("requests/s", f"{metrics['request_throughput']:.2f}"),
+        ("output tokens/s", f"{metrics['output_throughput']:,.1f}"),
+        ("all tokens/s", f"{metrics['total_token_throughput']:,.1f}"),
+        ("peak concurrent requests", f"{metrics['max_concurrent_requests']:,}"),
     ]
-    if figures["cached_token_share"] is not None:
-        cached = f"{figures['total_cached_tokens']:,} of {figures['total_input_tokens']:,}"
-        result.append(("prompt tokens cached", f"{cached} ({figures['cached_token_share']:.1%})"))
-    if figures["request_goodput"] is not None:
-        result.append(("good requests/s", f"{figures['request_goodput']:.2f}"))
-    result += [(f"failed: {kind}", f"{count:,}") for kind, count in figures["error_kinds"].items()]
+    if metrics["cached_token_share"] is not None:
+        cached = f"{metrics['total_cached_tokens']:,} of {metrics['total_input_tokens']:,}"
+        result.append(("prompt tokens cached", f"{cached} ({metrics['cached_token_share']:.1%})"))
+    if metrics["request_goodput"] is not None:
+        result.append(("goodput (requests/s)", f"{metrics['request_goodput']:.2f}"))
+    result += [(f"failed: {kind}", f"{count:,}") for kind, count in metrics["error_kinds"].items()]
     return result
 
 
-def latency_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def latency_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return one row per latency: mean, median, 90th and 99th percentile in milliseconds."""
-    names = {
-        "ttft": "until the first token",
-        "tpot": "per token after it",
-        "itl": "between two events",
-        "e2el": "until the end",
+    titles = {
+        "ttft": "time to first token",
+        "tpot": "time per output token",
+        "itl": "inter-token latency",
+        "e2el": "end-to-end latency",
     }
-    kinds = ("mean", "p50", "p90", "p99")
-    return [(title, *(_ms(figures[f"{kind}_{name}_ms"]) for kind in kinds)) for name, title in names.items()]
+    columns = ("mean", "p50", "p90", "p99")
+    return [(title, *(_ms(metrics[f"{column}_{name}_ms"]) for column in columns)) for name, title in titles.items()]
 
 
-def kind_rows(figures: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def kind_rows(metrics: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return one row for each kind of client in a mixed workload."""
     names = ("median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_tpot_ms")
     return [
-        (kind, f"{one['completed']:,}", f"{one['output_throughput']:,.1f}", *(_ms(one[name]) for name in names))
-        for kind, one in figures["by_kind"].items()
+        (kind, f"{part['completed']:,}", f"{part['output_throughput']:,.1f}", *(_ms(part[name]) for name in names))
+        for kind, part in metrics["by_kind"].items()
     ]
 
 
@@ -149,25 +149,25 @@ def save(path: Path, content: Record) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another path to --save") from error
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; pass another path to --save") from error
 
 
 def read_record(path: Path) -> Record:
-    """Read a record from a file. Raises ConfigError if it cannot be read."""
+    """Read a record from a file. Raises ConfigError if the file cannot be read."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"expected a result of at most {MAX_FILE_BYTES} bytes, {path} has more")
+            raise ConfigError(f"expected at most {MAX_FILE_BYTES} bytes, got more: {path}; pass another file")
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        rule = f"{path} cannot be read as a result: {error}; give a file written by --save"
-        raise ConfigError(rule, code="cannot_read_result") from error
+        message = f"{path} cannot be read as a result: {error}; pass a file written by --save"
+        raise ConfigError(message, code="cannot_read_result") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"expected a result of one JSON object, {path} is not; give a file written by --save")
+        raise ConfigError(f"expected a JSON object, got another value: {path}; pass a file written by --save")
     return content
 
 
 def _ramp(setup: LoadSetup) -> Record:
-    if setup.comes != "ramp":
+    if setup.arrival_process != "ramp":
         return {}
     return {"ramp_up_strategy": "linear", "ramp_up_start_rps": setup.rate, "ramp_up_end_rps": setup.ramp_to}
 

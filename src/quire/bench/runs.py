@@ -1,7 +1,7 @@
 """Complete measurements: one load, a sweep over numbers of clients, two servers interleaved.
 
 Every round generates its own prompts from the seed and the round number, so it has no cache hits from earlier rounds.
-Two servers get the same prompts in the same round.
+Two compared servers get the same prompts in the same round.
 """
 
 import asyncio
@@ -14,35 +14,35 @@ from typing import Any, TypeVar
 import uvloop
 
 from quire.bench.calls import CallMaker
-from quire.bench.compare import HEADLINES
-from quire.bench.http_client import SECONDS_BETWEEN_LOOKS, Client, ModelCard
+from quire.bench.compare import MAIN_METRICS
+from quire.bench.http_client import RETRY_INTERVAL_S, Client, ModelCard
 from quire.bench.load_run import LoadRun, Pace
-from quire.bench.measures import Objective, measured
+from quire.bench.measures import Objective, metrics_of
 from quire.bench.outcome import CONNECT, Outcome, Run
-from quire.bench.records import About, Record, record
+from quire.bench.records import Record, RunMetadata, record
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
-from quire.http_client import HttpServer
+from quire.http_client import ServerAddress
 from quire.workload.mixes import MIXES, MixSizes, some_visits
 from quire.workload.visits import Visit
 from quire.workload.writing import SpanWriter
 
-LOADING = ("http 503", CONNECT)
-"""Errors of a server that is still loading."""
-ROUND_FIGURES = (*HEADLINES, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
+LOADING_ERRORS = ("http 503", CONNECT)
+"""Values of `Outcome.error` while a server is still loading."""
+ROUND_METRICS = (*MAIN_METRICS, "completed", "failed", "duration", "total_output_tokens", "p99_ttft_ms", "p99_tpot_ms")
 
 Result = TypeVar("Result")
-OnRunBegan = Callable[[str, int], None]
+OnRunStart = Callable[[str, int], None]
 """Called at the start of a run, with its title and number of requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """How to measure, independent of the load."""
+    """Options of a measurement that do not change its load."""
 
     model: str | None = None
     ready_s: float = 30.0
-    """How long to wait for a server that does not respond yet."""
+    """Longest wait for a server that does not respond yet."""
     timeout_s: float = 600.0
     """The longest time for one response."""
     num_warmups: int = 1
@@ -58,31 +58,31 @@ class BenchOptions:
 class RunListener:
     """Callbacks for progress."""
 
-    began: OnRunBegan = lambda _title, _count: None
-    watch: Callable[[Outcome], None] = lambda _outcome: None
+    on_run_start: OnRunStart = lambda _title, _count: None
+    on_outcome: Callable[[Outcome], None] = lambda _outcome: None
 
 
-def finished(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a measurement and return its result. uvloop handles an event in about half of asyncio's time; a slow client
-    would distort the measurement."""
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a measurement on uvloop and return its result. uvloop needs about half of asyncio's time per event, and a
+    slow client would distort the measurement."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
 class Bench:
-    """Measures one server. Create it with `opened`; it is valid as long as its client."""
+    """Measures one server. Create it with `open`; it can be used until its client is closed."""
 
-    def __init__(self, client: Client, card: ModelCard, wishes: BenchOptions, listener: RunListener) -> None:
+    def __init__(self, client: Client, card: ModelCard, options: BenchOptions, listener: RunListener) -> None:
         self._client = client
         self.card = card
-        self._wishes = wishes
+        self._options = options
         self._listener = listener
 
     @classmethod
-    async def opened(cls, client: Client, wishes: BenchOptions, listener: RunListener) -> "Bench":
+    async def open(cls, client: Client, options: BenchOptions, listener: RunListener) -> "Bench":
         """Wait until the server responds, and warm it up."""
-        card = await client.ready(wishes.ready_s, wishes.model)
-        bench = cls(client, card, wishes, listener)
+        card = await client.ready(options.ready_s, options.model)
+        bench = cls(client, card, options, listener)
         await bench._warm_up()
         return bench
 
@@ -90,42 +90,42 @@ class Bench:
         """Run one load."""
         visits = setup.visits(seed, self.card.max_tokens)
         pace = setup.pace(visits, seed)
-        self._listener.began(title, sum(len(visit.turns) for visit in visits))
+        self._listener.on_run_start(title, sum(len(visit.turns) for visit in visits))
         return pace, await self.run_visits(self.maker(setup, seed), visits, pace)
 
     async def run_visits(self, maker: CallMaker, visits: Sequence[Visit], pace: Pace) -> Run:
         """Run these visits."""
-        return await LoadRun(maker, self._client.send, self._listener.watch).run(visits, pace)
+        return await LoadRun(maker, self._client.send, self._listener.on_outcome).run(visits, pace)
 
-    def about(self, run_id: str) -> About:
+    def metadata(self, run_id: str) -> RunMetadata:
         """Return the metadata of this server's runs."""
-        wishes = self._wishes
-        return About(self._client.server.url, self.card.name, run_id, wishes.label, wishes.objective, wishes.metadata)
+        options, url = self._options, self._client.server.url
+        return RunMetadata(url, self.card.name, run_id, options.label, options.objective, options.metadata)
 
     def maker(self, setup: LoadSetup, seed: str) -> CallMaker:
         """Return the builder of this server's calls."""
-        wishes = self._wishes
+        model, options = self.card.name, self._options
         return CallMaker(
-            self.card.name, setup.form, SpanWriter(seed), wishes.ignores_eos, wishes.sends_priority, wishes.extra
+            model, setup.prompt_form, SpanWriter(seed), options.ignores_eos, options.sends_priority, options.extra
         )
 
     async def _warm_up(self) -> None:
         """Send a few short requests, so that one-time costs are not measured.
 
-        A server may list its models while it loads them. While it responds like that, requests are retried.
+        A server may list its models while it loads them. A request that fails meanwhile is retried.
         """
-        until_s = perf_counter() + self._wishes.ready_s
-        visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._wishes.num_warmups)
+        deadline_s = perf_counter() + self._options.ready_s
+        visits = some_visits(MIXES["distinct"], MixSizes(8, 4), "warm-up", self._options.num_warmups)
         maker = self.maker(LoadSetup(), token_hex(4))
         for visit in visits:
-            outcome = await self._client.send(maker.call(visit, ()))
-            while outcome.error in LOADING and perf_counter() < until_s:
-                await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
-                outcome = await self._client.send(maker.call(visit, ()))
+            outcome = await self._client.send(maker.make_call(visit, ()))
+            while outcome.error in LOADING_ERRORS and perf_counter() < deadline_s:
+                await asyncio.sleep(RETRY_INTERVAL_S)
+                outcome = await self._client.send(maker.make_call(visit, ()))
             if not outcome.is_ok:
                 raise ConfigError(
-                    f"expected a response of {self._client.server.url} to a first request within "
-                    f"{self._wishes.ready_s:g} s, it failed ({outcome.error}): {outcome.detail or 'no details'}; check "
+                    f"expected a first response from {self._client.server.url} within "
+                    f"{self._options.ready_s:g} s, got {outcome.error}: {outcome.detail or 'no details'}; check "
                     "--model, --api-key and --no-ignore-eos",
                     code="first_request_failed",
                 )
@@ -137,78 +137,78 @@ def seeded(setup: LoadSetup) -> LoadSetup:
 
 
 async def run_load(
-    server: HttpServer, setup: LoadSetup, wishes: BenchOptions, listener: RunListener
+    server: ServerAddress, setup: LoadSetup, options: BenchOptions, listener: RunListener
 ) -> tuple[Record, Run]:
     """Run one load on one server."""
-    async with Client(server, wishes.timeout_s) as client:
-        bench = await Bench.opened(client, wishes, listener)
-        pace, run = await bench.run(setup, setup.seed, setup.comes)
-        return record(bench.about(token_hex(8)), setup, pace, run), run
+    async with Client(server, options.timeout_s) as client:
+        bench = await Bench.open(client, options, listener)
+        pace, run = await bench.run(setup, setup.seed, setup.arrival_process)
+        return record(bench.metadata(token_hex(8)), setup, pace, run), run
 
 
 async def sweep_clients(
-    server: HttpServer, setup: LoadSetup, concurrencies: Sequence[int], wishes: BenchOptions, listener: RunListener
+    server: ServerAddress, setup: LoadSetup, concurrencies: Sequence[int], options: BenchOptions, listener: RunListener
 ) -> list[Record]:
     """Run the same load with different numbers of clients."""
     points, run_id = [], token_hex(8)
-    async with Client(server, wishes.timeout_s) as client:
-        bench = await Bench.opened(client, wishes, listener)
-        for at, concurrency in enumerate(concurrencies):
+    async with Client(server, options.timeout_s) as client:
+        bench = await Bench.open(client, options, listener)
+        for index, concurrency in enumerate(concurrencies):
             point = setup.with_concurrency(concurrency)
-            # A seed per point: if a number of clients is measured twice, the second time must have no cache hits.
-            pace, run = await bench.run(point, f"{setup.seed} {at}", f"{concurrency} clients")
-            points.append(record(bench.about(run_id), point, pace, run))
+            # A seed per point: if a number of clients is measured twice, the second run must have no cache hits.
+            pace, run = await bench.run(point, f"{setup.seed} {index}", f"{concurrency} clients")
+            points.append(record(bench.metadata(run_id), point, pace, run))
     return points
 
 
-async def interleaved_servers(
-    servers: tuple[HttpServer, HttpServer],
+async def measure_interleaved(
+    servers: tuple[ServerAddress, ServerAddress],
     setup: LoadSetup,
     num_rounds: int,
-    wishes: BenchOptions,
+    options: BenchOptions,
     listener: RunListener,
 ) -> tuple[Record, Record]:
     """Measure two servers, round by round: A and B, then B and A, so that neither is always first."""
-    run_id, sides = token_hex(8), ("A", "B")
-    clients = [Client(server, wishes.timeout_s) for server in servers]
+    run_id, names = token_hex(8), ("A", "B")
+    clients = [Client(server, options.timeout_s) for server in servers]
     async with clients[0], clients[1]:
-        benches = [await Bench.opened(client, wishes, listener) for client in clients]
+        benches = [await Bench.open(client, options, listener) for client in clients]
         runs: tuple[list[Run], list[Run]] = ([], [])
         paces: list[Pace] = []
         for number in range(num_rounds):
             for side in (0, 1) if number % 2 == 0 else (1, 0):
-                title = f"round {number + 1} of {num_rounds}, {sides[side]}"
+                title = f"round {number + 1} of {num_rounds}, {names[side]}"
                 pace, run = await benches[side].run(setup, f"{setup.seed} {number}", title)
                 paces.append(pace)
                 runs[side].append(run)
         records = [
-            _side(record(bench.about(run_id), setup, paces[0], _joined(own)), own, sides[place])
-            for place, (bench, own) in enumerate(zip(benches, runs, strict=True))
+            _with_rounds(record(bench.metadata(run_id), setup, paces[0], _concatenate(rounds)), rounds, name)
+            for bench, rounds, name in zip(benches, runs, names, strict=True)
         ]
     return records[0], records[1]
 
 
-def _side(whole: Record, runs: Sequence[Run], side: str) -> Record:
-    rounds = [{name: figures[name] for name in ROUND_FIGURES} for figures in map(measured, runs)]
-    return {**whole, "side": side, "rounds": rounds}
+def _with_rounds(whole_run: Record, runs: Sequence[Run], side: str) -> Record:
+    rounds = [{name: metrics[name] for name in ROUND_METRICS} for metrics in map(metrics_of, runs)]
+    return {**whole_run, "side": side, "rounds": rounds}
 
 
-def _joined(runs: Sequence[Run]) -> Run:
+def _concatenate(runs: Sequence[Run]) -> Run:
     """Concatenate rounds, without the time between them."""
     outcomes: list[Outcome] = []
     end_s = runs[0].started_s
     for run in runs:
         shift_s = end_s - run.started_s
-        outcomes += [_shifted(one, shift_s) for one in run.outcomes]
+        outcomes += [_shift(outcome, shift_s) for outcome in run.outcomes]
         end_s += run.duration_s
     return Run(runs[0].started_s, end_s, tuple(outcomes))
 
 
-def _shifted(one: Outcome, by_s: float) -> Outcome:
+def _shift(outcome: Outcome, by_s: float) -> Outcome:
     return replace(
-        one,
-        due_s=one.due_s + by_s,
-        sent_s=one.sent_s + by_s,
-        ended_s=one.ended_s + by_s,
-        token_s=tuple(moment_s + by_s for moment_s in one.token_s),
+        outcome,
+        due_s=outcome.due_s + by_s,
+        sent_s=outcome.sent_s + by_s,
+        ended_s=outcome.ended_s + by_s,
+        token_s=tuple(moment_s + by_s for moment_s in outcome.token_s),
     )

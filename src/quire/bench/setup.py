@@ -29,7 +29,7 @@ def _flag(default: Any, help_text: str, *names: str) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSetup:
-    """The requests to send, and when."""
+    """The requests to send, and when to send them."""
 
     workload: str = _flag("distinct", f"Requests to send: {', '.join(MIXES)}.")
     trace: str | None = _flag(
@@ -67,10 +67,10 @@ class LoadSetup:
         self._check_choice("prompts", self.prompts, get_args(Form))
         if self.trace is None:
             self._check_choice("workload", self.workload, tuple(MIXES))
-        self._check_choice("arrivals", self.comes, ARRIVALS)
+        self._check_choice("arrivals", self.arrival_process, ARRIVALS)
         for name in ("requests", "prompt_tokens", "output_tokens", "groups", "turns", "concurrency", "context"):
-            self._check_least(name, 1)
-        self._check_least("shared_tokens", 0)
+            self._check_min(name, 1)
+        self._check_min("shared_tokens", 0)
         for name in ("rate", "burstiness", "burst_size", "ramp_to", "ramp_seconds", "speedup"):
             value = getattr(self, name)
             if value is not None and not (isfinite(value) and value > 0):
@@ -79,14 +79,14 @@ class LoadSetup:
         self._check_trace()
 
     @property
-    def comes(self) -> str:
+    def arrival_process(self) -> str:
         """The arrival process, with its default filled in."""
         if self.arrivals is not None:
             return self.arrivals
         return "trace" if self.trace is not None else "poisson" if self.rate is not None else "closed"
 
     @property
-    def form(self) -> Form:
+    def prompt_form(self) -> Form:
         return next(form for form in FORMS if form == self.prompts)
 
     def visits(self, seed: str, model_tokens: int | None = None) -> list[Visit]:
@@ -98,40 +98,40 @@ class LoadSetup:
             trace = read_trace(Path(self.trace))
         except TraceError as error:
             raise ConfigError(str(error), code="invalid_trace_file") from error
-        longest = self.context or model_tokens
+        max_tokens = self.context or model_tokens
         if self.requests is not None:
             trace = trace.head(self.requests)
-        return list((trace.fitted(longest) if longest else trace).visits(self.speedup))
+        return list((trace.fitted(max_tokens) if max_tokens else trace).visits(self.speedup))
 
     def pace(self, visits: Sequence[Visit], seed: str) -> Pace:
         """Return the start times of the visits."""
         random, rate = Random(f"arrivals {seed}"), self.rate or 1.0
-        match self.comes:
+        match self.arrival_process:
             case "closed":
                 return Pace(concurrency=self.concurrency or CONCURRENCY)
             case "trace":
                 return Pace(self.concurrency, tuple(visit.arrival_s or 0.0 for visit in visits))
             case "poisson":
-                moments = arrivals.gamma(random, rate, self.burstiness)
+                times = arrivals.gamma(random, rate, self.burstiness)
             case "bursts":
-                moments = arrivals.bursts(random, rate, self.burst_size)
+                times = arrivals.bursts(random, rate, self.burst_size)
             case _:
-                moments = arrivals.ramp(random, rate, self.ramp_to or rate, self.ramp_seconds)
-        return Pace(self.concurrency, tuple(islice(moments, len(visits))))
+                times = arrivals.ramp(random, rate, self.ramp_to or rate, self.ramp_seconds)
+        return Pace(self.concurrency, tuple(islice(times, len(visits))))
 
     def with_concurrency(self, concurrency: int) -> "LoadSetup":
         """Return the same load with another number of clients, and as many requests per client."""
-        each = max(1, round((self.requests or REQUESTS) / (self.concurrency or CONCURRENCY)))
-        return replace(self, concurrency=concurrency, requests=max(concurrency * each, concurrency))
+        per_client = max(1, round((self.requests or REQUESTS) / (self.concurrency or CONCURRENCY)))
+        return replace(self, concurrency=concurrency, requests=max(concurrency * per_client, concurrency))
 
     def as_record(self) -> dict[str, Any]:
-        """Return the settings for a result: all that were set or have a default, and the arrival process."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None} | {"arrivals": self.comes}
+        """Return the settings for a result: those that are set or have a default, and the arrival process."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
         if self.trace is not None:
             del fields["workload"]
-        return fields
+        return fields | {"arrivals": self.arrival_process}
 
-    def _sizes(self, usual: MixSizes) -> MixSizes:
+    def _sizes(self, defaults: MixSizes) -> MixSizes:
         sizes = {
             "prompt_tokens": self.prompt_tokens,
             "output_tokens": self.output_tokens,
@@ -139,26 +139,26 @@ class LoadSetup:
             "num_groups": self.groups,
             "num_turns": self.turns,
         }
-        return replace(usual, **{name: value for name, value in sizes.items() if value is not None})
+        return replace(defaults, **{name: value for name, value in sizes.items() if value is not None})
 
     def _check_choice(self, name: str, value: str, choices: tuple[str, ...]) -> None:
         if value not in choices:
             message = f"expected {_flag_name(name)} to be one of {', '.join(choices)}, got {value!r}"
             raise ConfigError(message, (name,), code="unknown_choice")
 
-    def _check_least(self, name: str, least: int) -> None:
+    def _check_min(self, name: str, low: int) -> None:
         value = getattr(self, name)
-        if value is not None and value < least:
-            raise ConfigError(f"expected {_flag_name(name)} of at least {least}, got {value}", (name,), code="too_low")
+        if value is not None and value < low:
+            raise ConfigError(f"expected {_flag_name(name)} of at least {low}, got {value}", (name,), code="too_low")
 
     def _check_arrivals(self) -> None:
-        for comings, name, what, example in (
+        for processes, name, noun, example in (
             (("trace",), "trace", "a trace", "FILE"),
             (("poisson", "bursts", "ramp"), "rate", "a rate", "PER_SECOND"),
             (("ramp",), "ramp_to", "a final rate", "PER_SECOND"),
         ):
-            if self.comes in comings and getattr(self, name) is None:
-                message = f"--arrivals {self.comes} needs {what}; give one with {_flag_name(name)} {example}"
+            if self.arrival_process in processes and getattr(self, name) is None:
+                message = f"--arrivals {self.arrival_process} needs {noun}; pass it with {_flag_name(name)} {example}"
                 raise ConfigError(message, (name,), code="flag_is_missing")
 
     def _check_trace(self) -> None:
@@ -166,7 +166,7 @@ class LoadSetup:
         sizes = ("prompt_tokens", "output_tokens", "shared_tokens", "groups", "turns")
         unused = [name for name in sizes if getattr(self, name) is not None]
         if self.trace is not None and unused:
-            message = f"{_flag_name(unused[0])} applies to workloads only, a trace has its own lengths; leave it out"
+            message = f"{_flag_name(unused[0])} applies to workloads only, but a trace has its own lengths; omit it"
             raise ConfigError(message, (unused[0],), code="flag_without_effect")
 
 

@@ -1,6 +1,6 @@
 """Resolves a model's name (Hub id, directory or GGUF file) to validated files on this machine.
 
-Imports no tensor library, and never executes code from a model.
+This package imports no tensor library and never executes code from a model.
 """
 
 from quire.checkpoints.cache import cache_folder

@@ -9,65 +9,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import CheckpointError
 
 UNFINISHED = ".unfinished-"
-FORGET_UNFINISHED_AFTER_S = 6 * 3600
+MAX_UNFINISHED_AGE_S = 6 * 3600
 SPARE_BYTES = 64 * 1024 * 1024
 
 
 def cache_folder() -> Path:
     """Return $QUIRE_CACHE, else $XDG_CACHE_HOME/quire, else ~/.cache/quire. The folder may not exist yet."""
-    if chosen := os.environ.get("QUIRE_CACHE"):
-        return expanded(chosen, "QUIRE_CACHE to a full path")
+    if folder := os.environ.get("QUIRE_CACHE"):
+        return expand_home(folder, "QUIRE_CACHE to a full path")
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "quire"
-    return expanded("~/.cache/quire", "QUIRE_CACHE")
+    return expand_home("~/.cache/quire", "QUIRE_CACHE")
 
 
 def converted_directory(cache: Path, name: str, key: str) -> Path:
     """Return the cache directory for the converted model with this name and content key."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "model"
-    return cache / "converted" / f"{plain}-{key}"
+    file_name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[:80] or "model"
+    return cache / "converted" / f"{file_name}-{key}"
 
 
 def check_free_space(folder: Path, needed_bytes: int, setting: str) -> None:
-    """Raise CheckpointError if `needed_bytes` do not fit on the disk; the error names the variable `setting`."""
+    """Raise CheckpointError if the disk lacks space; its hint is to change the environment variable `setting`."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes + SPARE_BYTES:
-        needed = f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder}"
-        free = f"{free_bytes / 1e9:,.2f} GB free"
-        raise CheckpointError(f"{needed}, {free}; free some, or set {setting} to a larger disk", code="disk_full")
+        demand = f"need {needed_bytes / 1e9:,.2f} GB plus {SPARE_BYTES / 1e9:.2f} GB headroom in {folder}"
+        supply = f"{free_bytes / 1e9:,.2f} GB free"
+        raise CheckpointError(f"{demand}, {supply}; free space, or set {setting} to a larger disk", code="disk_full")
 
 
 @contextmanager
 def put_in_place(final: Path) -> Iterator[Path]:
-    """Yield a new folder, which is renamed to `final` when the block succeeds, and removed otherwise.
+    """Yield a new folder. When the block succeeds, the folder is renamed to `final`; otherwise it is removed.
 
-    If two processes do this at the same time, the first to finish wins, and the other's equal copy is removed.
+    If two processes write `final` at the same time, the first rename wins, and the second folder is removed.
     """
     parent = final.parent
     parent.mkdir(parents=True, exist_ok=True)
-    _forget_unfinished(parent)
-    fresh = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=parent))
+    _remove_old_unfinished(parent)
+    unfinished = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=parent))
     try:
-        yield fresh
-        fresh.chmod(0o755)  # mkdtemp sets 0o700; a cache may be shared
+        yield unfinished
+        unfinished.chmod(0o755)  # mkdtemp sets 0o700; a cache may be shared
         try:
-            os.replace(fresh, final)
+            os.replace(unfinished, final)
         except OSError:
             if not final.is_dir():
                 raise
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _forget_unfinished(parent: Path) -> None:
-    """Remove folders that killed processes left, by age: process ids are meaningless on a shared disk."""
-    for left in parent.glob(f"{UNFINISHED}*"):
+def _remove_old_unfinished(parent: Path) -> None:
+    """Remove old folders that killed processes left. Age decides: process ids are meaningless on a shared disk."""
+    for unfinished in parent.glob(f"{UNFINISHED}*"):
         try:
-            if time.time() - left.stat().st_mtime > FORGET_UNFINISHED_AFTER_S:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - unfinished.stat().st_mtime > MAX_UNFINISHED_AGE_S:
+                shutil.rmtree(unfinished, ignore_errors=True)
         except OSError:
             continue  # another process removed it first

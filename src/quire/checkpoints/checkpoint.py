@@ -10,8 +10,8 @@ from quire.checkpoints.stored_tensors import StoredTensor
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model on disk whose config was validated against its weights. Its tokenizer is not opened, because workers need
-    none, and reading it takes longer than all the rest."""
+    """A model on disk whose config was validated against its weights. Its tokenizer is not opened: workers need none,
+    and reading a tokenizer takes longer than reading all other files here."""
 
     name: str
     """The name that the user passed."""
@@ -27,7 +27,7 @@ class Checkpoint:
     tokenizer_file: Path | None
     chat_template: str | None
     eos_token_ids: frozenset[int]
-    """EOS token ids from config and generation_config. `end_tokens` also includes those of the tokenizer."""
+    """EOS token ids from config and generation_config. `end_tokens` adds the ids of `eos_texts`."""
     eos_texts: frozenset[str]
     """Texts of EOS tokens from the tokenizer's config."""
     bos_token_id: int | None
@@ -42,8 +42,8 @@ class Checkpoint:
 
     def end_tokens(self, token_to_id: Callable[[str], int | None]) -> frozenset[int]:
         """Return all EOS token ids; `token_to_id` resolves those in `eos_texts`."""
-        named = {token_to_id(text) for text in self.eos_texts}
-        return self.eos_token_ids | {token for token in named if token is not None}
+        ids = {token_to_id(text) for text in self.eos_texts}
+        return self.eos_token_ids | {token for token in ids if token is not None}
 
     @property
     def matrix_types(self) -> frozenset[str]:

@@ -17,10 +17,10 @@ from quire.checkpoints.text_part import text_config, text_tensors
 from quire.checkpoints.weights import WeightFile, open_weights
 from quire.errors import CheckpointError
 
-CONVERSION_NAME = "quire.json"
+CONVERSION_NAME = "quire.json"  # in the folder of a converted GGUF model: format version and content digest
 MAX_TOKEN_ID = 2**31 - 1
 MAX_TEMPLATE_CHARACTERS = 1_000_000
-RUNS_CODE = ("auto_map", "custom_pipelines")
+CODE_FIELDS = ("auto_map", "custom_pipelines")  # they name Python code of the model, which quire never runs
 SAMPLING_LIMITS: dict[str, tuple[float, float]] = {
     "temperature": (0.0, 100.0),
     "top_k": (0, MAX_TOKEN_ID),
@@ -34,7 +34,7 @@ TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The location of a model's weights, and the headers that enter its fingerprint."""
+    """A model's weight files and tensors. `headers` are hashed into the fingerprint, `source` is Checkpoint's."""
 
     source: Path
     files: tuple[Path, ...]
@@ -45,28 +45,28 @@ class Weights:
 
 def read_directory(directory: Path, name: str) -> Checkpoint:
     """Read the checkpoint in this directory. Raises CheckpointError if it is invalid."""
-    return read_described(directory, name, lambda config: _weights_beside(config, directory))
+    return read_described(directory, name, lambda config: _weights_in(config, directory))
 
 
 def read_described(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Weights]) -> Checkpoint:
-    """Read a checkpoint with its config and tokenizer in `directory`; `weights_of` finds the weights for the config."""
+    """Read a checkpoint whose config and tokenizer are in `directory`; `weights_of(config)` returns its weights."""
     try:
         return _read(directory, name, weights_of)
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be read: {error}; check that the model is there") from error
 
 
-def _weights_beside(config: dict[str, Any], directory: Path) -> Weights:
+def _weights_in(config: dict[str, Any], directory: Path) -> Weights:
     """Read the headers of the directory's weight files; validate that tensors are unique and fit the config."""
     files = open_weights(directory)
     headers = [
-        [file.path.name, file.num_bytes, {name: [one.type, one.shape] for name, one in file.tensors.items()}]
+        [file.path.name, file.num_bytes, {name: [tensor.type, tensor.shape] for name, tensor in file.tensors.items()}]
         for file in files
     ]
     stored = {name: tensor for file in files for name, tensor in file.tensors.items()}
     tensors = with_joined_parts(decoder_names(config, text_tensors(config, stored)), read_quantisation(config))
     is_for_mlx = is_quantised_by_mlx(config) or any(map(_has_experts_of_mlx, files))
-    if not is_for_mlx:  # mlx-lm checks its own names and shapes
+    if not is_for_mlx:  # the MLX backend loads the model with mlx-lm, which checks names and shapes itself
         check_shapes(config, {name: tensor.shape for name, tensor in tensors.items()})
     return Weights(directory, tuple(file.path for file in files), tensors, headers, is_for_mlx)
 
@@ -80,7 +80,7 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
     config = _read_config(directory)
     weights = weights_of(config)
     generation = _read_optional(directory, "generation_config.json")
-    described = _read_optional(directory, "tokenizer_config.json")
+    tokenizer_config = _read_optional(directory, "tokenizer_config.json")
     tokenizer_file = directory / "tokenizer.json"
     eos = _token_ids(config, "eos_token_id") | _token_ids(generation, "eos_token_id")
     bos = _token_ids(generation, "bos_token_id") or _token_ids(config, "bos_token_id")
@@ -92,11 +92,11 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
         weight_files=weights.files,
         tensors=weights.tensors,
         tokenizer_file=tokenizer_file if tokenizer_file.is_file() else None,
-        chat_template=_chat_template(directory, described),
+        chat_template=_chat_template(directory, tokenizer_config),
         eos_token_ids=frozenset(eos),
-        eos_texts=frozenset(_token_texts(described, "eos_token")),
+        eos_texts=frozenset(_token_texts(tokenizer_config, "eos_token")),
         bos_token_id=min(bos, default=None),
-        special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(described, key)},
+        special_tokens={key: text for key in TEMPLATE_TOKENS for text in _token_texts(tokenizer_config, key)},
         generation_defaults=_sampling(generation),
         fingerprint=_fingerprint(config, weights.headers, _conversion(directory)),
         is_for_mlx=weights.is_for_mlx,
@@ -105,13 +105,13 @@ def _read(directory: Path, name: str, weights_of: Callable[[dict[str, Any]], Wei
 
 def _read_config(directory: Path) -> dict[str, Any]:
     if not (directory / "config.json").is_file():
-        raise CheckpointError(f"expected a config.json in {directory}, found none; give the directory of a model")
+        raise CheckpointError(f"expected a config.json in {directory}, found none; pass a model's directory")
     config = read_json_object(directory / "config.json")
     if not isinstance(config.get("model_type"), str):
-        rule = "expected config.json to name a model_type that needs no code of its own"
-        way_out = "quire never runs code from a model's directory; choose a model that transformers supports"
-        raise CheckpointError(f"{rule}; {way_out}", code="invalid_model_type")
-    return text_config({key: value for key, value in config.items() if key not in RUNS_CODE})
+        message = "expected config.json to name a model_type that needs no code of its own"
+        hint = "quire never runs code from a model's directory; choose a model that transformers supports"
+        raise CheckpointError(f"{message}; {hint}", code="invalid_model_type")
+    return text_config({key: value for key, value in config.items() if key not in CODE_FIELDS})
 
 
 def _read_optional(directory: Path, name: str) -> dict[str, Any]:
@@ -124,47 +124,47 @@ def _token_ids(source: dict[str, Any], key: str) -> set[int]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token <= MAX_TOKEN_ID:
-            rule = f"a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, got {str(value)[:60]!r}"
-            raise CheckpointError(f"expected {key} to be {rule}; download the model again", code=f"invalid_{key}")
+            expected = f"a token id from 0 to {MAX_TOKEN_ID:,} or a list of them, got {str(value)[:60]!r}"
+            raise CheckpointError(f"expected {key} to be {expected}; download the model again", code=f"invalid_{key}")
     return set(ids)
 
 
-def _token_texts(described: dict[str, Any], key: str) -> list[str]:
-    """Return a token's text from tokenizer_config.json, where it is a string or an object with `content`."""
-    value = described.get(key)
+def _token_texts(tokenizer_config: dict[str, Any], key: str) -> list[str]:
+    """Return a list with a token's text, empty if it has none. The field is a string or an object with `content`."""
+    value = tokenizer_config.get(key)
     text = value.get("content") if isinstance(value, dict) else value
     if text is None:
         return []
     if not isinstance(text, str):
-        rule = f"tokenizer_config.json: expected {key} to be a string, got {type(text).__name__}"
-        raise CheckpointError(f"{rule}; download the model again", code=f"invalid_{key}")
+        message = f"tokenizer_config.json: expected {key} to be a string, got {type(text).__name__}"
+        raise CheckpointError(f"{message}; download the model again", code=f"invalid_{key}")
     return [text]
 
 
-def _chat_template(directory: Path, described: dict[str, Any]) -> str | None:
+def _chat_template(directory: Path, tokenizer_config: dict[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
-    template: Any = described.get("chat_template")
+    template: Any = tokenizer_config.get("chat_template")
     if path.is_file():
         try:
             template = path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            why = f"expected {path.name} to be valid UTF-8; download the model again"
-            raise CheckpointError(why, code="invalid_template") from error
+            message = f"expected {path.name} to be valid UTF-8; download the model again"
+            raise CheckpointError(message, code="invalid_template") from error
     if isinstance(template, list):
         template = _default_template(template)
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
-        rule = f"expected the chat template to be a string of at most {MAX_TEMPLATE_CHARACTERS:,} characters"
-        raise CheckpointError(f"{rule}; download the model again", code="invalid_template")
+        message = f"expected the chat template to be a string of at most {MAX_TEMPLATE_CHARACTERS:,} characters"
+        raise CheckpointError(f"{message}; download the model again", code="invalid_template")
     return template
 
 
 def _default_template(templates: list[Any]) -> Any:
-    """Return the template named "default" from a list, otherwise the first."""
+    """Return the template named "default", or the first of the list if none has this name."""
     if not templates or not all(isinstance(item, dict) and "name" in item and "template" in item for item in templates):
-        rule = "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}"
-        raise CheckpointError(f"{rule}; download the model again", code="invalid_template")
+        message = "tokenizer_config.json: expected chat_template to be a string or a list of {name, template}"
+        raise CheckpointError(f"{message}; download the model again", code="invalid_template")
     return next((item["template"] for item in templates if item["name"] == "default"), templates[0]["template"])
 
 
@@ -177,16 +177,16 @@ def _sampling(generation: dict[str, Any]) -> dict[str, float | int]:
         if value is None:
             continue
         if type(value) not in (int, float) or not low <= value <= high:
-            rule = f"generation_config.json: expected {key} from {low:g} to {high:g}, got {str(value)[:40]!r}"
-            raise CheckpointError(f"{rule}; correct it, or download the model again", code=f"invalid_{key}")
+            message = f"generation_config.json: expected {key} from {low:g} to {high:g}, got {str(value)[:40]!r}"
+            raise CheckpointError(f"{message}; correct it, or download the model again", code=f"invalid_{key}")
         defaults[key] = value
     return defaults
 
 
 def _conversion(directory: Path) -> list[Any]:
-    """Return the fingerprint fields of a converted GGUF model: a content digest, as files may have equal shapes."""
-    written = _read_optional(directory, CONVERSION_NAME)
-    return [written.get("format_version"), written.get("source_digest")]
+    """Return what identifies a converted GGUF model: two models with equal config and shapes differ in their digest."""
+    conversion = _read_optional(directory, CONVERSION_NAME)
+    return [conversion.get("format_version"), conversion.get("source_digest")]
 
 
 def _fingerprint(config: dict[str, Any], headers: list[Any], conversion: list[Any]) -> str:
@@ -197,14 +197,14 @@ def _fingerprint(config: dict[str, Any], headers: list[Any], conversion: list[An
     return state.hexdigest()
 
 
-# -- names of tensors --------------------------------------------------------------------------------------------------
+# -- tensor names ------------------------------------------------------------------------------------------------------
 
 FUSED_EXPERTS = re.compile(r"(.*\.)mlp\.experts\.(gate_up_proj|down_proj)")
 """Expert weights fused into one tensor [expert, out, in]; gate and up are concatenated along `out`."""
 
 
 def decoder_names(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Rename tensors to the names in the family's row of `FAMILIES`; split fused experts and drop ignored tensors."""
+    """Rename tensors as the family's row of `FAMILIES` says, split fused experts, and drop ignored tensors."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         return dict(tensors)
@@ -212,31 +212,30 @@ def decoder_names(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
         new: tensor
         for name, stored in tensors.items()
         if not (family.ignored and name.startswith(family.ignored))
-        for new, tensor in _split(family, _renamed(family, name), stored)
+        for new, tensor in _split_experts(family, _new_name(family, name), stored)
     }
 
 
-def _renamed(family: Family, name: str) -> str:
+def _new_name(family: Family, name: str) -> str:
     for old, new in family.stored_names.items():
         if old in name:
             return name.replace(old, new, 1)
     return name
 
 
-def _split(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    fused = FUSED_EXPERTS.fullmatch(name)
-    if fused is None or family.experts is None or not family.experts.gate or len(tensor.shape) != 3:
+def _split_experts(family: Family, name: str, tensor: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    match = FUSED_EXPERTS.fullmatch(name)
+    if match is None or family.experts is None or not family.experts.gate or len(tensor.shape) != 3:
         yield name, tensor
         return
-    kinds = (family.experts.gate, family.experts.up) if fused[2] == "gate_up_proj" else (family.experts.down,)
+    templates = (family.experts.gate, family.experts.up) if match[2] == "gate_up_proj" else (family.experts.down,)
     num_experts, height, width = tensor.shape
-    if height % len(kinds) or tensor.type not in FLOAT_BYTES:
+    if height % len(templates) or tensor.type not in FLOAT_BYTES:
         yield name, tensor
         return
-    num_bytes = tensor.num_bytes // (num_experts * len(kinds))
-    for at in range(num_experts * len(kinds)):
-        expert, kind = divmod(at, len(kinds))
-        part = replace(
-            tensor, shape=(height // len(kinds), width), offset=tensor.offset + at * num_bytes, num_bytes=num_bytes
-        )
-        yield f"{fused[1]}{kinds[kind].format(expert)}.weight", part
+    num_bytes = tensor.num_bytes // (num_experts * len(templates))
+    shape = (height // len(templates), width)
+    for index in range(num_experts * len(templates)):
+        expert, number = divmod(index, len(templates))
+        part = replace(tensor, shape=shape, offset=tensor.offset + index * num_bytes, num_bytes=num_bytes)
+        yield f"{match[1]}{templates[number].format(expert)}.weight", part

@@ -1,5 +1,5 @@
-"""A model's vocabulary for the grammar library, and the cost limits of a grammar. The process that checks a grammar and
-the worker that runs it both use this module, so that they apply the same limits.
+"""A model's vocabulary for the grammar library (llguidance), and the cost limits of a grammar. The process that checks
+a grammar and the worker that enforces it both use this module, so that they apply the same limits.
 
 Loading a vocabulary takes most of a second, longer than any other work for grammars. Each process loads it once, for
 its first grammar.
@@ -24,22 +24,22 @@ LIMITS = {
     "max_items_in_row": 2_000,
     "verbose_errors": False,
 }
-"""Parser limits. A token mask takes at most about 30 ms, for ordinary grammars less than 2 ms. Errors are not verbose,
-so that they do not copy the client's text into logs."""
-SHOWN_CHARS = 300
+"""Parser limits. With them, a token mask takes at most about 30 ms, for ordinary grammars less than 2 ms. Errors are
+not verbose, so that they do not copy the client's text into logs."""
+MAX_MESSAGE_CHARS = 300
 """Maximum length of the library's error messages."""
-MAX_FIRST = 32
-"""Number of allowed first tokens to try one step each, because some grammars fail only there."""
-FOLLOWED = 96
+MAX_FIRST_TOKENS = 32
+"""Number of first tokens that are each tried for one step, because some grammars fail only after certain tokens."""
+MAX_TRIAL_TOKENS = 96
 """Maximum length of the trial token sequence."""
-LAST = 8
-"""Number of tokens whose mean mask time is compared: at the end of the sequence and at its middle."""
-MAX_ALLOWED = 4096
+NUM_COMPARED = 8
+"""Number of masks whose mean time is compared: those at the end of the trial sequence with those before its middle."""
+MAX_READ_TOKENS = 4096
 """Maximum number of tokens read from one mask."""
-GROWN_S = 0.001
-GROWTH = 2.5
-"""A grammar is rejected if its masks get ever slower: if the last ones take longer than `GROWN_S` and than `GROWTH`
-times those at half the length."""
+MAX_GROWN_MASK_S = 0.001
+MAX_MASK_GROWTH = 2.5
+"""A grammar is rejected if its masks get ever slower: if the last masks take more than `MAX_GROWN_MASK_S` each and more
+than `MAX_MASK_GROWTH` times as long as the masks before the middle."""
 
 
 def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
@@ -48,14 +48,14 @@ def grammar_tokens(checkpoint: Checkpoint) -> tuple[str, tuple[int, ...]]:
         raise CheckpointError(f"grammars need a tokenizer.json, {checkpoint.name} has none; leave grammars out")
     try:
         text = checkpoint.tokenizer_file.read_text(encoding="utf-8")
-        added = {one["content"]: one["id"] for one in json.loads(text).get("added_tokens") or ()}
-        return text, tuple(sorted(checkpoint.end_tokens(added.get)))
+        added_ids = {token["content"]: token["id"] for token in json.loads(text).get("added_tokens") or ()}
+        return text, tuple(sorted(checkpoint.end_tokens(added_ids.get)))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.tokenizer_file} cannot be read for grammars: {_short(error)}") from error
 
 
 def grammar_vocabulary(tokenizer_json: str, vocabulary_size: int, end_tokens: Sequence[int]) -> "LLTokenizer":
-    """Build the library's tokenizer; its masks have `vocabulary_size` bits, like the logits. Raises CheckpointError."""
+    """Build the library's tokenizer, whose masks have one bit per logit (`vocabulary_size`). Raises CheckpointError."""
     from llguidance import LLTokenizer
 
     try:
@@ -65,7 +65,7 @@ def grammar_vocabulary(tokenizer_json: str, vocabulary_size: int, end_tokens: Se
 
 
 def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
-    """Compile a grammar into a matcher. A grammar that fails sets the matcher's `is_error` and `get_error`."""
+    """Compile a grammar into a matcher. For an invalid grammar, `is_error` and `get_error` of the matcher report it."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits: Any = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
@@ -73,36 +73,36 @@ def matcher_of(vocabulary: "LLTokenizer", grammar: str) -> "LLMatcher":
 
 
 def first_mask(matcher: "LLMatcher") -> bytes:
-    """Return the mask of allowed first tokens. Raises ValueError if the mask, or finding forced tokens, fails."""
+    """Return the mask of allowed first tokens. Raises ValueError if computing the mask or the forced tokens fails."""
     mask = b"" if matcher.is_error() else matcher.compute_bitmask()
     if not matcher.is_error():
         matcher.compute_ff_tokens()
     if matcher.is_error():
-        raise ValueError(matcher.get_error()[:SHOWN_CHARS])
+        raise ValueError(matcher.get_error()[:MAX_MESSAGE_CHARS])
     return mask
 
 
 def follow(matcher: "LLMatcher", vocabulary: "LLTokenizer", within_s: float) -> None:
-    """Try token sequences of a grammar, for at most `within_s` of CPU time. Raises ValueError if the grammar fails on
-    them, or if its masks get ever slower."""
-    started_s, ends = thread_time(), set(vocabulary.eos_tokens)
-    firsts = _allowed(matcher.compute_bitmask(), ends)
-    for first in firsts[:: max(1, len(firsts) // MAX_FIRST)]:
+    """Feed allowed tokens for `within_s` of CPU time. Raises ValueError if the grammar fails or its masks slow down."""
+    started_s, end_ids = thread_time(), set(vocabulary.eos_tokens)
+    first_tokens = _allowed(matcher.compute_bitmask(), end_ids)
+    for first_token in first_tokens[:: max(1, len(first_tokens) // MAX_FIRST_TOKENS)]:
         if thread_time() - started_s > within_s / 2:
             break
-        _step(matcher.deep_copy(), first)
-    took: list[float] = []
-    token: int | None = firsts[len(firsts) // 2] if firsts else None
-    while token is not None and len(took) < FOLLOWED and thread_time() - started_s < within_s:
-        before_s = thread_time()
+        _step(matcher.deep_copy(), first_token)
+    times_s: list[float] = []
+    token: int | None = first_tokens[len(first_tokens) // 2] if first_tokens else None
+    while token is not None and len(times_s) < MAX_TRIAL_TOKENS and thread_time() - started_s < within_s:
+        mask_started_s = thread_time()
         mask = _step(matcher, token)
-        took.append(thread_time() - before_s)
-        token = None if matcher.is_stopped() else _near(mask, token, ends)  # repeated tokens show growth
-    latest, earlier = sum(took[-LAST:]) / LAST, sum(took[len(took) // 2 - LAST : len(took) // 2]) / LAST
-    if len(took) >= 4 * LAST and latest > max(GROWN_S, GROWTH * earlier):
+        times_s.append(thread_time() - mask_started_s)
+        token = None if matcher.is_stopped() else _near(mask, token, end_ids)  # repeating a token shows growth
+    mid, num = len(times_s) // 2, NUM_COMPARED
+    latest_s, earlier_s = sum(times_s[-num:]) / num, sum(times_s[mid - num : mid]) / num
+    if len(times_s) >= 4 * NUM_COMPARED and latest_s > max(MAX_GROWN_MASK_S, MAX_MASK_GROWTH * earlier_s):
         raise ValueError(
-            f"computing the allowed tokens gets slower and slower: {latest * 1e3:.2g} ms after {len(took)} tokens, "
-            f"{earlier * 1e3:.2g} ms after {len(took) // 2}; use no left-recursive rules"
+            f"computing the allowed tokens gets slower and slower: {latest_s * 1e3:.2g} ms after {len(times_s)} "
+            f"tokens, {earlier_s * 1e3:.2g} ms after {mid}; use no left-recursive rules"
         )
 
 
@@ -111,26 +111,26 @@ def _step(matcher: "LLMatcher", token: int) -> bytes:
     matcher.consume_token(token)
     mask = b"" if matcher.is_error() or matcher.is_stopped() else matcher.compute_bitmask()
     if matcher.is_error():
-        raise ValueError(matcher.get_error()[:SHOWN_CHARS])
+        raise ValueError(matcher.get_error()[:MAX_MESSAGE_CHARS])
     return mask
 
 
-def _allowed(mask: bytes, ends: set[int]) -> list[int]:
-    """Return the first `MAX_ALLOWED` tokens of a mask, without EOS tokens."""
-    found = (8 * at + bit for at, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
-    return list(islice((token for token in found if token not in ends), MAX_ALLOWED))
+def _allowed(mask: bytes, end_ids: set[int]) -> list[int]:
+    """Return the first `MAX_READ_TOKENS` tokens of a mask, without EOS tokens."""
+    tokens = (8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+    return list(islice((token for token in tokens if token not in end_ids), MAX_READ_TOKENS))
 
 
-def _near(mask: bytes, token: int, ends: set[int]) -> int | None:
+def _near(mask: bytes, token: int, end_ids: set[int]) -> int | None:
     """Return `token` if it is allowed, otherwise an allowed token with a close id; None if there is none."""
     if mask and mask[token // 8] >> token % 8 & 1:
         return token
     for start in (token // 8, 0):
-        rest = mask[start:].lstrip(b"\0")
-        if found := _allowed(b"\0" * (len(mask) - len(rest)) + rest[:1], ends):
-            return found[0]
+        tail = mask[start:].lstrip(b"\0")
+        if tokens := _allowed(b"\0" * (len(mask) - len(tail)) + tail[:1], end_ids):
+            return tokens[0]
     return None
 
 
 def _short(error: Exception) -> str:
-    return str(error)[:SHOWN_CHARS]
+    return str(error)[:MAX_MESSAGE_CHARS]

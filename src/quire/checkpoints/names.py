@@ -1,12 +1,12 @@
-"""Resolves a user's model name: a directory, a GGUF file, or a Hub id."""
+"""Resolves the model name that a user passes: a directory, a GGUF file, or a Hub id."""
 
 from pathlib import Path
 
 from quire.checkpoints.cache import cache_folder
 from quire.checkpoints.checkpoint import Checkpoint
 from quire.checkpoints.directory import Weights, read_described, read_directory
-from quire.checkpoints.gguf.model import gguf_described, plan
-from quire.checkpoints.hub.files import HubName, OnJudged, found_here, ignore_judged, pull
+from quire.checkpoints.gguf.model import describe_gguf, plan
+from quire.checkpoints.hub.files import HubName, OnJudged, find_local, ignore_judged, pull
 from quire.checkpoints.progress import Progress, quiet
 from quire.config.machine import memory_for_models_bytes
 from quire.errors import CheckpointError
@@ -23,8 +23,8 @@ def resolve(
     try:
         path = local_path(name, progress, on_judged)
         if path.suffix.lower() == ".gguf" and not path.is_dir():
-            return _in_files(path, name, progress, cache or cache_folder())
-    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL byte, no permission, no home
+            return _read_gguf(path, name, progress, cache or cache_folder())
+    except (OSError, ValueError, RuntimeError) as error:  # name too long, NUL byte, no permission, no home directory
         raise CheckpointError(f"the model {name[:200]!r} cannot be opened: {error}; check the name") from error
     return read_directory(path.resolve(), name)
 
@@ -32,24 +32,24 @@ def resolve(
 def local_path(
     name: str, progress: Progress = quiet, on_judged: OnJudged = ignore_judged, memory_bytes: int | None = None
 ) -> Path:
-    """Return the model's local file or folder; download a Hub model if needed, choosing a variant that fits in
-    `memory_bytes` (default: this machine's memory). Raises CheckpointError."""
+    """Return the model's local file or folder. Downloads a Hub model that is not on this machine, in a variant that
+    fits in `memory_bytes` (default: this machine's memory). Raises CheckpointError."""
     path = Path(name).expanduser()
     if path.is_dir() or path.suffix.lower() == ".gguf":
         return path
     if path.exists():
-        sentence = f"expected a directory or a .gguf file, {name!r} is neither; give the model's directory"
-        raise CheckpointError(sentence, code="not_a_model")
-    wanted = HubName.parsed(name)
-    if wanted is None:
-        rule = "expected a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M'"
-        raise CheckpointError(f"{rule}, got {name[:200]!r}; check the path", code="invalid_model_name")
+        message = f"expected a directory or a .gguf file, {name!r} is neither; pass the model's directory"
+        raise CheckpointError(message, code="not_a_model")
+    hub_name = HubName.parse(name)
+    if hub_name is None:
+        message = "expected a directory, a .gguf file, or a hub id such as 'org/name' or 'org/name:Q4_K_M'"
+        raise CheckpointError(f"{message}, got {name[:200]!r}; check the path", code="invalid_model_name")
     limit = memory_for_models_bytes() if memory_bytes is None else memory_bytes
-    return found_here(wanted, limit) or pull(wanted, limit, progress, on_judged)
+    return find_local(hub_name, limit) or pull(hub_name, limit, progress, on_judged)
 
 
-def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
-    file, directory = gguf_described(path, cache, progress)
+def _read_gguf(path: Path, name: str, progress: Progress, cache: Path) -> Checkpoint:
+    file, directory = describe_gguf(path, cache, progress)
     _, tensors = plan(file)
     files = tuple(part.path.resolve() for part in file.parts)
     # The fingerprint excludes the file's name, so that a renamed copy is the same model.
@@ -58,5 +58,5 @@ def _in_files(path: Path, name: str, progress: Progress, cache: Path) -> Checkpo
     try:
         return read_described(directory, name, lambda _config: weights)
     except CheckpointError as error:
-        sentence = f"{error}. {directory} was converted from {path.name}: delete it to convert again"
-        raise CheckpointError(sentence, code="conversion_damaged") from error
+        message = f"{error}. {directory} was converted from {path.name}: delete it to convert again"
+        raise CheckpointError(message, code="conversion_damaged") from error

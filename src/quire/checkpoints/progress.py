@@ -1,8 +1,8 @@
 """Progress of downloads and conversions: bars on a terminal, lines otherwise.
 
 A bar is visible from the first to the last byte of its task, and at most until its `with` block ends. While a bar is
-visible, terminal echo is off, and the console prints writes to sys.stderr above the bar. Bars are redrawn only when
-progress is reported.
+visible, terminal echo is off, and text written to sys.stderr appears above the bar. Bars are redrawn only when progress
+is reported.
 """
 
 import sys
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_LINES = 2.0
-SECONDS_BETWEEN_PICTURES = 0.1
+SECONDS_BETWEEN_REDRAWS = 0.1
 
 
 class Progress(Protocol):
-    """A callback with a task's label and progress; it may be called thousands of times."""
+    """Callback: reports a task's label and progress, up to thousands of times per task."""
 
     def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None: ...
 
 
 def quiet(label: str, done_bytes: int, total_bytes: int) -> None:
-    """Ignore the progress."""
+    """Ignore the progress: the callback of programs that show none."""
 
 
 class LinesOnStderr:
@@ -38,16 +38,16 @@ class LinesOnStderr:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._last_s = clock()
-        self._ended = ""
+        self._printed_s = clock()
+        self._completed_label = ""
 
     def __call__(self, label: str, done_bytes: int, total_bytes: int) -> None:
         now_s = self._clock()
-        ended = done_bytes >= total_bytes
-        if now_s - self._last_s < SECONDS_BETWEEN_LINES and not (ended and self._ended != label):
+        is_complete = done_bytes >= total_bytes
+        if now_s - self._printed_s < SECONDS_BETWEEN_LINES and not (is_complete and self._completed_label != label):
             return
-        self._last_s = now_s
-        self._ended = label if ended else ""
+        self._printed_s = now_s
+        self._completed_label = label if is_complete else ""
         print(f"{label}: {done_bytes / 1e6:,.0f} of {total_bytes / 1e6:,.0f} MB", file=sys.stderr)  # noqa: T201
 
 
@@ -56,10 +56,10 @@ class TerminalBars:
 
     def __init__(self) -> None:
         self._lock = RLock()
-        self._held = ExitStack()
+        self._terminal_settings = ExitStack()
         self._bars: Bars | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._drawn_s = 0.0
+        self._redrawn_s = 0.0
 
     def show(self, label: str, done_bytes: int, total_bytes: int) -> None:
         """Update a task's bar; remove it when the task is complete."""
@@ -67,13 +67,13 @@ class TerminalBars:
             if done_bytes >= total_bytes:
                 self.end(label)
                 return
-            bars = self._bars = self._bars or self._opened()
+            bars = self._bars = self._bars or self._open_bars()
             if label not in self._tasks:
-                self._tasks[label] = bars.add_task(_shortened(label, bars.console.width), total=total_bytes)
+                self._tasks[label] = bars.add_task(_fit_label(label, bars.console.width), total=total_bytes)
             bars.update(self._tasks[label], completed=done_bytes, total=total_bytes)
             now_s = time.monotonic()
-            if now_s - self._drawn_s >= SECONDS_BETWEEN_PICTURES:
-                self._drawn_s = now_s
+            if now_s - self._redrawn_s >= SECONDS_BETWEEN_REDRAWS:
+                self._redrawn_s = now_s
                 bars.refresh()
 
     def end(self, label: str) -> None:
@@ -87,17 +87,17 @@ class TerminalBars:
                 self._bars.refresh()
             else:
                 self._bars = None
-                self._held.close()
+                self._terminal_settings.close()
 
-    def _opened(self) -> "Bars":
+    def _open_bars(self) -> "Bars":
         """Open the bar display without a refresh thread, which would write to the terminal without progress."""
         from rich.console import Console
         from rich.progress import Progress as Bars
 
         console = Console(stderr=True, soft_wrap=True)
         # Without echo, typed text stays in the input buffer and does not appear inside a bar.
-        self._held.enter_context(without_mode(sys.stdin, termios.ECHO))
-        return self._held.enter_context(
+        self._terminal_settings.enter_context(without_mode(sys.stdin, termios.ECHO))
+        return self._terminal_settings.enter_context(
             Bars(console=console, transient=True, auto_refresh=False, redirect_stdout=False)
         )
 
@@ -112,20 +112,20 @@ def show_progress() -> Iterator[Progress]:
     if not sys.stderr.isatty():
         yield LinesOnStderr()
         return
-    begun: set[str] = set()
+    labels: set[str] = set()
 
-    def show(label: str, done_bytes: int, total_bytes: int) -> None:
-        begun.add(label)
+    def show_bar(label: str, done_bytes: int, total_bytes: int) -> None:
+        labels.add(label)
         BARS.show(label, done_bytes, total_bytes)
 
     try:
-        yield show
+        yield show_bar
     finally:
-        for label in begun:
+        for label in labels:
             BARS.end(label)
 
 
-def _shortened(label: str, width: int) -> str:
+def _fit_label(label: str, width: int) -> str:
     """Shorten a label so that it fits on one line with bar, percentage and time: a wrapped bar cannot be erased."""
-    room = max(1, width - 58)
-    return label if len(label) <= room else f"{label[: room - 1]}…"
+    max_chars = max(1, width - 58)
+    return label if len(label) <= max_chars else f"{label[: max_chars - 1]}…"

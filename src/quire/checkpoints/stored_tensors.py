@@ -1,4 +1,4 @@
-"""The locations of a model's tensors in its safetensors or GGUF files, and reading their rows as numbers.
+"""Locations of a model's tensors in its safetensors or GGUF files, and functions that read rows of a tensor as numbers.
 
 Files are read, not memory-mapped, so that a file that shrinks causes an error and not a SIGBUS, and data that was read
 does not stay in the process's memory.
@@ -58,8 +58,8 @@ def opened_weights(path: Path) -> Iterator[BinaryIO]:
         # Non-blocking, so that a named pipe without a writer fails instead of blocking.
         file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
     except OSError as error:
-        sentence = f"{path} cannot be opened: {error.strerror}; check the path"
-        raise CheckpointError(sentence, code="file_not_readable") from error
+        message = f"{path} cannot be opened: {error.strerror}; check the path"
+        raise CheckpointError(message, code="file_not_readable") from error
     with file:
         yield file
 
@@ -72,18 +72,18 @@ def read_exactly(file: BinaryIO, offset: int, num_bytes: int) -> bytes:
     except OSError as error:
         raise CheckpointError(f"the model file cannot be read: {error.strerror}; check the disk") from error
     if len(raw) != num_bytes:
-        early = f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
-        raise CheckpointError(early, code="file_cut_off")
+        message = f"the model file ended {num_bytes - len(raw):,} bytes early; wait until its download has finished"
+        raise CheckpointError(message, code="file_cut_off")
     return raw
 
 
 def read_rows(file: BinaryIO, tensor: StoredTensor, first: int, count: int) -> "NDArray[np.uint8]":
-    """Read consecutive rows in normal order, as stored bytes: [row, byte of the row]."""
+    """Read consecutive rows as stored bytes, [row, byte of the row]. Rows of rotated heads are put in normal order."""
     if not tensor.rotated_heads:
         return _read(file, tensor, first, count)
-    head = tensor.num_rows // tensor.rotated_heads
-    begin, end = first // head * head, -(-(first + count) // head) * head
-    return half_split(_read(file, tensor, begin, end - begin), head)[first - begin : first - begin + count]
+    head_dim = tensor.num_rows // tensor.rotated_heads
+    begin, end = first // head_dim * head_dim, -(-(first + count) // head_dim) * head_dim
+    return half_split(_read(file, tensor, begin, end - begin), head_dim)[first - begin : first - begin + count]
 
 
 def half_split(rows: "NDArray[np.uint8]", head_dim: int) -> "NDArray[np.uint8]":

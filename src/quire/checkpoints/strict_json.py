@@ -1,4 +1,4 @@
-"""Strict JSON parsing for checkpoint files: NaN and duplicate keys are errors, signs of damage or manipulation."""
+"""Strict JSON parsing for checkpoint files: NaN and duplicate keys are errors, because they are signs of damage."""
 
 import json
 from pathlib import Path
@@ -19,8 +19,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"expected {path.name} to have {sizes}; download the model again")
         raw = path.read_bytes()
     except OSError as error:
-        why = f"{path} cannot be read: {error.strerror}; check that the file is there"
-        raise CheckpointError(why, code="file_not_readable") from error
+        message = f"{path} cannot be read: {error.strerror}; check that the file is there"
+        raise CheckpointError(message, code="file_not_readable") from error
     return parse_json_object(raw, path.name)
 
 
@@ -29,11 +29,11 @@ def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
     try:
         value = loads_strictly(raw)
     except (ValueError, RecursionError) as error:
-        why = f"{label} is not valid JSON: {str(error)[:200]}; download the model again"
-        raise CheckpointError(why, code="not_json") from error
+        message = f"{label} is not valid JSON: {str(error)[:200]}; download the model again"
+        raise CheckpointError(message, code="not_json") from error
     if not isinstance(value, dict):
-        rule = f"expected {label} to hold a JSON object, got {type(value).__name__}; download the model again"
-        raise CheckpointError(rule, code="not_json_object")
+        message = f"expected {label} to hold a JSON object, got {type(value).__name__}; download the model again"
+        raise CheckpointError(message, code="not_json_object")
     return value
 
 

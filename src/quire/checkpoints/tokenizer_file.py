@@ -9,7 +9,7 @@ from quire.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TRIAL = "A trial: 2 words, ünï\n"
+SAMPLE_TEXT = "A trial: 2 words, ünï\n"
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
@@ -17,9 +17,9 @@ def load_tokenizer(path: Path) -> "Tokenizer":
     from tokenizers import Tokenizer
 
     if not path.is_file():
-        missing = f"expected a tokenizer.json in {path.parent.name}, found none"
-        way_out = "convert the model's tokenizer with transformers' save_pretrained"
-        raise CheckpointError(f"{missing}; {way_out}", code="tokenizer_missing")
+        problem = f"expected a tokenizer.json in {path.parent.name}, found none"
+        hint = "convert the model's tokenizer with transformers' save_pretrained"
+        raise CheckpointError(f"{problem}; {hint}", code="tokenizer_missing")
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             sizes = f"at most {MAX_JSON_BYTES:,} bytes, got {path.stat().st_size:,}"
@@ -28,10 +28,10 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         # The file may enable padding or truncation; a server needs exactly the tokens of the text.
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        tokenizer.decode(tokenizer.encode(TRIAL).ids)
+        tokenizer.decode(tokenizer.encode(SAMPLE_TEXT).ids)
     except (KeyboardInterrupt, SystemExit, CheckpointError):
         raise
     except BaseException as error:  # a panic in Rust arrives as a BaseException
-        why = f"{path.name} cannot be used: {str(error)[:200]}; download the model again"
-        raise CheckpointError(why, code="invalid_tokenizer") from error
+        message = f"{path.name} cannot be used: {str(error)[:200]}; download the model again"
+        raise CheckpointError(message, code="invalid_tokenizer") from error
     return tokenizer

@@ -40,13 +40,13 @@ def show(
 ) -> None:
     """Show every setting, its value and its source. Flags are applied as for a server."""
     if as_json:
-        shown = {name: {"value": one.value, "source": one.source} for name, one in settings.values.items()}
-        typer.echo(json.dumps({"file": settings.file, "settings": shown}, default=str))
+        fields = {name: {"value": entry.value, "source": entry.source} for name, entry in settings.values.items()}
+        typer.echo(json.dumps({"file": settings.file, "settings": fields}, default=str))
         return
     from quire.cli.shared.columns import columns
 
     values = settings.values
-    rows = [(one.name, one.show(values[one.name].value), values[one.name].source) for one in SETTINGS]
+    rows = [(item.name, item.show(values[item.name].value), values[item.name].source) for item in SETTINGS]
     typer.echo(columns(("setting", "value", "source"), rows))
 
 
@@ -56,21 +56,21 @@ def path(
 ) -> None:
     """Show the possible settings files in order. Only the first that exists is read."""
     from quire.cli.shared.columns import columns
-    from quire.config.files import candidates, chosen_file
+    from quire.config.files import candidates, settings_file
 
-    chosen = chosen_file(os.environ)
-    rows = [(one.path, _state(one, is_chosen=one.path == chosen), one.why) for one in candidates(os.environ)]
+    selected = settings_file(os.environ)
+    rows = [(one.path, _state(one, is_selected=one.path == selected), one.why) for one in candidates(os.environ)]
     if as_json:
         typer.echo(json.dumps([{"path": str(file), "state": state, "why": why} for file, state, why in rows]))
         return
     table = [(state, str(file), why) for file, state, why in rows]
     typer.echo(columns(("state", "file", "location"), table))
-    if chosen is None:
+    if selected is None:
         typer.echo("\nno settings file found: every setting comes from a flag, a variable or its default", err=True)
         typer.echo(f'hint: create {rows[0][0]}, for example with: memory = "4GiB"', err=True)
 
 
-def _state(one: "Candidate", *, is_chosen: bool) -> str:
-    if not one.path.is_file():
-        return "missing" if is_chosen else "absent"
-    return "read" if is_chosen else "not read"
+def _state(candidate: "Candidate", *, is_selected: bool) -> str:
+    if not candidate.path.is_file():
+        return "missing" if is_selected else "absent"
+    return "read" if is_selected else "not read"

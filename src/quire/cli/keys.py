@@ -84,13 +84,13 @@ def list_keys(
         typer.echo(json.dumps([{field: getattr(key, field) for field in fields} for key in keys]))
         return
     if not keys:
-        typer.echo("there are no keys; make one with: quire keys add NAME", err=True)
+        typer.echo("there are no keys; create one with: quire keys add NAME", err=True)
         return
-    rows = [[_shown(getattr(key, field)) for field in fields] for key in keys]
+    rows = [[_cell(getattr(key, field)) for field in fields] for key in keys]
     typer.echo(columns([field.replace("_", " ") for field in fields], rows))
 
 
-def _shown(value: object) -> str:
+def _cell(value: object) -> str:
     return "yes" if value is True else str(value or "-")
 
 

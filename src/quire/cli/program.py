@@ -27,7 +27,7 @@ def _lazy_group(module: str, app_name: str, **settings: Any) -> typer.Typer:
     """Return a stand-in for the Typer `app_name` of `module`. The module is imported on first use, because it defines
     many flags and `quire --help` must stay quick."""
 
-    class Lazy(TyperGroup):
+    class LazyGroup(TyperGroup):
         """Forwards to the real group and imports it when needed."""
 
         def list_commands(self, ctx: Any) -> list[str]:
@@ -36,7 +36,7 @@ def _lazy_group(module: str, app_name: str, **settings: Any) -> typer.Typer:
         def get_command(self, ctx: Any, cmd_name: str) -> Any:
             return _group_of(module, app_name).get_command(ctx, cmd_name)
 
-    app = typer.Typer(cls=Lazy, no_args_is_help=True, rich_markup_mode=None, **settings)
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, **settings)
     app.callback()(lambda: None)
     return app
 
@@ -100,8 +100,8 @@ app.add_typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from quire import __version__
 
         typer.echo(f"quire {__version__}")
@@ -127,7 +127,7 @@ def main() -> None:
     except QuireError as error:
         typer.echo(f"error: {error}{_hint(error)}", err=True)
         code = 2
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 0
+    except SystemExit as exit_error:
+        code = exit_error.code if isinstance(exit_error.code, int) else 0
     leave_background(code)
     sys.exit(code)

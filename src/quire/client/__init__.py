@@ -1,1 +1,1 @@
-"""The model as the parent process sees it: text to requests, events to text, and the public `LLM` and `AsyncEngine`."""
+"""A model from its caller's side: text to requests, engine events to text, and the public `LLM` and `AsyncEngine`."""

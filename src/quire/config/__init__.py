@@ -1,10 +1,10 @@
 """Settings: frozen, checked once, then passed on as values. Only this package reads flags, environment and TOML.
 
-    table.py       every setting, once           kinds.py    types of values
+    table.py       all settings, each once       kinds.py    types of values
     sources.py     flag > environment > file     files.py    finds and reads the TOML file
     model_settings.py, scheduling.py, server_settings.py, parked_models.py    the dataclasses that other packages get
 
-May import errors and the standard library. The packages that get the dataclasses read no flags or environment.
+May import errors and the standard library. The other packages read no flags, environment or TOML themselves.
 """
 
 from quire.config.model_settings import MEMORY_SHARE, Backend, Dtype, ModelSettings

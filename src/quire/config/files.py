@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import ConfigError
 
 MAX_FILE_BYTES = 1 << 20
@@ -22,10 +22,10 @@ class Candidate:
 
 
 def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
-    """Yield possible paths in order of preference. Lazy, because the last one needs a home directory. Only the first
-    file that exists is read."""
-    if named := environ.get("QUIRE_CONFIG"):
-        path = expanded(named, "QUIRE_CONFIG to a full path").absolute()
+    """Yield possible paths, the preferred path first; only the first existing file is read. Lazy, because the last path
+    needs a home directory."""
+    if name := environ.get("QUIRE_CONFIG"):
+        path = expand_home(name, "QUIRE_CONFIG to a full path").absolute()
         yield Candidate(path, "$QUIRE_CONFIG", must_exist=True)
     yield Candidate(Path.cwd() / "quire.toml", "the current folder")
     why = "$XDG_CONFIG_HOME" if environ.get("XDG_CONFIG_HOME") else "the home folder"
@@ -34,18 +34,18 @@ def candidates(environ: Mapping[str, str]) -> Iterator[Candidate]:
 
 def _config_home(environ: Mapping[str, str]) -> Path:
     if base := environ.get("XDG_CONFIG_HOME"):
-        return expanded(base, "XDG_CONFIG_HOME to a full path")
+        return expand_home(base, "XDG_CONFIG_HOME to a full path")
     home = environ.get("HOME")
-    return Path(home) / ".config" if home else expanded("~/.config", "XDG_CONFIG_HOME")
+    return Path(home) / ".config" if home else expand_home("~/.config", "XDG_CONFIG_HOME")
 
 
-def chosen_file(environ: Mapping[str, str]) -> Path | None:
+def settings_file(environ: Mapping[str, str]) -> Path | None:
     """Return the file to read: $QUIRE_CONFIG even if that file is missing, else the first candidate that exists."""
-    return next((one.path for one in candidates(environ) if one.must_exist or one.path.is_file()), None)
+    return next((file.path for file in candidates(environ) if file.must_exist or file.path.is_file()), None)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return the settings in the file. Raises ConfigError if it is unreadable or invalid."""
+    """Return the settings in the file. Raises ConfigError if the file is unreadable or invalid."""
     import tomllib  # noqa: PLC0415 - needed only if there is a file
 
     try:
@@ -55,7 +55,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         why = error.strerror or error
         raise ConfigError(f"cannot read the settings file {path}: {why}; check the path or omit it") from error
     if len(raw) > MAX_FILE_BYTES:
-        raise ConfigError(f"expected at most {MAX_FILE_BYTES:,} bytes in {path}, got more; is it the settings file?")
+        raise ConfigError(f"expected at most {MAX_FILE_BYTES:,} bytes in {path}, got more; is this the settings file?")
     try:
         return tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, or nested too deeply

@@ -1,17 +1,17 @@
-"""Paths with `~`. If there is no home directory, the error message says what to set."""
+"""Expands `~` in paths. Without a home directory, the error message names the setting to set instead."""
 
 from pathlib import Path
 
 from quire.errors import ConfigError
 
 
-def expanded(path: Path | str, instead: str) -> Path:
-    """Return the path with a leading ~ replaced by the home directory. Raises ConfigError if there is none; `instead`
-    completes its message, "or ..."."""
+def expand_home(path: Path | str, hint: str) -> Path:
+    """Return the path with a leading ~ replaced by the home directory. If that is unknown, raises ConfigError with the
+    message "... set HOME to a folder, or <hint>"."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         raise ConfigError(
             f"{path} needs a home directory, and none is known: HOME is not set and the system's list of users has no "
-            f"entry; set HOME to a folder, or {instead}"
+            f"entry; set HOME to a folder, or {hint}"
         ) from error

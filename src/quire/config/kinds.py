@@ -1,7 +1,7 @@
 """Types of settings: how a text is parsed, the rule for valid values, and how a value is shown.
 
-A kind parses values from flags, variables and TOML, so that `32`, `"32"` and `--max-running 32` mean the same. It
-raises a bare ValueError: the caller adds the setting's name, its source and the rule.
+A `Kind` parses values from flags, variables and TOML, so that `32`, `"32"` and `--max-running 32` mean the same. It
+raises a bare ValueError; the caller adds the setting's name, its source and the rule to the message.
 """
 
 import math
@@ -12,13 +12,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
-from quire.config.machine import share_of_memory_bytes
+from quire.config.machine import memory_budget_bytes
 
 Number = TypeVar("Number", int, float, Decimal)
 Value = int | float | str | Path | None
 MIB, GIB = 1 << 20, 1 << 30
 MAX_TEXT_CHARACTERS = 4096
-LEAST_SIZE_BYTES, LARGEST_SIZE_BYTES = MIB, 1 << 50
+MIN_SIZE_BYTES, MAX_SIZE_BYTES = MIB, 1 << 50
 UNIT_BYTES = {
     "": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
     "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
@@ -38,27 +38,27 @@ class Kind:
     """Parses a raw value; raises ValueError if it breaks the rule."""
     show: Callable[[Value], str] = str
     is_list: bool = False
-    """Takes several values: a repeated flag, a list in TOML, or one text with separators."""
+    """Takes several values, as a repeated flag, a list in TOML, or one text with separators."""
     is_switch: bool = False
     """The command-line flag takes no value."""
-    between: str = ","
+    separator: str = ","
     """Separator of several values in one text."""
 
 
 def whole_number(low: int, high: int) -> Kind:
     """An integer from `low` to `high`."""
-    return Kind("N", f"a whole number from {low:,} to {high:,}", lambda raw: _between(_whole(raw), low, high))
+    return Kind("N", f"a whole number from {low:,} to {high:,}", lambda raw: _in_range(_integer(raw), low, high))
 
 
 def power_of_two(high: int) -> Kind:
-    """1, 2, 4, ... up to `high`."""
-    return Kind("N", f"a power of two from 1 to {high:,}", lambda raw: _one_bit(_between(_whole(raw), 1, high)))
+    """A power of two: 1, 2, 4, ... up to `high`."""
+    return Kind("N", f"a power of two from 1 to {high:,}", lambda raw: _single_bit(_in_range(_integer(raw), 1, high)))
 
 
 def seconds(high: float) -> Kind:
     """A duration from 0 to `high` seconds."""
     rule = f"a number of seconds from 0 to {high:,.0f}"
-    return Kind("SECONDS", rule, lambda raw: _between(_number(raw), 0.0, high), lambda value: f"{value:g}")
+    return Kind("SECONDS", rule, lambda raw: _in_range(_number(raw), 0.0, high), lambda value: f"{value:g}")
 
 
 def choice(*words: str) -> Kind:
@@ -68,15 +68,15 @@ def choice(*words: str) -> Kind:
 
 def text(rule: str, pattern: str, metavar: str = "NAME") -> Kind:
     """A text that matches `pattern`."""
-    return Kind(metavar, rule, lambda raw: _matching(_text(raw), pattern))
+    return Kind(metavar, rule, lambda raw: _match(_text(raw), pattern))
 
 
 def several(metavar: str, rule: str, pattern: str, fold: Callable[[str], str] = str.lower) -> Kind:
-    """Words that match `pattern`, as one comma-separated text. `fold` normalizes each word; default: lower case."""
+    """Words that match `pattern`, as one comma-separated text. `fold` normalizes a word, by default to lower case."""
 
     def parse(raw: object) -> str:
         words = raw if isinstance(raw, list) else _text(raw).split(",")
-        return ",".join(_matching(fold(_text(word)), pattern) for word in words)
+        return ",".join(_match(fold(_text(word)), pattern) for word in words)
 
     return Kind(metavar, rule, parse, is_list=True)
 
@@ -85,32 +85,32 @@ def lines(metavar: str, rule: str, name: str, line: str) -> Kind:
     """Lines that match `line`, as one text. A line of comma-separated words that match `name` is split at commas."""
 
     def parse(raw: object) -> str:
-        each = raw if isinstance(raw, list) else _text(raw).split("\n")
-        return "\n".join(_matching(one, line) for text in each for one in words(_text(text)))
+        texts = raw if isinstance(raw, list) else _text(raw).split("\n")
+        return "\n".join(_match(part, line) for text in texts for part in split_names(_text(text)))
 
-    def words(text: str) -> list[str]:
+    def split_names(text: str) -> list[str]:
         names = [word.strip() for word in text.split(",")]
         return names if all(re.fullmatch(name, word) for word in names) else [text]
 
-    return Kind(metavar, rule, parse, lambda value: ", ".join(str(value).split("\n")), is_list=True, between="\n")
+    return Kind(metavar, rule, parse, lambda value: ", ".join(str(value).split("\n")), is_list=True, separator="\n")
 
 
 def _parse_size(raw: object) -> int:
     if isinstance(raw, int):
-        return _between(_whole(raw), LEAST_SIZE_BYTES, LARGEST_SIZE_BYTES)
-    found = AMOUNT.fullmatch(_text(raw))
-    if found is None:
+        return _in_range(_integer(raw), MIN_SIZE_BYTES, MAX_SIZE_BYTES)
+    match = AMOUNT.fullmatch(_text(raw))
+    if match is None:
         raise ValueError
-    amount, unit = Decimal(found[1]), found[2].lower()
+    amount, unit = Decimal(match[1]), match[2].lower()
     if unit == "%":
-        return share_of_memory_bytes(float(_between(amount, Decimal(1), Decimal(100)) / 100))
+        return memory_budget_bytes(float(_in_range(amount, Decimal(1), Decimal(100)) / 100))
     if unit not in UNIT_BYTES:
         raise ValueError
-    return _between(int(amount * UNIT_BYTES[unit]), LEAST_SIZE_BYTES, LARGEST_SIZE_BYTES)
+    return _in_range(int(amount * UNIT_BYTES[unit]), MIN_SIZE_BYTES, MAX_SIZE_BYTES)
 
 
 def show_size(num_bytes: Value) -> str:
-    """A size as text: `4 GiB`, `3.91 GiB`, `900.00 MiB`."""
+    """Format a size: `4 GiB`, `3.91 GiB`, `900.50 MiB`."""
     if not isinstance(num_bytes, int):
         raise ValueError(f"expected a whole number of bytes, got {num_bytes!r}")
     unit, name = (GIB, "GiB") if num_bytes >= GIB else (MIB, "MiB")
@@ -124,11 +124,11 @@ SIZE = Kind(
     _parse_size,
     show_size,
 )
-FILE_PATH = Kind("FILE", "the path of a file", lambda raw: Path(_matching(_text(raw), r"[^\0]+")))
+FILE_PATH = Kind("FILE", "the path of a file", lambda raw: Path(_match(_text(raw), r"[^\0]+")))
 
 
 def _parse_switch(raw: object) -> bool:
-    return raw if isinstance(raw, bool) else _matching(_text(raw).lower(), "true|false") == "true"
+    return raw if isinstance(raw, bool) else _match(_text(raw).lower(), "true|false") == "true"
 
 
 SWITCH = Kind("", "true or false", _parse_switch, lambda value: "true" if value else "false", is_switch=True)
@@ -140,34 +140,34 @@ def _text(raw: object) -> str:
     return str(raw).strip()
 
 
-def _matching(raw: str, pattern: str) -> str:
+def _match(raw: str, pattern: str) -> str:
     if not re.fullmatch(pattern, raw):
         raise ValueError
     return raw
 
 
-def _whole(raw: object) -> int:
+def _integer(raw: object) -> int:
     if isinstance(raw, bool):  # TOML's true is not 1
         raise ValueError
-    return raw if isinstance(raw, int) else int(_matching(_text(raw), r"[0-9]{1,18}"))
+    return raw if isinstance(raw, int) else int(_match(_text(raw), r"[0-9]{1,18}"))
 
 
 def _number(raw: object) -> float:
     if isinstance(raw, bool):
         raise ValueError
-    value = float(raw) if isinstance(raw, int | float) else float(_matching(_text(raw), r"[0-9.]{1,30}"))
+    value = float(raw) if isinstance(raw, int | float) else float(_match(_text(raw), r"[0-9.]{1,30}"))
     if not math.isfinite(value):
         raise ValueError
     return value
 
 
-def _between(value: Number, low: Number, high: Number) -> Number:
+def _in_range(value: Number, low: Number, high: Number) -> Number:
     if not low <= value <= high:
         raise ValueError
     return value
 
 
-def _one_bit(value: int) -> int:
+def _single_bit(value: int) -> int:
     if value & (value - 1):
         raise ValueError
     return value

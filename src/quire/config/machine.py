@@ -1,7 +1,7 @@
-"""Memory and CPU limits of this process, from the machine and its cgroups. Imports nothing else of quire.
+"""Memory and CPU limits of this process, from the machine and the process's cgroups. Imports nothing else of quire.
 
 A container, a systemd unit or a Kubernetes pod is limited by its cgroup or an ancestor of it, in cgroup version 1,
-version 2 or a mix. /proc/self/cgroup has the process's own cgroup, /proc/self/mountinfo where its files are mounted.
+version 2 or a mix. /proc/self/cgroup has the path of this cgroup, /proc/self/mountinfo the folders of cgroup files.
 File names differ between versions, so all are tried in each folder, without detecting the version.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 UNBOUNDED_BYTES = 1 << 60
-"""A limit of at least this is no limit; cgroup version 1 writes a huge number instead of `max`."""
+"""A value of at least this means no limit: cgroup version 1 has a huge number where version 2 has `max`."""
 SHARE_FOR_MODELS = 0.5
 ROOT = Path("/")
 MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 """Files with a memory limit. Swap does not count, because swapped-out weights would be read from disk in every step."""
-MEMORY_USED = ("memory.current", "memory.usage_in_bytes")
+MEMORY_IN_USE = ("memory.current", "memory.usage_in_bytes")
 FILE_PAGES = (("total_inactive_file", "total_active_file"), ("inactive_file", "active_file"))
-"""Fields of file page cache, counted like `MemAvailable`; version 1's `total_` fields include child cgroups."""
+"""Fields of memory.stat: page cache, which counts as free. Version 1's `total_` fields include child cgroups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ def read_limits(root: Path = ROOT) -> ProcessLimits:
     )
 
 
-def share_of_memory_bytes(share: float) -> int:
-    """Return the memory in use by this process plus a share of the free memory, as for the default of `memory`."""
+def memory_budget_bytes(share: float) -> int:
+    """Return a value of the setting `memory`: what this process uses now plus a share of the free memory, capped."""
     return min(_resident_bytes() + int(free_memory_bytes() * share), memory_limit_bytes())
 
 
 def memory_for_models_bytes() -> int:
-    """Return the memory to plan for a model on this machine: half of its limit, independent of current use."""
+    """Return the memory to assume for models when none is set: half of this process's limit, whatever is in use."""
     return int(memory_limit_bytes() * SHARE_FOR_MODELS)
 
 
@@ -66,27 +66,27 @@ def total_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def beyond_the_machine(memory_bytes: int | None, num_threads: int | None) -> Iterator[str]:
+def limit_warnings(memory_bytes: int | None, num_threads: int | None) -> Iterator[str]:
     """Yield a warning for each setting that exceeds the limits of this process."""
-    if memory_bytes is not None and memory_bytes > (most := memory_limit_bytes()):
+    if memory_bytes is not None and memory_bytes > (limit := memory_limit_bytes()):
         yield (
-            f"memory {memory_bytes / 2**30:,.2f} GiB exceeds the {most / 2**30:,.2f} GiB that this process can hold: "
-            "if it is used, the system swaps or kills the process; set less"
+            f"memory {memory_bytes / 2**30:,.2f} GiB exceeds the process limit of {limit / 2**30:,.2f} GiB: the system "
+            "may swap or kill the process; set memory to at most this limit"
         )
-    if num_threads is not None and num_threads > (cpus := most_threads(len(usable_cpus()))):
-        yield f"{num_threads} threads exceed the {cpus} processors that this process may use; set fewer"
+    if num_threads is not None and num_threads > (cpus := cap_threads(len(usable_cpus()))):
+        yield f"{num_threads} threads exceed the {cpus} processors this process may use; set threads to at most {cpus}"
 
 
 def free_memory_bytes() -> int:
     """Return the memory that can be allocated without swapping."""
-    free, left = memory_fields().get("MemAvailable", total_memory_bytes() // 2), read_limits().free_bytes
-    return free if left is None else min(free, left)
+    free, unused = memory_fields().get("MemAvailable", total_memory_bytes() // 2), read_limits().free_bytes
+    return free if unused is None else min(free, unused)
 
 
 def memory_fields() -> Mapping[str, int]:
     """Return the fields of /proc/meminfo in bytes; empty if the file does not exist."""
-    words = (line.replace(":", " ").split() for line in _lines(ROOT / "proc/meminfo"))
-    return {one[0]: int(one[1]) * 1024 for one in words if len(one) > 1 and one[1].isdecimal()}
+    fields = (line.replace(":", " ").split() for line in _lines(ROOT / "proc/meminfo"))
+    return {words[0]: int(words[1]) * 1024 for words in fields if len(words) > 1 and words[1].isdecimal()}
 
 
 def cpu_field(name: str) -> str:
@@ -105,25 +105,25 @@ def usable_cpus() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
 
 
-def most_threads(wanted: int) -> int:
-    """Return `wanted`, capped at the CPU quota rounded up, because more threads are throttled during a step."""
+def cap_threads(num_threads: int) -> int:
+    """Cap the number at the CPU quota, rounded up, because the system would throttle more threads during a step."""
     quota = read_limits().cpus
-    return wanted if quota is None else max(1, min(wanted, math.ceil(quota)))
+    return num_threads if quota is None else max(1, min(num_threads, math.ceil(quota)))
 
 
 def _folders(root: Path) -> Iterator[Path]:
     """The folders of the process's own cgroup and its ancestors, in each mounted hierarchy."""
-    own = _own_groups(root)
+    groups = _own_groups(root)
     for line in _lines(root / "proc/self/mountinfo"):
-        before, _, after = line.partition(" - ")
-        place, kind = before.split(), after.split()
-        if len(place) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+        mount, _, filesystem = line.partition(" - ")
+        mount_fields, fs_fields = mount.split(), filesystem.split()
+        if len(mount_fields) < 5 or len(fs_fields) < 3 or fs_fields[0] not in ("cgroup", "cgroup2"):
             continue
-        controllers = kind[2].split(",") if kind[0] == "cgroup" else [""]
-        group = next((own[name] for name in controllers if name in own), None)
+        controllers = fs_fields[2].split(",") if fs_fields[0] == "cgroup" else [""]
+        group = next((groups[name] for name in controllers if name in groups), None)
         if group is not None:
-            top, below = root / place[4].lstrip("/"), _below(group, place[3])
-            yield from (top / one for one in (below, *below.parents))
+            mount_point, path = root / mount_fields[4].lstrip("/"), _path_in_mount(group, mount_fields[3])
+            yield from (mount_point / folder for folder in (path, *path.parents))
 
 
 def _own_groups(root: Path) -> Mapping[str, str]:
@@ -132,26 +132,26 @@ def _own_groups(root: Path) -> Mapping[str, str]:
     return {name: parts[2] for parts in fields if len(parts) == 3 for name in parts[1].split(",")}
 
 
-def _below(group: str, mounted: str) -> PurePosixPath:
-    """A cgroup's path relative to a mount. In a container the mount may be the process's own cgroup, or be outside the
-    visible hierarchy (`/..`). The mount itself is then used."""
+def _path_in_mount(group: str, mount_root: str) -> PurePosixPath:
+    """A cgroup's path relative to a mount. In a container, the cgroup may be outside the mount (`/..`) or be the mount
+    itself; the mount itself is then used."""
     path = PurePosixPath(group)
-    if ".." in path.parts or not path.is_relative_to(mounted):
+    if ".." in path.parts or not path.is_relative_to(mount_root):
         return PurePosixPath()
-    return path.relative_to(mounted)
+    return path.relative_to(mount_root)
 
 
 def _memory_limit(folder: Path) -> int | None:
     """The tightest limit in this folder, including limits of ancestors that are not visible (version 1)."""
-    found = [*(_number(folder / name) for name in MEMORY_LIMITS), _fields(folder).get("hierarchical_memory_limit")]
-    return min((one for one in found if one is not None and one < UNBOUNDED_BYTES), default=None)
+    values = [*(_number(folder / name) for name in MEMORY_LIMITS), _stat(folder).get("hierarchical_memory_limit")]
+    return min((value for value in values if value is not None and value < UNBOUNDED_BYTES), default=None)
 
 
 def _used_bytes(folder: Path) -> int:
-    used = next((found for name in MEMORY_USED if (found := _number(folder / name)) is not None), 0)
-    fields = _fields(folder)
-    names = next((both for both in FILE_PAGES if both[0] in fields), ())
-    return max(0, used - sum(fields.get(name, 0) for name in names))
+    num_bytes = next((value for name in MEMORY_IN_USE if (value := _number(folder / name)) is not None), 0)
+    fields = _stat(folder)
+    names = next((pair for pair in FILE_PAGES if pair[0] in fields), ())
+    return max(0, num_bytes - sum(fields.get(name, 0) for name in names))
 
 
 def _cpu_quota(folder: Path) -> float | None:
@@ -165,7 +165,7 @@ def _cpu_quota(folder: Path) -> float | None:
     return quota / period if quota is not None and period is not None and quota > 0 and period > 0 else None
 
 
-def _fields(folder: Path) -> Mapping[str, int]:
+def _stat(folder: Path) -> Mapping[str, int]:
     words = (line.split() for line in _lines(folder / "memory.stat"))
     return {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
 

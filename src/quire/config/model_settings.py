@@ -1,4 +1,4 @@
-"""Settings of one model, checked once."""
+"""Settings of one model; each instance is checked when it is created."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -46,19 +46,19 @@ class ModelSettings:
     dtype: Dtype = "auto"
     """Weight dtype. `auto`: as in the file; torch uses float32."""
     arithmetic: ArithmeticName = "auto"
-    """Arithmetic for weights of 4 to 8 bits. `auto`: int8."""
+    """Arithmetic of products with weights of 4 to 8 bits. `auto`: int8."""
     kv_dtype: KVDtype = "auto"
-    """Dtype of keys and values. `with_kv_of` resolves `auto` once the dtypes of the weights are known."""
+    """Dtype of keys and values. `with_kv_dtype` resolves `auto` once the dtypes of the weights are known."""
     backend: Backend = "auto"
-    """Backend that runs the model. `auto`: MLX on Apple silicon, else the CPU backend, if they can; else torch."""
+    """Backend that runs the model. `auto`: MLX on Apple silicon, else cpu, if it can run the model; else torch."""
     device: str = "cpu"
-    """`cpu` is tested; `cuda` and `mps`, for torch, are not."""
+    """Device of the backend: `cpu`, or for torch `cuda` or `mps`, which are not tested."""
     num_threads: int | None = None
     """None: one per physical core."""
     instruction_set: InstructionSet = "auto"
     """Instruction set of the CPU kernels. `auto`: the best that this processor has, including tile registers (AMX)."""
     wired_memory: bool = False
-    """MLX on Apple silicon: wire the model's memory. macOS has been reported to panic with it."""
+    """MLX on Apple silicon: keep the model's memory from being paged out. macOS reportedly panics with it."""
     speculation: Speculation = "auto"
     """`auto`: n-gram speculation if it saves time and the backend can verify draft tokens; `off`: never."""
     tool_format: ToolFormatName = "auto"
@@ -71,9 +71,9 @@ class ModelSettings:
                 raise ConfigError(f"expected {name} of at least 1, got {value}", (name,))
         self._check_steps()
         for name, kind in CHOICES.items():
-            *others, last = get_args(kind)
-            if (value := getattr(self, name)) not in (*others, last):
-                raise ConfigError(f"expected {name} {', '.join(others)} or {last}, got {value!r}", (name,))
+            *words, last = get_args(kind)
+            if (value := getattr(self, name)) not in (*words, last):
+                raise ConfigError(f"expected {name} {', '.join(words)} or {last}, got {value!r}", (name,))
         if self.arithmetic == "int8" and self.dtype != "auto":
             raise ConfigError(
                 f"expected dtype auto with arithmetic int8, got {self.dtype}; set dtype to auto or arithmetic to float",
@@ -90,10 +90,10 @@ class ModelSettings:
                 ("max_step_tokens", "max_running", "block_size"),
             )
 
-    def with_kv_of(self, weight_types: Collection[str]) -> "ModelSettings":
+    def with_kv_dtype(self, weight_types: Collection[str]) -> "ModelSettings":
         """Return a copy with `kv_dtype` resolved if it is `auto`: to `dtype` if that is set, else to bfloat16, or to
         float32 if every matrix is F32."""
         if self.kv_dtype != "auto":
             return self
-        of_files: KVDtype = "float32" if set(weight_types) <= {"F32"} else "bfloat16"
-        return replace(self, kv_dtype=of_files if self.dtype == "auto" else self.dtype)
+        file_dtype: KVDtype = "float32" if set(weight_types) <= {"F32"} else "bfloat16"
+        return replace(self, kv_dtype=file_dtype if self.dtype == "auto" else self.dtype)

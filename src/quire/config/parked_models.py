@@ -1,4 +1,4 @@
-"""Models that a server loads on demand: `[models.NAME]` in the settings file.
+"""Parked models: models that a server loads on demand, `[models.NAME]` in the settings file.
 
 [models.coder]
 model = "org/name:Q4_K_M"
@@ -8,7 +8,7 @@ sampling = { temperature = 0.2 }
 memory = "6GiB"
 keep = true
 
-Models from the command line have the same type, are loaded at start and never unloaded.
+Models from the command line have the same type, but are loaded at start and never unloaded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,48 +56,48 @@ class OnDemandModel:
     """A directory, a .gguf file or a hub id."""
     aliases: tuple[str, ...] = ()
     max_sequence_tokens: int | None = None
-    """None: as for all models."""
+    """None: the server's `max_model_len`."""
     memory_bytes: int | None = None
-    """None: derived from its size and the memory limit of all models."""
+    """None: derived from the model's size and the memory limit of all models."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """Default sampling parameters for requests that omit them."""
     is_kept: bool = False
     """Loaded at start and never unloaded."""
     idle_s: float | None = None
-    """Unloaded after this many seconds without a request; None: as for all models."""
+    """Unloaded after this many seconds without a request; None: the server's `idle_s`."""
 
 
 def parked_models(tables: object, where: str) -> tuple[OnDemandModel, ...]:
     """Parse the models of a settings file, in file order. Raises ConfigError."""
     if not isinstance(tables, dict) or len(tables) > MAX_MODELS:
-        rule = f"expected at most {MAX_MODELS:,} tables such as [models.coder], got {str(tables)[:60]!r} from {where}"
-        raise ConfigError(rule, ("models",))
-    return tuple(_parked(name, table, f"[models.{name[:60]}] in {where}") for name, table in tables.items())
+        got = f"got {str(tables)[:60]!r} from {where}"
+        raise ConfigError(f"expected at most {MAX_MODELS:,} tables such as [models.coder], {got}", ("models",))
+    return tuple(_parse_model(name, table, f"[models.{name[:60]}] in {where}") for name, table in tables.items())
 
 
-def all_models(*several: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
+def all_models(*sources: Iterable[OnDemandModel]) -> tuple[OnDemandModel, ...]:
     """Combine the models of all sources. Raises ConfigError if two have the same name."""
-    found: dict[str, OnDemandModel] = {}
-    for one in (one for models in several for one in models):
-        if one.name in found:
-            rule = f"expected distinct model names, got {one.name!r} for {found[one.name].model} and {one.model}"
-            way_out = "set --served-model-name for one on the command line, or rename its table"
-            raise ConfigError(f"{rule}; {way_out}", code="duplicate_model_name")
-        found[one.name] = one
-    return tuple(found.values())
+    by_name: dict[str, OnDemandModel] = {}
+    for model in (model for models in sources for model in models):
+        if model.name in by_name:
+            message = f"expected distinct names, got {model.name!r} for {by_name[model.name].model} and {model.model}"
+            hint = "set --served-model-name for one on the command line, or rename its table"
+            raise ConfigError(f"{message}; {hint}", code="duplicate_model_name")
+        by_name[model.name] = model
+    return tuple(by_name.values())
 
 
-def _parked(name: str, table: object, where: str) -> OnDemandModel:
+def _parse_model(name: str, table: object, where: str) -> OnDemandModel:
     _read("the model name", text("up to 128 characters without space, comma, = and *", MODEL_NAME), name, where)
     if not isinstance(table, dict):
         raise ConfigError(f"expected a table with model = ... as {where}, got {str(table)[:60]!r}", ("models",))
-    strange = next((key for key in table if key not in KEYS), None)
-    if strange is not None:
-        sentence = f"unknown key {strange[:60]!r} in {where}; the keys are {', '.join(KEYS)}"
-        raise ConfigError(sentence, code="unknown_key")
+    unknown_key = next((key for key in table if key not in KEYS), None)
+    if unknown_key is not None:
+        message = f"unknown key {unknown_key[:60]!r} in {where}; the keys are {', '.join(KEYS)}"
+        raise ConfigError(message, code="unknown_key")
     if "model" not in table:
-        rule = f"expected model in {where}: a directory, a .gguf file or a hub id; add it"
-        raise ConfigError(rule, code="model_missing")
+        message = f"expected model in {where}: a directory, a .gguf file or a hub id; add it"
+        raise ConfigError(message, code="model_missing")
     values: dict[str, Any] = {key: _read(key, KINDS[key], raw, where) for key, raw in table.items() if key in KINDS}
     return OnDemandModel(
         name,
@@ -115,22 +115,22 @@ def _read(key: str, kind: Kind, raw: object, where: str) -> Value:
     try:
         return kind.parse(raw)
     except (ValueError, OverflowError) as error:
-        sentence = f"expected {key} to be {kind.rule}, got {str(raw)[:60]!r} from {where}; change it"
-        raise ConfigError(sentence, (key,)) from error
+        message = f"expected {key} to be {kind.rule}, got {str(raw)[:60]!r} from {where}; change it"
+        raise ConfigError(message, (key,)) from error
 
 
 def _sampling(raw: object, where: str) -> Mapping[str, float]:
     if not isinstance(raw, dict):
-        rule = f"expected sampling to be a table such as {{ temperature = 0.2 }}, got {raw!r:.60} from {where}"
-        raise ConfigError(rule, ("sampling",))
+        message = f"expected sampling to be a table such as {{ temperature = 0.2 }}, got {raw!r:.60} from {where}"
+        raise ConfigError(message, ("sampling",))
     for key, value in raw.items():
         if key not in SAMPLING_LIMITS:
-            known = ", ".join(SAMPLING_LIMITS)
-            sentence = f"unknown sampling default {key[:60]!r} in {where}; the defaults are {known}"
-            raise ConfigError(sentence, code="unknown_sampling_default")
+            names = ", ".join(SAMPLING_LIMITS)
+            message = f"unknown sampling default {key[:60]!r} in {where}; the defaults are {names}"
+            raise ConfigError(message, code="unknown_sampling_default")
         low, high = SAMPLING_LIMITS[key]
         if type(value) not in (int, float) or not low <= value <= high or (key == "top_k" and type(value) is not int):
             kind = "whole number" if key == "top_k" else "number"
-            rule = f"expected {key} to be a {kind} from {low:g} to {high:g}, got {value!r:.60} from {where}"
-            raise ConfigError(f"{rule}; change it", (key,))
+            message = f"expected {key} to be a {kind} from {low:g} to {high:g}, got {value!r:.60} from {where}"
+            raise ConfigError(f"{message}; change it", (key,))
     return MappingProxyType(dict(raw))

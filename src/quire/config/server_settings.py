@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import ConfigError
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-"""Pattern of names of keys and cache groups; excludes the separators of names that are composed of them."""
+"""Pattern of the names of keys and cache groups; excludes the separators of longer names that contain these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,11 @@ class ServerSettings:
     host: str = "127.0.0.1"
     port: int = 8000
     keys_file: Path | None = None
-    """None: keys.json in the configuration folder, if it exists."""
+    """File of API keys. None: keys.json in the configuration folder, if it exists."""
     cache_group: str | None = None
     """Default cache group of keys; keys of one group share cached blocks. None: each key shares only with itself."""
     admin_socket: Path | None = None
-    """None: admin-PORT.sock in quire's runtime folder."""
+    """Path of the operator's Unix socket. None: admin-PORT.sock in quire's runtime folder."""
     drain_s: float = 30.0
     max_open_requests: int = 1024
     allow_host: str | None = None
@@ -32,9 +32,9 @@ class ServerSettings:
     allow_origin: str | None = None
     """Origins accepted for CORS, comma-separated."""
     alias: str | None = None
-    """Pairs NAME=MODEL, comma-separated."""
+    """Other names of models: pairs NAME=MODEL, comma-separated."""
     store: Path | None = None
-    """Database of conversations. None: none is stored."""
+    """Database of conversations. None: conversations are not stored."""
     store_size_bytes: int = 1 << 30
     stable_prefix: str | None = None
     """Names and patterns of lines to remove from system texts, one per line. None: nothing is removed."""
@@ -43,13 +43,13 @@ class ServerSettings:
     no_page: bool = False
     """Serve no chat page at /."""
     models_folder: Path | None = None
-    """Folder whose models are served in addition to those that are named. None: no folder."""
+    """Folder whose models are served in addition to the models named in settings. None: no folder."""
     idle_s: float | None = None
     """Seconds without a request until an on-demand model is unloaded. None: when another model needs the memory."""
     turn_s: float = 30.0
     """Minimum seconds that an on-demand model serves requests, even if another tenant waits for its memory."""
     trace: Path | None = None
-    """None: no trace is written."""
+    """Path of the trace. None: no trace is written."""
     trace_max_bytes: int = 1 << 30
     trace_tokens: bool = False
     """Write the actual token ids; otherwise they are permuted with a secret key."""
@@ -69,11 +69,11 @@ class ServerSettings:
 
     def store_path(self) -> Path | None:
         """Return the path of the database of conversations, or None."""
-        return None if self.store is None else expanded(self.store, "--store to a full path")
+        return None if self.store is None else expand_home(self.store, "--store to a full path")
 
     def trace_path(self) -> Path | None:
         """Return the path of the trace, or None."""
-        return None if self.trace is None else expanded(self.trace, "--trace to a full path").absolute()
+        return None if self.trace is None else expand_home(self.trace, "--trace to a full path").absolute()
 
     @property
     def aliases(self) -> dict[str, str]:
@@ -100,9 +100,9 @@ class ServerSettings:
     def keys_path(self, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the path of the keys file, whether it exists or not."""
         if self.keys_file is not None:
-            return expanded(self.keys_file, "--keys-file to a full path")
+            return expand_home(self.keys_file, "--keys-file to a full path")
         base = environ.get("XDG_CONFIG_HOME") or "~/.config"
-        return expanded(base, "name the file with --keys-file") / "quire" / "keys.json"
+        return expand_home(base, "name the file with --keys-file") / "quire" / "keys.json"
 
     def check_keys_file(self) -> None:
         """Raise ConfigError if `keys_file` is set but missing: a typo must not open the server to all clients."""
@@ -116,15 +116,15 @@ class ServerSettings:
     def admin_path(self, port: int, environ: Mapping[str, str] = os.environ) -> Path:
         """Return the path of the admin socket of the server on this port."""
         if self.admin_socket is not None:
-            return expanded(self.admin_socket, "--admin-socket to a full path")
+            return expand_home(self.admin_socket, "--admin-socket to a full path")
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return expanded(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
+        return expand_home(base, "name the socket with --admin-socket") / "quire" / f"admin-{port}.sock"
 
-    def check_lock(self, *, has_keys: bool, allow_no_keys: bool) -> None:
-        """Raise ConfigError if other machines can connect without keys, unless that is allowed explicitly."""
+    def check_access_control(self, *, has_keys: bool, allow_no_keys: bool) -> None:
+        """Raise ConfigError if other machines can connect without keys, unless `allow_no_keys`."""
         if not (self.is_loopback or has_keys or allow_no_keys):
             raise ConfigError(
-                f"host {self.host} accepts other machines, and there are no keys; make one with: quire keys add NAME, "
+                f"host {self.host} accepts other machines, and there are no keys; add one with: quire keys add NAME, "
                 "listen on 127.0.0.1, or pass --insecure-no-keys if your own access control is in front of this server",
                 ("host",),
             )

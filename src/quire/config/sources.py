@@ -1,6 +1,6 @@
-"""Merges flags, environment and file into checked settings, and records the source of each value.
+"""Merges flags, environment variables and TOML file into checked settings, and records the source of each value.
 
-A flag overrides the environment, the environment the file, the file the default. An unknown name in any of them is an
+A flag overrides a variable, a variable the file, the file the default. An unknown name in any of these sources is an
 error, because a mistyped limit that is silently ignored is worse than a server that does not start.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from quire.config.files import chosen_file, read_toml
-from quire.config.home import expanded
+from quire.config.files import read_toml, settings_file
+from quire.config.home import expand_home
 from quire.config.kinds import Value
 from quire.config.model_settings import ModelSettings
 from quire.config.parked_models import OnDemandModel, parked_models
@@ -51,7 +51,7 @@ class Settings:
     file: Path | None
     """The TOML file that was read, if any."""
     parked: tuple[OnDemandModel, ...] = ()
-    """The on-demand models of that file."""
+    """The on-demand models in the TOML file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +70,16 @@ def load_settings(
 
     `file` is the path from the flag; if None, the default paths are tried. Raises only ConfigError.
     """
-    path = chosen_file(environ) if file is None else expanded(file, "name the file by its full path").absolute()
-    written = {} if path is None else read_toml(path)
-    tables = written.pop("models", {})
-    layers = (_of_flags(flags), _of_environment(environ), _of_file(written, path))
-    values = {setting.name: _resolved(setting, layers) for setting in SETTINGS}
+    path = settings_file(environ) if file is None else expand_home(file, "name the file by its full path").absolute()
+    entries = {} if path is None else read_toml(path)
+    tables = entries.pop("models", {})
+    layers = (_flag_values(flags), _variable_values(environ), _file_values(entries, path))
+    values = {setting.name: _resolve(setting, layers) for setting in SETTINGS}
     return Settings(
         values=MappingProxyType(values),
-        model=_checked(ModelSettings, values),
-        serving=_checked(ServingSettings, values),
-        server=_checked(ServerSettings, values),
+        model=_create(ModelSettings, values),
+        serving=_create(ServingSettings, values),
+        server=_create(ServerSettings, values),
         file=path,
         parked=parked_models(tables, f"file {path}"),
     )
@@ -89,19 +89,19 @@ def check_variable(name: str, environ: Mapping[str, str] = os.environ) -> None:
     """Raise ConfigError if the variable of this setting is set to an invalid value."""
     setting = BY_NAME[name]
     if raw := environ.get(setting.variable, "").strip():
-        _resolved(setting, ({name: _RawValue(raw, f"environment {setting.variable}")},))
+        _resolve(setting, ({name: _RawValue(raw, f"environment {setting.variable}")},))
 
 
-def _of_flags(flags: Mapping[str, str | int | float | None]) -> dict[str, _RawValue]:
+def _flag_values(flags: Mapping[str, str | int | float | None]) -> dict[str, _RawValue]:
     _refuse_unknown(flags, BY_NAME, "the command line")
     return {name: _RawValue(raw, f"flag {BY_NAME[name].flag}") for name, raw in flags.items() if raw is not None}
 
 
-def _of_environment(environ: Mapping[str, str]) -> dict[str, _RawValue]:
-    ours = {name: raw for name, raw in environ.items() if name.startswith(PREFIX) and not _is_other(name, raw)}
+def _variable_values(environ: Mapping[str, str]) -> dict[str, _RawValue]:
+    variables = {name: raw for name, raw in environ.items() if name.startswith(PREFIX) and not _is_other(name, raw)}
     by_variable = {setting.variable: setting.name for setting in SETTINGS}
-    _refuse_unknown(ours, by_variable, "the environment")
-    return {by_variable[name]: _RawValue(raw, f"environment {name}") for name, raw in ours.items() if raw.strip()}
+    _refuse_unknown(variables, by_variable, "the environment")
+    return {by_variable[name]: _RawValue(raw, f"environment {name}") for name, raw in variables.items() if raw.strip()}
 
 
 def _is_other(name: str, raw: str) -> bool:
@@ -109,53 +109,53 @@ def _is_other(name: str, raw: str) -> bool:
     return name in OTHER_VARIABLES or bool(is_link)
 
 
-def _of_file(written: Mapping[str, object], path: Path | None) -> dict[str, _RawValue]:
-    _refuse_unknown(written, BY_NAME, f"file {path}")
-    return {name: _RawValue(raw, f"file {path}") for name, raw in written.items()}
+def _file_values(entries: Mapping[str, object], path: Path | None) -> dict[str, _RawValue]:
+    _refuse_unknown(entries, BY_NAME, f"file {path}")
+    return {name: _RawValue(raw, f"file {path}") for name, raw in entries.items()}
 
 
-def _resolved(setting: Setting, layers: Iterable[Mapping[str, _RawValue]]) -> Resolved:
-    found = next((layer[setting.name] for layer in layers if setting.name in layer), None)
-    if found is None:
+def _resolve(setting: Setting, layers: Iterable[Mapping[str, _RawValue]]) -> Resolved:
+    value = next((layer[setting.name] for layer in layers if setting.name in layer), None)
+    if value is None:
         return Resolved(setting.default, "default")
     try:
-        return Resolved(setting.kind.parse(found.raw), found.source)
+        return Resolved(setting.kind.parse(value.raw), value.source)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"expected {setting.name} to be {setting.kind.rule}, got {_short(found.raw)} from {found.source}; "
+            f"expected {setting.name} to be {setting.kind.rule}, got {_short(value.raw)} from {value.source}; "
             f"for example: {setting.example}",
             (setting.name,),
         ) from error
 
 
-def _checked(shape: type[Any], values: Mapping[str, Resolved]) -> Any:
-    """Create one settings dataclass. An error of a rule between several settings is extended by their sources."""
-    ours = [setting for setting in SETTINGS if setting.group.feeds is shape]
+def _create(settings_class: type[Any], values: Mapping[str, Resolved]) -> Any:
+    """Create one settings dataclass. If a rule on several settings is broken, add their sources to the error."""
+    fields = [setting for setting in SETTINGS if setting.group.settings_class is settings_class]
     try:
-        return shape(**{setting.field_name: values[setting.name].value for setting in ours})
+        return settings_class(**{setting.field_name: values[setting.name].value for setting in fields})
     except ConfigError as error:
-        named = tuple(setting.name for setting in ours if setting.field_name in error.settings)
-        sources = ", ".join(f"{name} from {values[name].source}" for name in named)
-        raise ConfigError(f"{error} ({sources})", named, code=error.code) from error
+        names = tuple(setting.name for setting in fields if setting.field_name in error.settings)
+        sources = ", ".join(f"{name} from {values[name].source}" for name in names)
+        raise ConfigError(f"{error} ({sources})", names, code=error.code) from error
 
 
-def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+def _refuse_unknown(names: Iterable[str], valid_names: Iterable[str], where: str) -> None:
     for name in names:
-        if name not in known:
-            sentence = f"unknown setting {_short(name)} in {where}; {_closest(name, list(known))}"
-            raise ConfigError(sentence, code="unknown_setting")
+        if name not in valid_names:
+            message = f"unknown setting {_short(name)} in {where}; {_closest(name, list(valid_names))}"
+            raise ConfigError(message, code="unknown_setting")
 
 
-def _closest(name: str, known: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - only mistakes need it
+def _closest(name: str, valid_names: list[str]) -> str:
+    import difflib  # noqa: PLC0415 - needed only for unknown names
 
-    renamed = RENAMED.get(name.removeprefix(PREFIX).lower())
-    if renamed is not None:
-        return f"use {BY_NAME[renamed].variable if name.startswith(PREFIX) else renamed} instead"
-    close = difflib.get_close_matches(name[:100], known, n=1)
-    return f"did you mean {close[0]}?" if close else f"the settings are {', '.join(known)}"
+    new_name = RENAMED.get(name.removeprefix(PREFIX).lower())
+    if new_name is not None:
+        return f"use {BY_NAME[new_name].variable if name.startswith(PREFIX) else new_name} instead"
+    close = difflib.get_close_matches(name[:100], valid_names, n=1)
+    return f"did you mean {close[0]}?" if close else f"the settings are {', '.join(valid_names)}"
 
 
 def _short(raw: object) -> str:
-    shown = repr(raw)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    text = repr(raw)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""Every setting, once. Flags, variables, TOML keys, help and the reference page all come from this table."""
+"""The table of all settings. Flags, variables, TOML keys, help and the reference page are generated from it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -36,7 +36,7 @@ _MODEL, _SERVING, _SERVER = ModelSettings(), ServingSettings(), ServerSettings()
 
 
 class Group(Enum):
-    """Groups of settings: the heading in help and reference, and the dataclass of the settings."""
+    """A group of settings: its heading in help and reference, and the dataclass that has these settings as fields."""
 
     MODEL = "Model"
     SCHEDULING = "Scheduling"
@@ -44,8 +44,8 @@ class Group(Enum):
     SERVER = "Server"
 
     @property
-    def feeds(self) -> type[Any]:
-        """The dataclass with the settings of this group as fields. Only servers use that of SERVER."""
+    def settings_class(self) -> type[Any]:
+        """The dataclass with the settings of this group as fields."""
         return {Group.MODEL: ModelSettings, Group.SERVER: ServerSettings}.get(self, ServingSettings)
 
 
@@ -61,7 +61,7 @@ class Setting:
     example: str
     """An example value, as on the command line."""
     unset: str = ""
-    """Description of the behaviour without a value; only if the default is None."""
+    """Description of the default if that is None."""
     field: str = ""
     """The dataclass field, if its name differs."""
     is_common: bool = False
@@ -80,7 +80,7 @@ class Setting:
         return PREFIX + self.name.upper()
 
     def show(self, value: Value) -> str:
-        """Format a value as text; None as `unset`."""
+        """Format a value as text; None becomes the text of `unset`."""
         return self.unset if value is None else self.kind.show(value)
 
     @property

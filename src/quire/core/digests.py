@@ -1,4 +1,4 @@
-"""Digests, which identify KV blocks by content. Separate from the tree, because routing, offload and events need them.
+"""Digests (keyed hashes), which identify KV blocks by content. Routing and KV events use them without the tree.
 
 root   = BLAKE2b-256(key, namespace, each field with its length before it)
 digest = BLAKE2b-256(key, parent digest ‖ tokens as little-endian u32)
@@ -15,16 +15,16 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Everything beside the tokens that determines a block's KV data, or which tenants may reuse it."""
+    """Everything except tokens that determines a block's KV data, or which tenants may reuse the block."""
 
     format_version: int
     model: str
-    """Fingerprint of the config, weight index and sizes, quantization and dtype."""
+    """Fingerprint of the model's config, weight index and sizes, quantization and dtype."""
     adapter: str
     kv_layout: str
     block_size: int
     cache_group: str
-    """The tenants that share cached blocks; the server derives it from the tenant. Groups never share a block."""
+    """Name of a group of tenants that share cached blocks. Blocks are never shared between groups."""
 
     def encode(self) -> bytes:
         """Encode each field with a length prefix, so that no two namespaces have the same encoding."""
@@ -33,7 +33,7 @@ class Namespace:
 
 
 class BlockHasher:
-    """Computes digests with a secret key of the fleet: replicas agree on them, and clients cannot forge collisions."""
+    """Computes digests with the fleet's secret key: replicas compute equal digests, clients cannot forge collisions."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY_BYTES:

@@ -7,16 +7,16 @@ from quire.core.digests import Namespace
 
 
 class MissReason(Enum):
-    """The reason why the next token was not reused; if several apply, the first listed here is reported."""
+    """The reason for a cache miss. If several apply, the first in this list is reported."""
 
-    COMPUTING = "computing"
-    TOO_SHORT = "too_short"
+    COMPUTING = "computing"  # by the step in flight, or by a running sequence
+    TOO_SHORT = "too_short"  # less than one block is left, beside the last token
     STATE_MISSING = "state_missing"
     """The blocks are cached, but the recurrent state after the last of them is not."""
     EVICTED = "evicted"
     DIVERGED = "diverged"
     OTHER_NAMESPACE = "other_namespace"
-    FIRST_SEEN = "first_seen"
+    FIRST_SEEN = "first_seen"  # as far as is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Divergence:
     first_different_token: int | None = None
     """DIVERGED: position in the prompt of the first token that differs from the most similar cached sibling block."""
     sibling_token_ids: tuple[int, ...] = ()
-    """DIVERGED: the tokens of that sibling, a whole block that starts at position `num_cached_tokens`."""
+    """DIVERGED: the tokens of that sibling block, which starts at position `num_cached_tokens`."""
     evicted_s_ago: float | None = None
-    """EVICTED: how long ago the next block was evicted."""
+    """EVICTED: seconds since the next block was evicted."""
     other_namespace: Namespace | None = None
     """OTHER_NAMESPACE: the namespace in which the same tokens are cached."""

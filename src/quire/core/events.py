@@ -48,7 +48,7 @@ class BlockStored:
     block_size: int
     adapter: str
     cache_group: str
-    """Must be published, or a router counts one tenant's blocks as hits for another."""
+    """Published because a router must not count one tenant's blocks as hits for another tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +66,16 @@ class AllBlocksCleared:
 KVEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class _Assigned(
+class _EpochMessage(
     msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True, tag=True, gc=False, kw_only=True
 ):
-    """`gc=False`, because each step creates hundreds of events, which hold only plain values and so form no cycles."""
+    """`gc=False` makes events cheap, hundreds per step; safe because they contain only plain values and no cycles."""
 
     epoch: int = 0
     """`Request.epoch`: the assignment of the request to an engine. The last field on the wire."""
 
 
-class _Event(_Assigned, frozen=True):
+class _Event(_EpochMessage, frozen=True):
     request_id: str
 
 
@@ -84,7 +84,7 @@ class Queued(_Event, frozen=True):
 
 
 class Refused(_Event, frozen=True):
-    """The request was rejected, or no worker is left to run it: the only event of its id, or the last."""
+    """The request was rejected (the only event of its id), or no worker is left to run it (the last event)."""
 
     kind: str
     """Class name of the error."""
@@ -92,7 +92,7 @@ class Refused(_Event, frozen=True):
 
     @classmethod
     def of(cls, request_id: str, error: QuireError, epoch: int = 0) -> "Refused":
-        """Convert an error to an event."""
+        """Make the event of a request that failed with this error."""
         return cls(request_id, *error_parts(error), epoch=epoch)
 
     @property
@@ -105,7 +105,7 @@ _DETAILS: dict[type[QuireError], tuple[str, ...]] = {
     DuplicateRequestError: ("request_id",),
     InvalidParameterError: ("message", "parameter"),
     QueueFullError: ("num_waiting", "limit", "retry_after_s"),
-    TenantShareError: ("tenant", "num_waiting", "limit", "retry_after_s", "state"),
+    TenantShareError: ("tenant", "num_requests", "limit", "retry_after_s", "state"),
 }
 _REFUSALS: dict[str, type[QuireError]] = {
     kind.__name__: kind
@@ -120,7 +120,7 @@ _REFUSALS: dict[str, type[QuireError]] = {
 
 
 def error_parts(error: QuireError) -> tuple[str, tuple[str | int | None, ...]]:
-    """Return an error's kind and details, the form in which it is sent."""
+    """Return the class name and details of an error, from which `error_from` rebuilds it in another process."""
     names = _DETAILS.get(type(error))
     return type(error).__name__, (str(error),) if names is None else tuple(getattr(error, name) for name in names)
 
@@ -133,14 +133,14 @@ def error_from(kind: str, details: tuple[str | int | None, ...]) -> QuireError:
     try:
         return refusal(*details)  # type: ignore[no-any-return]
     except TypeError as error:
-        raise MessageError(f"{kind} has {len(details)} details, which do not fit it: {error}") from error
+        raise MessageError(f"expected the details of a {kind}, got {len(details)} details: {error}") from error
 
 
 class Admitted(_Event, frozen=True):
     """The request started to run for the first time."""
 
     age_s: float
-    """Time from admission to the sending of the event, which waits for the end of the step."""
+    """Time from the start of the request to the sending of this event, which waits for the end of the step."""
     wait_s: float
     """Time the request spent in the queue, measured by this engine."""
     num_cached_tokens: int
@@ -161,7 +161,7 @@ class Token(_Event, frozen=True):
     sequence_index: int
     token_id: int
     num_output_tokens: int
-    """Tokens after the client's prompt, this one included: the first token has 1."""
+    """Number of output tokens so far, this one included."""
     logprobs: TokenLogprobs | None
 
 

@@ -11,7 +11,7 @@ from quire.core.digests import Namespace
 
 
 class PriorityClass(Enum):
-    """The urgency of a request: a head start of some seconds in the queue, not strict priority (`waiting_queue`)."""
+    """The urgency of a request. It gives a head start of some seconds in the queue, no strict priority."""
 
     HIGH = "high"
     NORMAL = "normal"
@@ -38,7 +38,7 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
     """Validated sampling parameters, with all defaults applied."""
 
     max_tokens: int = 16
-    """Limit on the tokens after the client's prompt. 0: the sequence ends when its prompt is computed."""
+    """Maximum number of output tokens. 0: the sequence ends when its prompt is computed."""
     temperature: float = 1.0
     """0 is greedy sampling."""
     top_k: int = 0
@@ -52,13 +52,13 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
     allowed_token_ids: tuple[int, ...] | None = None
     banned_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
-    """Stop tokens cannot be sampled before this many tokens were produced."""
+    """Stop tokens cannot be sampled before this many output tokens."""
     stop_token_ids: frozenset[int] = frozenset()
     """Tokens that end the sequence, including the model's end-of-text tokens unless `ignore_eos` was set."""
     logprobs: int | None = None
     """Number of alternatives to report in addition to the chosen token; None: no log-probabilities."""
     prompt_logprobs: int | None = None
-    """Number of alternatives per prompt token; None: none. Disables prefix caching, because every row is needed."""
+    """As `logprobs`, for each prompt token. The cache is then not read, because every prompt row must be computed."""
 
     @property
     def needs_known_tokens(self) -> bool:
@@ -67,7 +67,7 @@ class ResolvedSampling(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """One continuation of a prompt; after a crash or a move to another server, with the tokens it already has."""
+    """One continuation of a prompt. After a crash or a move to another server, it already has `produced` tokens."""
 
     index: int = 0
     produced: tuple[int, ...] = ()
@@ -80,7 +80,7 @@ class Request(msgspec.Struct, frozen=True):
     prompt: tuple[int, ...]
     namespace: Namespace
     arrival_s: float
-    """Arrival on this process's clock, like `deadline_s`; messages between processes have ages (`engine.commands`)."""
+    """Time of arrival on this process's clock, like `deadline_s`. `engine.commands` converts both between processes."""
     params: ResolvedSampling = ResolvedSampling()
     seed: int = 0
     """If the client sends no seed, the server draws one, so that a replay after a crash gives the same tokens."""
@@ -92,11 +92,11 @@ class Request(msgspec.Struct, frozen=True):
     is_explained: bool = False
     """Whether the `Admitted` event includes the reason for the first cache miss."""
     has_reservation: bool = False
-    """Accept the request even if the queue is full: it was accepted before, or retries at its Retry-After time."""
+    """Accept the request even if the queue is full: it was accepted before, or is a retry at its Retry-After time."""
     epoch: int = 0
-    """Increasing number of this assignment to an engine. The assigning process counts it, and every event has it."""
+    """The assigning process increases it with each assignment of the request to an engine. Every event has it."""
     grammar: str | None = None
-    """A grammar that each whole continuation must match; an opaque string to the core."""
+    """The text of a grammar that each complete continuation must match. The core does not read it."""
     has_stop_texts: bool = False
     """Whether the request has stop strings. They are matched after detokenization; the core sees only tokens."""
     work_tokens: int = 0
@@ -110,4 +110,4 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def has_begun(self) -> bool:
         """Whether an earlier engine already produced tokens."""
-        return any(one.produced for one in self.continuations)
+        return any(continuation.produced for continuation in self.continuations)

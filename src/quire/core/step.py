@@ -3,9 +3,9 @@
 They are plain data, so that a plan can be logged, replayed and sent to another process: tokens and block ids are
 integers, and there are no tensors. They are named tuples, because every step creates hundreds of them.
 
-A work item feeds consecutive tokens and says what to compute at which position:
+A work item feeds consecutive tokens to the model and lists what to compute at which position:
 
-    fed          t4 t5 t6 │ g7 g8        known tokens, then draft tokens
+    fed          t4 t5 t6 │ d7 d8        known tokens, then draft tokens
     positions     4  5  6    7  8
     sampling             └─7─┴8─┴9       the token at 7 and, as long as the drafts are correct, at 8 and 9
     scoring          └─5                 the log-probability of a known token at 5
@@ -34,17 +34,17 @@ class BlockCopy(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """Sample the token at `position`: a pure function of these fields, the logits row and the grammar mask."""
+    """Sample the token at `position`. The result depends only on these fields, the logits and the grammar mask."""
 
     params: ResolvedSampling
     seed: int
     sequence_index: int
-    """Index of the continuation in its request; with seed and position it determines the random number."""
+    """Index of the continuation in its request. Seed, index and position determine the random number."""
     position: int
     """Position of the sampled token. Tokens that the item feeds from this position on are drafts."""
     num_prompt_tokens: int
     known_tokens: tuple[int, ...] | None
-    """All tokens before `position` if the parameters need them; else None."""
+    """All tokens before `position` if `params.needs_known_tokens`; else None."""
 
     @property
     def num_output_tokens(self) -> int:
@@ -52,9 +52,9 @@ class Sampling(NamedTuple):
         return self.position - self.num_prompt_tokens
 
     def after(self, drafts: tuple[int, ...]) -> "Sampling":
-        """Return the sampling of the position after these drafts, as if they were known tokens."""
-        known = None if self.known_tokens is None else self.known_tokens + drafts
-        return self._replace(position=self.position + len(drafts), known_tokens=known)
+        """Return the `Sampling` for the position after these drafts, as if they were known tokens."""
+        known_tokens = None if self.known_tokens is None else self.known_tokens + drafts
+        return self._replace(position=self.position + len(drafts), known_tokens=known_tokens)
 
 
 class Scoring(NamedTuple):
@@ -64,7 +64,7 @@ class Scoring(NamedTuple):
     """Position of the first token. All tokens before each scored position are fed by the item or already computed."""
     token_ids: tuple[int, ...]
     num_alternatives: int
-    """Number of most likely tokens to report in addition to each scored token."""
+    """Number of most likely tokens to report at each position, in addition to its scored token."""
 
 
 class WorkItem(NamedTuple):
@@ -72,12 +72,12 @@ class WorkItem(NamedTuple):
 
     sequence_id: int
     token_ids: tuple[int, ...]
-    """At least one known token; after the last known token there may be drafts."""
+    """The tokens to feed: at least one known token; drafts may follow the last known token of the sequence."""
     first_position: int
     block_ids: tuple[int, ...]
-    """Blocks for all positions up to the last fed token. KV slots after that position must not be read."""
+    """The blocks of all positions from 0 to the last fed token. KV slots after that position must not be read."""
     sampling: Sampling | None = None
-    """Sample the token after the known ones, and one after each correct draft. None: sample nothing."""
+    """Sample the token after the known tokens, and one after each correct draft. None: sample nothing."""
     scoring: Scoring | None = None
     hidden_positions: tuple[int, ...] = ()
     """Fed positions whose last hidden state is returned."""
@@ -94,13 +94,13 @@ class WorkItem(NamedTuple):
     def drafts(self) -> tuple[int, ...]:
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
-    def num_true_tokens(self, num_taken: int) -> int:
-        """Return how many fed tokens belong to the sequence after it accepts `num_taken` sampled tokens. Of these, the
-        last was not fed; those before it were fed as drafts.
+    def num_true_tokens(self, num_accepted: int) -> int:
+        """Return how many fed tokens are valid if the sequence accepts `num_accepted` sampled tokens. The last accepted
+        token was not fed; the others were fed as drafts.
         """
         if self.sampling is None:
             return len(self.token_ids)
-        return self.sampling.position + num_taken - 1 - self.first_position
+        return self.sampling.position + num_accepted - 1 - self.first_position
 
     def samplings(self) -> tuple[Sampling, ...]:
         """Return one `Sampling` per position to sample at, each as if the drafts before it were known tokens."""
@@ -112,7 +112,7 @@ class WorkItem(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """The work of one step: first the copies, then all items in one batch (in any order), then `keeps`."""
+    """The work of one step: first both kinds of copies, then all items in one batch (in any order), then `keeps`."""
 
     step: int
     copies: tuple[BlockCopy, ...]
@@ -121,13 +121,13 @@ class StepPlan(NamedTuple):
     """State copies to make before the items, in this order, because a copy may read a slot that an earlier copy wrote.
     Slot 0 contains the state before the first token."""
     keeps: tuple[SlotCopy, ...] = ()
-    """State copies to make after all items, from running slots to slots that no item uses: states to be cached."""
-    held: tuple[int, ...] = ()
-    """Running sequences left out of this step because of work outside it, such as an unfinished grammar mask."""
+    """State copies to make after all items, from slots of items to slots that no item uses: the states to be cached."""
+    waiting_ids: tuple[int, ...] = ()
+    """Ids of running sequences that are left out of this step until other work (a grammar mask) is finished."""
 
 
 Masks = Mapping[int, Sequence[bytes]]
-"""Sequence id -> one bit mask of allowed tokens per sampled position: bit t % 8 of byte t // 8 is set if token t is
+"""Sequence id -> for each sampled position a bit mask of allowed tokens: bit t % 8 of byte t // 8 is set if token t is
 allowed. A sequence without an entry may sample any token."""
 NO_MASKS: Masks = MappingProxyType({})
 
@@ -172,9 +172,9 @@ class RowResult(NamedTuple):
     error: RowError | None = None
     """The error if this row failed. Other rows are not affected, and the blocks it wrote are never cached."""
     forced: tuple[int, ...] = ()
-    """Tokens after the sampled ones that are the only ones the grammar allows: known without sampling, not yet fed."""
+    """Tokens after the sampled ones, each the only token that the grammar allows there. They are not sampled or fed."""
     work_tokens: int = 0
-    """Processor time of work outside the step (grammar masks), charged to the tenant as computed prompt tokens."""
+    """Processor time spent on grammar masks, converted to computed prompt tokens and charged to the tenant."""
 
 
 class StepResult(NamedTuple):

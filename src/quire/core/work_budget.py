@@ -1,14 +1,14 @@
 """Limits on the processor time spent on text from clients and fleet members. Pure: callers pass in measured seconds.
 
 Tokenization, chat templates, grammars and their masks, parsing of model output, messages of fleet members: the time
-for each depends on text that a client or a member sent. The time is charged to an account and limited three times:
+for each depends on text that a client or a member sent. The time is charged to an account and has three limits:
 
-    at once      a single operation                           bounds how long it can block a step or the event loop
-    request      all operations of one kind for an account    an account is one request, or one connected member
-    tenant       all accounts of a tenant together            a leaky bucket that drains at a fixed rate
+    at once      for a single operation                           so that it does not block a step or the event loop
+    request      for all operations of one kind for an account    an account is one request, or one connected member
+    tenant       for all accounts of a tenant                     a leaky bucket that drains at a fixed rate
 
 Only this module compares such times with limits. The code that does the work measures it, calls `spend`, and stops if
-`spend` returns a `WorkCut`. A replay runs on another clock, so it uses the recorded cuts and makes no new ones.
+`spend` returns a `WorkCut`. A trace replay runs on another clock, so it uses the recorded cuts and makes no new ones.
 """
 
 from collections.abc import Mapping
@@ -52,9 +52,9 @@ class WorkLimit:
     request_s: float
     """Base limit of all operations of one account."""
     per_unit_s: float = 0.0
-    """Addition to `request_s` per unit (a mask, a token)."""
+    """Increase of the request limit per unit of work (a mask, a token)."""
     has_turns: bool = False
-    """Tenants take turns at this work, so it is exempt from the tenant limit; its time is still counted."""
+    """Whether tenants take turns at this work. It is then exempt from the tenant limit, but its time is counted."""
 
 
 LIMITS: Mapping[WorkKind, WorkLimit] = {
@@ -90,7 +90,7 @@ class WorkCut:
 
 
 class WorkAccount(msgspec.Struct):
-    """The processor time used so far by one request, or by one fleet member."""
+    """The processor time used so far by one request, or by one connected fleet member."""
 
     tenant: str
     spent_s: dict[WorkKind, float] = {}
@@ -108,7 +108,7 @@ class WorkAccount(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class WorkSpent:
-    """A summary of a budget for operators."""
+    """The processor time and the cuts of a `WorkBudget`, for operators."""
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Tenant -> total processor time."""
@@ -121,7 +121,7 @@ class WorkSpent:
 
 @dataclass(slots=True)
 class _Bucket:
-    """A tenant's leaky bucket: its level at time `at_s`, and the total of all work."""
+    """A tenant's leaky bucket: its level at time `at_s`, and the total processor time of the tenant."""
 
     level_s: float = 0.0
     at_s: float = 0.0
@@ -147,20 +147,20 @@ class WorkBudget:
         self.num_cut: dict[WorkKind, int] = {}
 
     def left_s(self, account: WorkAccount, kind: WorkKind, now_s: float, num_units: int = 1) -> float:
-        """Return how long the next operation may take, for setting a timer; 0 if it must not start."""
+        """Return how many seconds the next operation may take, as a timeout for it; 0 if it must not start."""
         limit = self._limits[kind]
-        of_request = self._request_limit_s(account, kind, num_units) - account.spent_s.get(kind, 0.0)
-        left_s = max(0.0, min(limit.at_once_s, of_request))
+        request_left_s = self._request_limit_s(account, kind, num_units) - account.spent_s.get(kind, 0.0)
+        left_s = max(0.0, min(limit.at_once_s, request_left_s))
         if limit.has_turns:
             return left_s
         bucket = self._buckets.get(account.tenant)
-        of_tenant = self._burst_s - (0.0 if bucket is None else bucket.drained(self._rate, now_s))
-        return max(0.0, min(left_s, of_tenant))
+        tenant_left_s = self._burst_s - (0.0 if bucket is None else bucket.drained(self._rate, now_s))
+        return max(0.0, min(left_s, tenant_left_s))
 
     def spend(
         self, account: WorkAccount, kind: WorkKind, seconds: float, now_s: float, num_units: int = 1
     ) -> WorkCut | None:
-        """Charge a finished operation. Returns a `WorkCut` if it exceeded a limit: then this work must stop."""
+        """Charge a finished operation. Returns a `WorkCut` if a limit was exceeded: the caller then stops this work."""
         limit = self._limits[kind]
         spent_s = account.spent_s[kind] = account.spent_s.get(kind, 0.0) + seconds
         request_s = self._request_limit_s(account, kind, num_units)
@@ -178,28 +178,28 @@ class WorkBudget:
         self.num_cut[kind] = self.num_cut.get(kind, 0) + 1
         return cut
 
-    def spent(self, most: int = MAX_TENANTS) -> "WorkSpent":
-        """Return the summary for operators, limited to the `most` tenants with the highest totals."""
-        costly = sorted(self._buckets.items(), key=lambda one: -one[1].total_s)[:most]
+    def spent(self, max_tenants: int = MAX_TENANTS) -> "WorkSpent":
+        """Return the summary for operators, limited to the `max_tenants` tenants with the highest totals."""
+        buckets = sorted(self._buckets.items(), key=lambda entry: -entry[1].total_s)[:max_tenants]
         num_cut = {str(kind): count for kind, count in self.num_cut.items()}
-        return WorkSpent({tenant: one.total_s for tenant, one in costly}, num_cut)
+        return WorkSpent({tenant: bucket.total_s for tenant, bucket in buckets}, num_cut)
 
     def _request_limit_s(self, account: WorkAccount, kind: WorkKind, num_units: int) -> float:
         limit = self._limits[kind]
         return limit.request_s + limit.per_unit_s * (account.num_units.get(kind, 0) + num_units)
 
-    def _fill(self, tenant: str, seconds: float, filling_s: float, now_s: float) -> float:
+    def _fill(self, tenant: str, seconds: float, counted_s: float, now_s: float) -> float:
         bucket = self._buckets.get(tenant)
         if bucket is None:
             if len(self._buckets) >= MAX_TENANTS:
                 emptiest = min(self._buckets, key=lambda name: self._buckets[name].drained(self._rate, now_s))
                 del self._buckets[emptiest]
             bucket = self._buckets[tenant] = _Bucket(at_s=now_s)
-        bucket.level_s = bucket.drained(self._rate, now_s) + filling_s
+        bucket.level_s = bucket.drained(self._rate, now_s) + counted_s
         bucket.at_s = max(bucket.at_s, now_s)
         bucket.total_s += seconds
         return bucket.level_s
 
 
-def _sums(some: Mapping[str, Amount], others: Mapping[str, Amount]) -> dict[str, Amount]:
-    return {**some, **{name: some[name] + count if name in some else count for name, count in others.items()}}
+def _sums(a: Mapping[str, Amount], b: Mapping[str, Amount]) -> dict[str, Amount]:
+    return {**a, **{name: a[name] + count if name in a else count for name, count in b.items()}}

@@ -1,5 +1,5 @@
-"""Queries of a running engine, their replies, and the table of pending calls. Identical in a thread's queue and on the
-wire to a worker or a member.
+"""Queries to a running engine, their replies, and the table of pending calls. The same messages are used in a thread's
+queue and on the wire to a worker or a fleet member.
 
     caller ─► PendingCalls.open ────► EngineCall(id, op) ────► engine
     caller ◄─ PendingCalls.resolve ◄─ CallReply(id, result) ◄─ engine
@@ -28,24 +28,24 @@ class WireMessage(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_f
     """A message between processes: an array whose first element is the type's name."""
 
 
-def wire_decoder(kind: Any, what: str) -> Callable[[bytes], Any]:
-    """Return a decoder for messages of one type. For invalid bytes it raises MessageError and nothing else."""
-    return partial(decoded, msgspec.msgpack.Decoder(kind).decode, what)
+def wire_decoder(message_type: Any, name: str) -> Callable[[bytes], Any]:
+    """Return a decoder for messages of one type, called `name` in errors. It raises MessageError and no other error."""
+    return partial(decode_message, msgspec.msgpack.Decoder(message_type).decode, name)
 
 
-def decoded(decode: Callable[[bytes], T], what: str, data: bytes) -> T:
-    """Decode data from another process. Raises MessageError and nothing else."""
+def decode_message(decode: Callable[[bytes], T], name: str, data: bytes) -> T:
+    """Decode data from another process, called `name` in errors. Raises MessageError and no other error."""
     try:
         return decode(data)
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, QuireError) as error:
         # Settings validate themselves when constructed, so invalid settings also make a message invalid.
-        raise MessageError(f"malformed {what} ({len(data)} bytes): {error}") from error
+        raise MessageError(f"malformed {name} ({len(data)} bytes): {error}") from error
 
 
 class Explained(WireMessage, frozen=True):
     """The result of `Explain`."""
 
-    found: Divergence
+    divergence: Divergence
 
 
 class BlockInfo(WireMessage, frozen=True):

@@ -1,7 +1,7 @@
-"""The commands of an engine, as tagged structs: identical in a thread's queue and on the wire to a worker.
+"""The commands to an engine, as tagged structs: the same in a thread's queue and on the wire to a worker.
 
 The clocks of two processes may differ. A request is therefore sent with its age and its time left, and the receiver
-converts both to times on its own clock. The transfer time, at most about one step, counts towards neither.
+converts both to times on its own clock. The transfer time (up to about one step) is counted in neither.
 """
 
 from typing import Self
@@ -34,13 +34,13 @@ class _Assignment(WireMessage, frozen=True):
     work_tokens: int = 0
 
     @classmethod
-    def sent(cls, request: Request, now_s: float) -> Self:
+    def of(cls, request: Request, now_s: float) -> Self:
         """Convert a request for sending at `now_s`, on the sender's clock."""
         fields = asdict(request)
         age_s, deadline_s = now_s - fields.pop("arrival_s"), fields.pop("deadline_s")
         return cls(age_s=age_s, time_left_s=None if deadline_s is None else deadline_s - now_s, **fields)
 
-    def received(self, now_s: float) -> Request:
+    def to_request(self, now_s: float) -> Request:
         """Return the request with times on the receiver's clock."""
         fields = asdict(self)
         arrival_s, left_s = now_s - fields.pop("age_s"), fields.pop("time_left_s")

@@ -3,7 +3,7 @@
     put ─► waiting, by tenant ─► the tenant with the least processor time so far ─► one piece ─► take
 
 One piece of work runs at a time, at a lower priority than steps; the grammar library releases the GIL meanwhile. A
-piece is an arbitrary function, which must not touch state that its owner uses before `take` returns the piece.
+piece is a function. Until `take` returns the piece, only the function may use the objects that it works on.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from time import thread_time
 
 NICENESS = 10
-"""With this nice value the thread gets about a tenth of a core that a step wants as well."""
+"""With this nice value, the thread gets about a tenth of a core that it shares with a step."""
 MAX_TENANTS = 1024
-"""Bound on the tenants with recorded processor time; beyond it, only tenants with waiting pieces are kept."""
+"""Limit on the tenants with recorded processor time; beyond it, tenants without waiting pieces are dropped."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,14 +26,14 @@ class ThreadWork:
 
     tenant: str
     request_id: str
-    """Reported as in flight if the worker dies during this piece."""
+    """The request that is reported as in flight if the worker dies during this piece."""
     work: Callable[[], None]
     finish: Callable[["ThreadWork"], None]
-    """Called on the owner's thread after it has taken the piece back."""
+    """Called by the owner on its own thread, after `take`."""
     owner: object = None
-    """Key by which waiting pieces can be removed."""
+    """Key for `GrammarThread.remove`."""
     is_brief: bool = True
-    """Expected to finish quickly, so that a step may wait briefly for it."""
+    """Whether the piece is expected to finish quickly, so that a step may wait briefly for it."""
     seconds: float = 0.0
     error: BaseException | None = None
 
@@ -45,16 +45,16 @@ def lower_thread_priority() -> None:
 
 
 class GrammarThread:
-    """Runs the pieces of one owner, which calls `put`, `take` and `close`. The thread starts with the first piece."""
+    """Runs pieces of work for one engine, which calls `put`, `take` and `close`. Starts with the first piece."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[ThreadWork]] = {}
         """Waiting pieces by tenant; a tenant without pieces is not listed."""
-        self._had_s: dict[str, float] = {}
-        """Processor seconds by tenant; a tenant that starts waiting is lifted to the least of the waiting tenants."""
+        self._used_s: dict[str, float] = {}
+        """Processor seconds by tenant; a tenant that starts to wait is raised to the least of the waiting tenants."""
         self._running: ThreadWork | None = None
-        self._done: list[ThreadWork] = []
+        self._finished: list[ThreadWork] = []
         self._num_brief = 0
         """Number of unfinished pieces that are expected to be brief."""
         self._thread: threading.Thread | None = None
@@ -63,7 +63,7 @@ class GrammarThread:
     @property
     def is_idle(self) -> bool:
         """Whether no piece is waiting, running or ready to be taken."""
-        return not (self._waiting or self._running or self._done)
+        return not (self._waiting or self._running or self._finished)
 
     @property
     def request_ids(self) -> list[str]:
@@ -75,8 +75,8 @@ class GrammarThread:
         """Queue a piece of work; it runs when it is its tenant's turn."""
         with self._changed:
             if piece.tenant not in self._waiting:
-                least = min((self._had_s[tenant] for tenant in self._waiting), default=0.0)
-                self._had_s[piece.tenant] = max(least, self._had_s.get(piece.tenant, 0.0))
+                min_s = min((self._used_s[tenant] for tenant in self._waiting), default=0.0)
+                self._used_s[piece.tenant] = max(min_s, self._used_s.get(piece.tenant, 0.0))
             self._waiting.setdefault(piece.tenant, deque()).append(piece)
             self._num_brief += piece.is_brief
             if self._thread is None and not self._is_closed:
@@ -85,10 +85,10 @@ class GrammarThread:
             self._changed.notify_all()
 
     def remove(self, owner: object) -> None:
-        """Drop an owner's waiting pieces, for example because its client has disconnected."""
+        """Drop the waiting pieces with this `owner`, for example because the client has disconnected."""
         with self._changed:
             for tenant, pieces in list(self._waiting.items()):
-                for piece in [one for one in pieces if one.owner is owner]:
+                for piece in [candidate for candidate in pieces if candidate.owner is owner]:
                     pieces.remove(piece)
                     self._num_brief -= piece.is_brief
                 if not pieces:
@@ -96,10 +96,10 @@ class GrammarThread:
             self._changed.notify_all()
 
     def take(self) -> list[ThreadWork]:
-        """Return the finished pieces."""
+        """Return the pieces that have finished since the last call."""
         with self._changed:
-            done, self._done = self._done, []
-        return done
+            finished, self._finished = self._finished, []
+        return finished
 
     def wait_for_brief(self, timeout_s: float) -> None:
         """Wait until no brief piece is unfinished, or until the timeout."""
@@ -109,7 +109,7 @@ class GrammarThread:
     def wait_for_any(self, timeout_s: float) -> None:
         """Wait until a piece can be taken or none is left, or until the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self._done or not (self._waiting or self._running), timeout_s)
+            self._changed.wait_for(lambda: self._finished or not (self._waiting or self._running), timeout_s)
 
     def close(self) -> None:
         """Start no further pieces; the running piece finishes."""
@@ -124,7 +124,7 @@ class GrammarThread:
             started_s = thread_time()
             try:
                 piece.work()
-            except BaseException as error:  # includes a panic of the library; the owner handles it
+            except BaseException as error:  # includes a Rust panic of the library; the owner handles it
                 piece.error = error
             piece.seconds = thread_time() - started_s
             self._end(piece)
@@ -134,7 +134,7 @@ class GrammarThread:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             if self._is_closed:
                 return None
-            tenant = min(self._waiting, key=lambda name: self._had_s[name])
+            tenant = min(self._waiting, key=lambda name: self._used_s[name])
             pieces = self._waiting[tenant]
             self._running = pieces.popleft()
             if not pieces:
@@ -143,10 +143,10 @@ class GrammarThread:
 
     def _end(self, piece: ThreadWork) -> None:
         with self._changed:
-            self._had_s[piece.tenant] = self._had_s.get(piece.tenant, 0.0) + piece.seconds
-            if len(self._had_s) > MAX_TENANTS or not self._waiting:
-                self._had_s = {tenant: self._had_s[tenant] for tenant in self._waiting}
+            self._used_s[piece.tenant] = self._used_s.get(piece.tenant, 0.0) + piece.seconds
+            if len(self._used_s) > MAX_TENANTS or not self._waiting:
+                self._used_s = {tenant: self._used_s[tenant] for tenant in self._waiting}
             self._running = None
             self._num_brief -= piece.is_brief
-            self._done.append(piece)
+            self._finished.append(piece)
             self._changed.notify_all()

@@ -1,19 +1,19 @@
 """Applies grammars to sequences: which tokens are allowed and which are forced. The only module that reads grammars.
 
-    collect ─► holds? ─► plan ─► masks: allowed tokens per position ─► runner ─► sampled ─► forced: tokens that follow
+    collect ─► must_wait? ─► plan ─► masks: allowed tokens per position ─► runner ─► sampled ─► forced tokens after them
 
-The grammar and the tokens produced so far are the whole state; a matcher only caches it. After a crash or a preemption,
-or for one of several continuations, a new matcher is made and fed the sequence's tokens. For each grammar one pristine
-matcher is kept, which has already paid the cost of the first mask; sequences get copies of it.
+The state of a sequence follows from its grammar and output tokens; a matcher only caches it. After a crash or a
+preemption, or for one of several continuations, a new matcher is fed the sequence's tokens. For each grammar, one
+pristine matcher is kept, whose first mask is already computed; sequences get copies of it.
 
-The duration of a mask depends on the client's grammar. Masks of grammars that have proven quick are computed during the
-step. All other masks run in a background thread (`grammar_thread`), and so do compilation and feeding known tokens to
-a new matcher. A sequence whose mask is not ready is left out of the plan, without delaying other sequences. All
+The duration of a mask depends on the client's grammar. Masks of grammars that were quick so far are computed during the
+step. All other masks are computed in a background thread (`grammar_thread`), which also compiles grammars and feeds
+known tokens to new matchers. A sequence whose mask is not ready is left out of the plan, without delaying others. All
 processor time is charged to the tenant, and a sequence that exceeds its `work_budget` ends with an error.
 
-Forced tokens are appended without sampling, including the end token of a complete output. This depends on quire's
-version, not on load: the grammar may allow other tokenizations of the forced text, which the model could have sampled.
-With log-probabilities nothing is forced, because every token then needs a computed row.
+Forced tokens (the only ones allowed) are appended without sampling, including the end token of a complete output. The
+result does not depend on load, but the model might have sampled another tokenization of the forced text. With
+log-probabilities, no token is forced, because every token then needs a computed row.
 """
 
 from collections import OrderedDict
@@ -34,25 +34,25 @@ from quire.errors import CheckpointError, InvalidParameterError
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-KEPT_BYTES = 2 << 20
+MAX_CACHED_BYTES = 2 << 20
 """Bound on the total text size of cached grammars (LRU); compiled grammars take about forty times as much memory."""
-COUNTS_TOKENS = "[max_tokens="
-"""Part of grammars that limit a rule's number of tokens; the library cannot roll back matchers of such grammars."""
+LIMITS_TOKENS = "[max_tokens="
+"""Text in grammars that limit the tokens of a rule; the library cannot roll back the matchers of such grammars."""
 SLOW_S = 0.003
 """After one mask that took longer, all masks of a grammar are computed in the background thread."""
-QUICK_PIECES = 64
-"""Until this many masks of a grammar have been measured, its masks are computed in the background as well."""
+MIN_QUICK_MASKS = 64
+"""Until this many masks of a grammar are measured, its masks are computed in the background thread as well."""
 STEP_S = 0.01
-"""Bound on the time per step for following sampled tokens, and for masks of drafts, of slow grammars."""
+"""Limit on the time per step that slow grammars take to follow sampled tokens and for masks of drafts."""
 BRIEF_WAIT_S = 0.003
-"""Longest wait of a step for masks that are expected soon."""
-KEPT_FAILURES = 16
+"""Longest wait of a step for background work that is expected to be brief."""
+MAX_FAILURES = 16
 """Number of remembered grammar texts that failed to compile, newest last."""
-MAX_OWING = 1024
-"""Bound on the number of tenants with uncharged time."""
+MAX_OWING_TENANTS = 1024
+"""Limit on the number of tenants with uncharged time."""
 COMPILE_WAIT_S = 1.0
-CATCH_UP = 16
-"""Number of known tokens fed to a new matcher in one piece of work."""
+CATCH_UP_TOKENS = 16
+"""Number of known tokens that one piece of background work feeds to a new matcher."""
 
 
 class _Grammar:
@@ -62,18 +62,18 @@ class _Grammar:
         self.text = text
         self.pristine = pristine
         self.first_mask = first
-        self.counts_tokens = COUNTS_TOKENS in text
-        self.num_pieces = 0
-        """Masks measured so far, of all sequences together."""
+        self.counts_tokens = LIMITS_TOKENS in text
+        self.num_masks_measured = 0
+        """Number of masks measured so far, of all sequences."""
         self.is_slow = False
 
     @property
     def is_quick(self) -> bool:
         """Whether masks are computed during the step."""
-        return not self.is_slow and self.num_pieces >= QUICK_PIECES
+        return not self.is_slow and self.num_masks_measured >= MIN_QUICK_MASKS
 
-    def took(self, seconds: float) -> None:
-        self.num_pieces += 1
+    def record_mask(self, seconds: float) -> None:
+        self.num_masks_measured += 1
         self.is_slow = self.is_slow or seconds > SLOW_S
 
 
@@ -88,14 +88,14 @@ class GrammarMatcher:
         self.mask: bytes | None = grammar.first_mask
         """Mask of the next position, once computed."""
         self.is_at_work = False
-        """The background thread uses the matcher, until its piece of work is taken back."""
+        """Whether a piece of work in the background thread uses the matcher."""
         self.error: RowError | None = None
-        """The error that ends this sequence."""
+        """The error with which this sequence ends."""
         self.account = WorkAccount(tenant)
         self.follow_s = 0.0
-        """Processor time of the last call of `_followed_tokens`."""
+        """Processor time of the last call of `_follow_tokens`."""
         self.num_true_masks = 1
-        """Number of positions in the step with a real mask, of all drafts and the position after them."""
+        """Number of positions of the step (of the drafts and after them) whose masks were computed, not filled up."""
 
     def consume(self, tokens: Sequence[int]) -> None:
         """Consume tokens; if the grammar forbids one, the matcher is in an error state from then on."""
@@ -107,21 +107,21 @@ class GrammarMatcher:
         """Compute the mask of the next position."""
         self.mask = self.matcher.compute_bitmask()
 
-    def masks_of_drafts(self, drafts: Sequence[int], width: int, within_s: float) -> tuple[bytes, ...]:
+    def masks_of_drafts(self, drafts: Sequence[int], width: int, limit_s: float) -> tuple[bytes, ...]:
         """Return a mask for each draft's position and for the position after the last, computed on a copy so that
-        nothing is rolled back. All tokens are allowed after a draft that the grammar forbids, and once `within_s` has
-        passed, because tokens sampled there are discarded."""
-        started_s, matcher, made = thread_time(), self.matcher.deep_copy(), list[bytes]()
+        nothing is rolled back. Masks after a forbidden draft, or after `limit_s`, allow all tokens, because tokens
+        sampled there are discarded."""
+        started_s, matcher, masks = thread_time(), self.matcher.deep_copy(), list[bytes]()
         self.num_true_masks = len(drafts) + 1
         for draft in (*drafts, None):
-            is_first = self.mask is not None and not made
-            made.append((self.mask if is_first and self.mask is not None else matcher.compute_bitmask())[:width])
+            is_first = self.mask is not None and not masks
+            masks.append((self.mask if is_first and self.mask is not None else matcher.compute_bitmask())[:width])
             if draft is None or not matcher.consume_token(draft):
                 break
-            if thread_time() - started_s > within_s:
-                self.num_true_masks = len(made)
+            if thread_time() - started_s > limit_s:
+                self.num_true_masks = len(masks)
                 break
-        return (*made, *[b"\xff" * width] * (len(drafts) + 1 - len(made)))
+        return (*masks, *[b"\xff" * width] * (len(drafts) + 1 - len(masks)))
 
 
 class GrammarMatchers:
@@ -145,7 +145,7 @@ class GrammarMatchers:
         """Expected time of slow grammars in the step that is being planned."""
         self._now_s = 0.0
         self.budget = WorkBudget()
-        """Cuts off requests but not tenants, because tenants take turns in the grammar thread."""
+        """Limits the time of requests, but not of tenants, which take turns in the grammar thread."""
         self.num_forced_tokens = 0
         self.compile_s = 0.0
         self.mask_s = 0.0
@@ -154,8 +154,8 @@ class GrammarMatchers:
     # -- between steps -------------------------------------------------------------------------------------------------
 
     def is_compiled(self, request: core.Request) -> bool:
-        """Whether the request's grammar is compiled; if not, compilation is under way. Raises InvalidParameterError if
-        it failed."""
+        """Return whether the request's grammar is compiled; if not, start to compile it. Raises InvalidParameterError
+        if the compilation failed."""
         text = request.grammar or ""
         if text in self.grammars:
             self.grammars.move_to_end(text)
@@ -164,13 +164,13 @@ class GrammarMatchers:
             raise InvalidParameterError(failure, "grammar")
         if text not in self._compiling:
             self._compiling.add(text)
-            made: list[_Grammar] = []
+            grammars: list[_Grammar] = []
             self._thread.put(
                 ThreadWork(
                     request.tenant,
                     request.request_id,
-                    lambda: made.append(self.compiled(text)),
-                    lambda piece: self._keep(text, made, piece),
+                    lambda: grammars.append(self.compile_text(text)),
+                    lambda piece: self._store_grammar(text, grammars, piece),
                 )
             )
         return False
@@ -182,7 +182,7 @@ class GrammarMatchers:
             self._take_back()
 
     def collect(self) -> None:
-        """Take back finished work, after a short wait for work that is expected to be brief."""
+        """Take back finished background work, after a short wait for work that is expected to be brief."""
         if not self._thread.is_idle:
             self._thread.wait_for_brief(BRIEF_WAIT_S)
             self._take_back()
@@ -199,8 +199,8 @@ class GrammarMatchers:
         """Block until some background work is done, or until the timeout."""
         self._thread.wait_for_any(timeout_s)
 
-    def holds(self, sequence: scheduled.Sequence) -> bool:
-        """Whether this sequence must wait for grammar work; if so, the work is under way."""
+    def must_wait(self, sequence: scheduled.Sequence) -> bool:
+        """Return whether this sequence must wait for grammar work; if so, the work has been started."""
         if (text := sequence.request.grammar) is None:
             return False
         guide = self.guides.get((sequence.request.request_id, sequence.index))
@@ -221,10 +221,10 @@ class GrammarMatchers:
         if guide.mask is None:
             self._begin_mask(guide, sequence)
             return True
-        return not self._has_room(guide)
+        return not self._reserve_step_time(guide)
 
-    def _has_room(self, guide: GrammarMatcher) -> bool:
-        """Whether following this grammar fits into the step's STEP_S, if it takes as long as last time."""
+    def _reserve_step_time(self, guide: GrammarMatcher) -> bool:
+        """Return whether the step has time to follow this grammar, if it takes as long as last time, and reserve it."""
         if self._step_s and self._step_s + guide.follow_s > STEP_S:
             return False
         self._step_s += guide.follow_s
@@ -232,7 +232,7 @@ class GrammarMatchers:
 
     @property
     def request_ids(self) -> list[str]:
-        """The request whose grammar is being worked on: it is reported as in flight if the worker dies."""
+        """The request whose grammar is in work (at most one id). It counts as in flight if the worker dies."""
         return self._thread.request_ids
 
     def forget(self, events: Iterable[RequestEvent]) -> None:
@@ -250,7 +250,7 @@ class GrammarMatchers:
     # -- in a step -----------------------------------------------------------------------------------------------------
 
     def masks(self, plan: StepPlan, planned: Sequence[scheduled.Sequence]) -> Masks:
-        """Return masks of allowed tokens for all sampling items with a grammar; `planned`: the plan's sequences."""
+        """Return masks of allowed tokens for all items that sample with a grammar; `planned`: the plan's sequences."""
         rows = [
             (item, guide)
             for item, sequence in zip(plan.items, planned, strict=True)
@@ -268,62 +268,62 @@ class GrammarMatchers:
                 # Computed one by one on this thread: another thread would have to be woken and has cold caches.
                 masks[item.sequence_id] = (self._mask_now(guide)[:width],)
             elif guide.grammar.counts_tokens or not guide.grammar.is_quick:
-                masks[item.sequence_id] = self._masks_on_a_copy(item, guide, width)
+                masks[item.sequence_id] = self._masks_from_copy(item, guide, width)
         quick = [(item, guide) for item, guide in rows if item.sequence_id not in masks]
         masks |= self._masks_of_drafts(quick, width)
         return {item.sequence_id: masks[item.sequence_id] for item, guide in rows if guide.error is None}
 
-    def guided(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
-        """Return the result with forced tokens after the sampled ones, with grammar errors, and with tenants'
-        charges."""
-        found: dict[int, RowResult] = {}
+    def apply(self, plan: StepPlan, planned: Sequence[scheduled.Sequence], result: StepResult) -> StepResult:
+        """Return the result with forced tokens after the sampled ones, with grammar errors, and with the charges to
+        tenants."""
+        rows: dict[int, RowResult] = {}
         for item, sequence in zip(plan.items, planned, strict=True):
             row = result.rows[item.sequence_id]
             if sequence.request.grammar is not None and row.token_ids and row.error is None:
-                row = found[item.sequence_id] = self._followed(sequence, row)
+                row = rows[item.sequence_id] = self._follow_row(sequence, row)
             if work_tokens := self._charge(sequence.request.tenant):
-                found[item.sequence_id] = row._replace(work_tokens=work_tokens)
-        return StepResult(result.step, result.rows | found) if found else result
+                rows[item.sequence_id] = row._replace(work_tokens=work_tokens)
+        return StepResult(result.step, result.rows | rows) if rows else result
 
     def _mask_now(self, guide: GrammarMatcher) -> bytes:
         if guide.mask is None:
             started_s = thread_time()
             guide.make_mask()
-            self._took(guide, thread_time() - started_s)
+            self._record_masks(guide, thread_time() - started_s)
         return guide.mask or b""
 
-    def _masks_on_a_copy(self, item: WorkItem, guide: GrammarMatcher, width: int) -> tuple[bytes, ...]:
+    def _masks_from_copy(self, item: WorkItem, guide: GrammarMatcher, width: int) -> tuple[bytes, ...]:
         started_s = thread_time()
-        made = guide.masks_of_drafts(item.drafts, width, max(0.0, STEP_S - self._step_s))
-        took_s = thread_time() - started_s
-        self._step_s += took_s
-        self._took(guide, took_s, guide.num_true_masks)
-        return made
+        masks = guide.masks_of_drafts(item.drafts, width, max(0.0, STEP_S - self._step_s))
+        duration_s = thread_time() - started_s
+        self._step_s += duration_s
+        self._record_masks(guide, duration_s, guide.num_true_masks)
+        return masks
 
     def _masks_of_drafts(
-        self, drafted: Sequence[tuple[WorkItem, GrammarMatcher]], width: int
+        self, rows: Sequence[tuple[WorkItem, GrammarMatcher]], width: int
     ) -> dict[int, tuple[bytes, ...]]:
         """Return one mask for each draft's position, and one for the position after the last, for each item."""
-        if not drafted:
+        if not rows:
             return {}
         import llguidance.numpy as bits  # noqa: PLC0415 - loaded on first use of a grammar
 
         started_s = thread_time()
         vocabulary, executor = self._open()
-        firsts = [0, *accumulate(item.num_drafts + 1 for item, _ in drafted)]
-        mask = bits.allocate_token_bitmask(firsts[-1], vocabulary.vocab_size)
-        wanted = [
-            (guide.matcher, first, list(item.drafts)) for (item, guide), first in zip(drafted, firsts, strict=False)
+        offsets = [0, *accumulate(item.num_drafts + 1 for item, _ in rows)]
+        mask = bits.allocate_token_bitmask(offsets[-1], vocabulary.vocab_size)
+        requests = [
+            (guide.matcher, first, list(item.drafts)) for (item, guide), first in zip(rows, offsets, strict=False)
         ]
-        bits.fill_next_token_bitmask_par_with_draft_tokens(executor, wanted, mask)
-        for item, guide in drafted:
-            self._took(guide, (thread_time() - started_s) / len(drafted), item.num_drafts + 1)
+        bits.fill_next_token_bitmask_par_with_draft_tokens(executor, requests, mask)
+        for item, guide in rows:
+            self._record_masks(guide, (thread_time() - started_s) / len(rows), item.num_drafts + 1)
         return {
             item.sequence_id: tuple(mask[row].tobytes()[:width] for row in range(first, first + item.num_drafts + 1))
-            for (item, _), first in zip(drafted, firsts, strict=False)
+            for (item, _), first in zip(rows, offsets, strict=False)
         }
 
-    def _followed(self, sequence: scheduled.Sequence, row: RowResult) -> RowResult:
+    def _follow_row(self, sequence: scheduled.Sequence, row: RowResult) -> RowResult:
         request, params = sequence.request, sequence.request.params
         guide = self.guides.get((request.request_id, sequence.index))
         if guide is None:
@@ -331,31 +331,31 @@ class GrammarMatchers:
         if guide.error is not None:
             return RowResult(error=guide.error)
         is_forced = params.logprobs is None  # with logprobs every token needs its own row
-        chosen, started_s = row.token_ids[: guide.num_true_masks], thread_time()
-        count, forced = self._followed_tokens(guide, chosen, params.stop_token_ids, is_forced=is_forced)
+        sampled, started_s = row.token_ids[: guide.num_true_masks], thread_time()
+        count, forced = self._follow_tokens(guide, sampled, params.stop_token_ids, is_forced=is_forced)
         guide.follow_s = thread_time() - started_s
         self._spend(guide, guide.follow_s, num_units=0)
         if guide.error is not None:
             return RowResult(error=guide.error)
         self.num_forced_tokens += len(forced)
-        is_over = guide.matcher.is_stopped() or (*chosen[:count], *forced)[-1] in params.stop_token_ids
+        is_over = guide.matcher.is_stopped() or (*sampled[:count], *forced)[-1] in params.stop_token_ids
         if not is_over and not guide.grammar.is_quick:
             self._begin_mask(guide, sequence)
-        return row._replace(token_ids=chosen[:count], forced=forced)
+        return row._replace(token_ids=sampled[:count], forced=forced)
 
-    def _followed_tokens(
-        self, guide: GrammarMatcher, chosen: tuple[int, ...], stops: frozenset[int], *, is_forced: bool
+    def _follow_tokens(
+        self, guide: GrammarMatcher, sampled: tuple[int, ...], stop_ids: frozenset[int], *, is_forced: bool
     ) -> tuple[int, tuple[int, ...]]:
         """Return how many of the sampled tokens count, and the tokens forced after them.
 
-        When a token forces others, they replace what was sampled in their positions, so that a step with drafts has the
-        result of one token at a time. A sampled token that equals the forced one counts as sampled.
+        When a token forces others, these replace the tokens sampled in their positions, so that a step with drafts has
+        the same result as without. A sampled token that equals the forced one counts as sampled.
         """
-        ends = [token for token in self._open()[0].eos_tokens if token in stops]
+        end_ids = [token for token in self._open()[0].eos_tokens if token in stop_ids]
         count = 0
-        while count < len(chosen):
-            token_id, count = chosen[count], count + 1
-            if token_id in stops:
+        while count < len(sampled):
+            token_id, count = sampled[count], count + 1
+            if token_id in stop_ids:
                 break  # a matcher accepts no tokens after a complete output
             guide.consume([token_id])
             if guide.matcher.is_error():
@@ -364,25 +364,25 @@ class GrammarMatchers:
                 continue
             forced = guide.matcher.compute_ff_tokens()
             guide.consume(forced)
-            is_complete = guide.matcher.is_stopped() and bool(ends)
-            forced = [*forced, *ends[:is_complete]]
-            num_equal = _num_equal(forced, chosen[count:])
+            is_complete = guide.matcher.is_stopped() and bool(end_ids)
+            forced = [*forced, *end_ids[:is_complete]]
+            num_equal = _common_prefix_length(forced, sampled[count:])
             count += num_equal
             if is_complete or num_equal < len(forced):
                 return count, tuple(forced[num_equal:])
         return count, ()
 
-    # -- in the thread, and taken back ---------------------------------------------------------------------------------
+    # -- background work ----------------------------------------------------------------------------------------------
 
     def _begin_mask(self, guide: GrammarMatcher, sequence: scheduled.Sequence) -> None:
-        self._put(guide, sequence, guide.make_mask, lambda piece: self._took(guide, piece.seconds))
+        self._put(guide, sequence, guide.make_mask, lambda piece: self._record_masks(guide, piece.seconds))
 
     def _catch_up(self, guide: GrammarMatcher, sequence: scheduled.Sequence) -> None:
-        """Feed known tokens to a new matcher. Never cut by the work budget: the tokens were within it at first, and the
-        same work may take longer now."""
+        """Feed known tokens to a new matcher. Not limited by the work budget: the tokens were within it when they were
+        sampled, and the same work may take longer now."""
         first = sequence.num_prompt_tokens + guide.num_consumed
-        tokens = sequence.tokens[first : first + CATCH_UP]
-        self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._look(guide))
+        tokens = sequence.tokens[first : first + CATCH_UP_TOKENS]
+        self._put(guide, sequence, lambda: guide.consume(tokens), lambda _piece: self._check_matcher(guide))
 
     def _put(
         self,
@@ -401,7 +401,7 @@ class GrammarMatchers:
         request = sequence.request
         self._thread.put(ThreadWork(request.tenant, request.request_id, work, finish, guide, not guide.grammar.is_slow))
 
-    def compiled(self, text: str) -> _Grammar:
+    def compile_text(self, text: str) -> _Grammar:
         """Compile a grammar. Runs in the grammar thread. Raises InvalidParameterError if that fails."""
         matcher = matcher_of(self._open()[0], text)
         try:
@@ -409,19 +409,19 @@ class GrammarMatchers:
         except ValueError as error:
             raise InvalidParameterError(f"the grammar cannot be used: {error}", "grammar") from None
 
-    def _keep(self, text: str, made: list[_Grammar], piece: ThreadWork) -> None:
+    def _store_grammar(self, text: str, grammars: list[_Grammar], piece: ThreadWork) -> None:
         self._compiling.discard(text)
         self.compile_s += piece.seconds
-        self._owe(piece.tenant, piece.seconds)
+        self._add_owed(piece.tenant, piece.seconds)
         self.budget.spend(WorkAccount(piece.tenant), "grammar_compile", piece.seconds, self._now_s)
-        for grammar in made:
+        for grammar in grammars:
             self.grammars[text] = grammar
             self._num_bytes += len(text)
-        while self._num_bytes > KEPT_BYTES and len(self.grammars) > 1:
+        while self._num_bytes > MAX_CACHED_BYTES and len(self.grammars) > 1:
             self._num_bytes -= len(self.grammars.popitem(last=False)[0])
         if piece.error is not None:
             self._failures[text] = str(piece.error)
-            if len(self._failures) > KEPT_FAILURES:
+            if len(self._failures) > MAX_FAILURES:
                 self._failures.popitem(last=False)
 
     def _open(self) -> "tuple[LLTokenizer, LLExecutor]":
@@ -434,32 +434,32 @@ class GrammarMatchers:
                 raise InvalidParameterError(f"this model does not support grammars: {error}", "grammar") from error
         return self._opened
 
-    # -- what it costs -------------------------------------------------------------------------------------------------
+    # -- processor time ------------------------------------------------------------------------------------------------
 
-    def _took(self, guide: GrammarMatcher, seconds: float, num_masks: int = 1) -> None:
-        guide.grammar.took(seconds / num_masks)
+    def _record_masks(self, guide: GrammarMatcher, seconds: float, num_masks: int = 1) -> None:
+        guide.grammar.record_mask(seconds / num_masks)
         self._spend(guide, seconds, num_masks)
 
     def _spend(self, guide: GrammarMatcher, seconds: float, num_units: int) -> None:
         self.mask_s += seconds
-        self._owe(guide.account.tenant, seconds)
+        self._add_owed(guide.account.tenant, seconds)
         cut = self.budget.spend(guide.account, "grammar_mask", seconds, self._now_s, num_units)
-        self._look(guide)
+        self._check_matcher(guide)
         if cut is not None and guide.error is None:
-            guide.error = RowError(cut.error.code, f"the work budget was passed: {cut.error}")
+            guide.error = RowError(cut.error.code, f"the work budget was exceeded: {cut.error}")
 
     @staticmethod
-    def _look(guide: GrammarMatcher) -> None:
+    def _check_matcher(guide: GrammarMatcher) -> None:
         if guide.error is None and guide.matcher.is_error():
             guide.error = _grammar_error(guide.matcher.get_error())
 
-    def _owe(self, tenant: str, seconds: float) -> None:
+    def _add_owed(self, tenant: str, seconds: float) -> None:
         self._owed_s[tenant] = self._owed_s.get(tenant, 0.0) + seconds
-        if len(self._owed_s) > MAX_OWING:
+        if len(self._owed_s) > MAX_OWING_TENANTS:
             self._owed_s.popitem(last=False)
 
     def _charge(self, tenant: str) -> int:
-        """Return the charge of a row in whole tokens; the fraction remains owed."""
+        """Return the tenant's uncharged time in whole tokens; the fraction of a token stays uncharged."""
         owed_s = self._owed_s.get(tenant, 0.0)
         num_tokens = int(owed_s * SERVICE_TOKENS_PER_S)
         if num_tokens:
@@ -467,11 +467,11 @@ class GrammarMatchers:
         return num_tokens
 
 
-def _num_equal(some: Sequence[int], others: Sequence[int]) -> int:
+def _common_prefix_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix."""
-    pairs = zip(some, others, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(some), len(others)))
+    pairs = zip(a, b, strict=False)
+    return next((index for index, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
-def _grammar_error(why: str) -> RowError:
-    return RowError(GRAMMAR_FAILED, f"the grammar cannot say what may follow: {why[:300]}")
+def _grammar_error(reason: str) -> RowError:
+    return RowError(GRAMMAR_FAILED, f"the grammar failed: {reason[:300]}")

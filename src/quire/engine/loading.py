@@ -36,37 +36,37 @@ def open_engine(
     loaded = load_backend(checkpoint, settings, lambda done, total: progress("loading weights", done, total))
     capacity = loaded.runner.capacity
     pool_tokens = capacity.num_blocks * capacity.block_size
-    longest = min(capacity.max_sequence_tokens, pool_tokens)
+    max_tokens = min(capacity.max_sequence_tokens, pool_tokens)
     if settings.max_sequence_tokens is not None and pool_tokens < min(
         settings.max_sequence_tokens, capacity.max_sequence_tokens
     ):
         raise ConfigError(
-            f"expected a KV pool that holds one sequence of {settings.max_sequence_tokens} tokens, got one of "
-            f"{pool_tokens}; give more memory or a shorter max_model_len"
+            f"expected a KV pool for a sequence of {settings.max_sequence_tokens} tokens, got one of {pool_tokens} "
+            "tokens; give more memory or a shorter max_model_len"
         )
     config = SchedulerConfig(
         max_step_tokens=capacity.max_step_tokens,
         max_running=loaded.plan.max_running,
-        max_sequence_tokens=longest,
+        max_sequence_tokens=max_tokens,
         queue=queue,
         step_cost=loaded.step_cost,
         step_limit_s=settings.step_ms / 1000,
     )
-    computed = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
-    identity = ModelIdentity(computed, loaded.kv_layout)
+    fingerprint = f"{checkpoint.fingerprint} {settings.dtype} {settings.arithmetic}"
+    identity = ModelIdentity(fingerprint, loaded.kv_layout)
     engine = Engine(loaded.runner, config, identity, key, emit, _guides(checkpoint, capacity.vocabulary_size))
-    line = f"{loaded.plan.line}; at most {longest:,} tokens per request"
-    parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
-    exactness = " ".join(map(str, parts)) if loaded.exactness else ""
-    notes = (*loaded.notes, *_shorter(settings, longest))
-    engine.info = replace(engine.info, line=line, notes=notes, exactness=exactness)
+    summary = f"{loaded.plan.line}; at most {max_tokens:,} tokens per request"
+    exactness_parts = (loaded.exactness, settings.dtype, settings.arithmetic, loaded.kv_layout, capacity.block_size)
+    exactness = " ".join(map(str, exactness_parts)) if loaded.exactness else ""
+    notes = (*loaded.notes, *_length_notes(settings, max_tokens))
+    engine.info = replace(engine.info, line=summary, notes=notes, exactness=exactness)
     return engine
 
 
-def _shorter(settings: ModelSettings, longest: int) -> Iterator[str]:
-    """Warn if the model supports fewer tokens than requested; a KV pool that is too small was refused earlier."""
-    if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > longest:
-        yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model supports; using {longest:,}"
+def _length_notes(settings: ModelSettings, max_tokens: int) -> Iterator[str]:
+    """Yield a note if the model supports fewer tokens than `max_model_len`; `open_engine` checks the KV pool itself."""
+    if settings.max_sequence_tokens is not None and settings.max_sequence_tokens > max_tokens:
+        yield f"max_model_len {settings.max_sequence_tokens:,} is more than the model supports; using {max_tokens:,}"
 
 
 def _guides(checkpoint: Checkpoint, vocabulary_size: int) -> GrammarMatchers | None:
@@ -86,7 +86,7 @@ def kv_key(serving: ServingSettings) -> bytes:
 
 
 def queue_of(serving: ServingSettings) -> QueueConfig:
-    """Return the queue's configuration from the serving settings."""
+    """Return the configuration of the waiting queue."""
     return QueueConfig(
         max_requests=serving.queue,
         high_head_start_s=serving.head_start_high_s,

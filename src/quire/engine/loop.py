@@ -2,8 +2,8 @@
 
     next command … ─► [ execute · step · send ] ─► events, sent once for the commands and once for each step
 
-An idle loop waits for a command. An exception in a step is a bug or a device failure: it ends the loop, and nothing is
-retried here. A request that arrives after the last step is refused, never lost.
+An idle loop waits for a command. An exception in a step is a bug or a device failure: it ends the loop, without a
+retry. A request that arrives after the last step is refused, so its client always receives a last event.
 """
 
 import threading
@@ -40,13 +40,13 @@ class LoopHost(Protocol):
     """The source of a loop's commands, and the destination of its results."""
 
     def next_command(self, *, waits: bool) -> Command | None:
-        """Return the next command, or None; `waits` allows blocking, because the engine has nothing to do."""
+        """Return the next command, or None. If `waits`, the engine is idle and the call may block."""
 
-    def began(self, request_ids: list[str]) -> None:
-        """Note the requests that are about to be examined or computed."""
+    def note_requests(self, request_ids: list[str]) -> None:
+        """Note the requests of the next command or step, in case it crashes."""
 
     def send(self, events: Sequence[RequestEvent]) -> None:
-        """Send the events of commands or of a step; there may be none."""
+        """Send the events of commands or of a step, possibly none."""
 
     def show(self, snapshot: EngineSnapshot) -> None:
         """Send a snapshot to the watchers."""
@@ -60,22 +60,22 @@ def run_loop(engine: Engine, host: LoopHost, clock: Clock = monotonic) -> None:
     is_open = True
     while is_open:
         events: list[RequestEvent] = []
-        is_open = _obey_all(engine, host, clock, events)
-        if events:  # before the step, which may take long, and before a return
+        is_open = _execute_commands(engine, host, clock, events)
+        if events:  # sent before the step, which may take long, and before the loop ends
             host.send(events)
         if is_open:
-            host.send(engine.step(clock, host.began))
+            host.send(engine.step(clock, host.note_requests))
         if engine.watch is not None and not engine.has_work:
             engine.watch.work(clock)
 
 
-def _obey_all(engine: Engine, host: LoopHost, clock: Clock, events: list[RequestEvent]) -> bool:
+def _execute_commands(engine: Engine, host: LoopHost, clock: Clock, events: list[RequestEvent]) -> bool:
     """Execute all commands that have arrived, and add their events; return False after `Close`."""
     while (command := host.next_command(waits=not engine.has_work and not events)) is not None:
         match command:
             case Submit() | Restore():
-                host.began([command.request_id])
-                events += engine.enter(command.received(clock()), is_restored=isinstance(command, Restore))
+                host.note_requests([command.request_id])
+                events += engine.enter(command.to_request(clock()), is_restored=isinstance(command, Restore))
             case Cancel(request_id, index):
                 engine.cancel(request_id, index)
             case EngineCall(call_id, op):
@@ -98,9 +98,9 @@ def _result(engine: Engine, op: CallOp, now_s: float) -> CallResult:
 
 
 class EngineThread:
-    """A port to an engine that is stepped by its own thread, from `start` to `close`.
+    """A port to an engine in this process, which a thread steps from `start` to `close`.
 
-    The listener is called on that thread or on the caller's, and must return quickly.
+    The listener is called on this thread or on the caller's thread, and must return quickly.
     """
 
     def __init__(self, engine: Engine, listener: Listener, failed: OnFailure) -> None:
@@ -111,9 +111,9 @@ class EngineThread:
         self._lock = threading.Lock()
         self.watching = CommandWatch(self._try_put)
         self._calls = PendingCalls()
-        self.verdicts: Sequence[AdmissionHint] = ()
+        self.admission_hints: Sequence[AdmissionHint] = ()
         self._is_over = False
-        """Guarded by the lock: once true, `_try_put` rejects commands."""
+        """Guarded by the lock. Once true, `_try_put` rejects commands."""
         self.thread = threading.Thread(target=self._run, name="quire-steps", daemon=True)
 
     def start(self) -> None:
@@ -121,7 +121,7 @@ class EngineThread:
         self.thread.start()
 
     def submit(self, request: Request) -> None:
-        if not self._try_put(Submit.sent(request, monotonic())):
+        if not self._try_put(Submit.of(request, monotonic())):
             self._listener([Refused.of(request.request_id, EngineDeadError(STOPPED))])
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
@@ -150,12 +150,12 @@ class EngineThread:
     def next_command(self, *, waits: bool) -> Command | None:
         watch = self._engine.watch
         try:
-            return self.commands.get(waits, None if watch is None else watch.due_in(monotonic()))
+            return self.commands.get(waits, None if watch is None else watch.seconds_until_due(monotonic()))
         except Empty:
             return None
 
-    def began(self, request_ids: list[str]) -> None:
-        """Do nothing, because without a worker process a crash ends the engine and all its requests."""
+    def note_requests(self, request_ids: list[str]) -> None:
+        """Do nothing: without a worker process, a crash ends all requests anyway."""
 
     def show(self, snapshot: EngineSnapshot) -> None:
         self.watching.show(snapshot)
@@ -166,7 +166,7 @@ class EngineThread:
     def send(self, events: Sequence[RequestEvent]) -> None:
         if events:
             shares = self._engine.scheduler.queue.shares
-            self.verdicts = shares.update_hints() if shares.refused else ()
+            self.admission_hints = shares.update_hints() if shares.refused else ()
             self._listener(events)
 
     def _run(self) -> None:
@@ -175,10 +175,10 @@ class EngineThread:
         except BaseException as error:
             self._failed(error)
         finally:
-            self._refuse_the_rest()
+            self._refuse_remaining()
             self._engine.close()
 
-    def _refuse_the_rest(self) -> None:
+    def _refuse_remaining(self) -> None:
         with self._lock:
             self._is_over = True
         error = EngineDeadError("the engine stopped before it received this request; send it again")

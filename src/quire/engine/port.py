@@ -1,4 +1,4 @@
-"""The interface between a client and an engine, whether it runs in a thread, a worker or on another machine.
+"""The interface between a client and an engine, which may run in a thread, a worker process or on another machine.
 
     submit · cancel ─► engine ─► events, all through one listener
                call ─► engine ─► one reply for each call
@@ -26,13 +26,13 @@ class WorkerRecord:
     """The lifetime of one worker process."""
 
     number: int
-    """Counted from 1."""
+    """Number of the worker, counted from 1."""
     state: str
     """`loading`, `ready` or `ended`."""
     started_s: float
     ended_s: float | None = None
     why: str | None = None
-    """Why the worker ended."""
+    """Why the worker ended; None while it runs."""
 
 
 class WatchPort(Protocol):
@@ -50,7 +50,7 @@ class WatchPort(Protocol):
 
 
 class CommandWatch:
-    """Watches an engine by sending it commands."""
+    """A `WatchPort` that sends `StartSnapshots` and `StopSnapshots` to the engine."""
 
     def __init__(self, put: Callable[[Command], object]) -> None:
         self._put = put
@@ -75,7 +75,7 @@ def _discard(_snapshot: EngineSnapshot) -> None:
 class EnginePort(Protocol):
     """The client's interface to an engine."""
 
-    verdicts: Sequence[AdmissionHint]
+    admission_hints: Sequence[AdmissionHint]
     """Admission hints for tenants with recently refused requests, as of the last events. Never modified, only
     replaced."""
 

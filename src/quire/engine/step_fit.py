@@ -1,10 +1,10 @@
 """Fits a step profile to timed steps: the non-negative costs with the least sum of squared relative errors
-(non-negative least squares). Pure; with about a dozen unknowns, plain Python loops are fast enough.
+(non-negative least squares). With about a dozen unknowns, plain Python loops are fast enough.
 
 The cost as a function of the number of rows is piecewise linear. Each segment has its own non-negative rise, so more
 tokens never cost less.
 
-    share of a segment's rise:   0 before the segment, 1 after it, linear within it
+    fraction of a segment's rise:   0 before the segment, 1 after it, linear within it
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from quire.errors import InvariantError
 
 ROUNDS = 5_000
 """Passes of coordinate descent over all unknowns."""
-HELD_OUT = 5
-"""Every fifth step is left out of the fit and used to estimate its error."""
-LEAST_STEPS = 40
+TEST_EVERY = 5
+"""Every fifth step is not used for the fit, but to estimate its error."""
+MIN_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,45 +31,45 @@ class TimedStep:
     duration_s: float
 
 
-def fitted_profile(name: str, steps: Sequence[TimedStep]) -> StepProfile:
-    """Return the best-fitting profile. Raises InvariantError if there are fewer than LEAST_STEPS steps."""
-    if len(steps) < LEAST_STEPS or min(one.duration_s for one in steps) <= 0.0:
-        raise InvariantError(f"expected at least {LEAST_STEPS} steps that took time for a profile, got {len(steps)}")
-    points = _points(max(one.load.num_rows for one in steps))
-    taught = [one for at, one in enumerate(steps) if at % HELD_OUT]
-    profile = _profile(name, points, _nearest([(_parts(one.load, points), one.duration_s) for one in taught]))
-    held_out = [abs(profile.duration_s(one.load) / one.duration_s - 1.0) for one in steps[::HELD_OUT]]
-    return replace(profile, relative_error=median(held_out))
+def fit_profile(name: str, steps: Sequence[TimedStep]) -> StepProfile:
+    """Return the best-fitting profile. Raises InvariantError if there are fewer than MIN_STEPS steps."""
+    if len(steps) < MIN_STEPS or min(step.duration_s for step in steps) <= 0.0:
+        raise InvariantError(f"expected at least {MIN_STEPS} steps of more than 0 seconds, got {len(steps)} steps")
+    points = _points(max(step.load.num_rows for step in steps))
+    samples = [(_coefficients(step.load, points), step.duration_s) for i, step in enumerate(steps) if i % TEST_EVERY]
+    profile = _profile(name, points, _fit_costs(samples))
+    errors = [abs(profile.duration_s(step.load) / step.duration_s - 1.0) for step in steps[::TEST_EVERY]]
+    return replace(profile, relative_error=median(errors))
 
 
-def _points(most_rows: int) -> list[int]:
-    """Return 0, 1, 2, 4, ... up to the first power of two that is at least `most_rows`."""
+def _points(max_rows: int) -> list[int]:
+    """Return 0, 1, 2, 4, ... up to the first power of two that is at least `max_rows`."""
     points = [0, 1]
-    while points[-1] < most_rows:
+    while points[-1] < max_rows:
         points.append(points[-1] * 2)
     return points
 
 
-def _parts(load: StepLoad, points: Sequence[int]) -> list[float]:
-    """Return the coefficients of one step: its quantity of each unknown cost."""
-    rises = [min(1.0, max(0.0, (load.num_rows - before) / (after - before))) for before, after in pairwise(points)]
-    return [*rises, load.num_answering, load.num_context_tokens, load.num_pairs]
+def _coefficients(load: StepLoad, points: Sequence[int]) -> list[float]:
+    """Return the coefficients of one step in the fit: how often it pays each unknown cost."""
+    rises = [min(1.0, max(0.0, (load.num_rows - start) / (end - start))) for start, end in pairwise(points)]
+    return [*rises, load.num_decoding, load.num_context_tokens, load.num_pairs]
 
 
-def _nearest(steps: Sequence[tuple[list[float], float]]) -> list[float]:
+def _fit_costs(steps: Sequence[tuple[list[float], float]]) -> list[float]:
     """Return the non-negative costs with the least sum of squared relative errors."""
     count = len(steps[0][0])
-    scaled = [[part / took_s for part in parts] for parts, took_s in steps]
-    products = [[sum(row[one] * row[two] for row in scaled) for two in range(count)] for one in range(count)]
-    wanted = [sum(row[one] for row in scaled) for one in range(count)]
+    scaled = [[part / duration_s for part in parts] for parts, duration_s in steps]
+    products = [[sum(row[i] * row[j] for row in scaled) for j in range(count)] for i in range(count)]
+    targets = [sum(row[i] for row in scaled) for i in range(count)]
     costs = [0.0] * count
-    refine_costs(costs, products, wanted, ROUNDS)
+    refine_costs(costs, products, targets, ROUNDS)
     return costs
 
 
 def _profile(name: str, points: Sequence[int], costs: Sequence[float]) -> StepProfile:
     *rises, answering_s, context_token_s, pair_s = costs
-    heights = [sum(rises[:at]) for at in range(len(points))]
+    heights = [sum(rises[:count]) for count in range(len(points))]
     return StepProfile(
         name,
         answering_s=answering_s,

@@ -2,7 +2,7 @@
 
     seconds =  per step
              + a curve over all tokens fed                weights are read once and shared by all rows
-             + per decoding sequence                      its last row is multiplied by the vocabulary, and sampled
+             + per decoding sequence                      logits of its last row, and sampling
              + per prompt token                           only for profiles set by hand
              + per token of context                       keys and values that the step reads
              + per pair of prompt token and context       attention over long prompts
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from quire.core.step import StepPlan
 from quire.errors import ConfigError
 
-COSTS = ("step_s", "answering_s", "prompt_token_s", "context_token_s", "pair_s")
-BY_HAND = {"prompt": "prompt tokens/s", "answer": "answer tokens/s of one sequence", "kv": "KV bytes of a token"}
-"""The numbers of a profile set by hand; in addition `bytes`: bytes/s at which keys and values are read."""
+COST_NAMES = ("step_s", "answering_s", "prompt_token_s", "context_token_s", "pair_s")
+HAND_SET_KEYS = {"prompt": "prompt tokens/s", "answer": "answer tokens/s of one sequence", "kv": "KV bytes of a token"}
+"""Keys of a profile that is set by hand; a further key is `bytes`: bytes/s at which keys and values are read."""
 
 
 class StepLoad(NamedTuple):
     """The quantities of a step that determine its duration."""
 
-    num_answering: int
-    """Number of sequences that feed exactly one token."""
+    num_decoding: int
+    """Number of decoding sequences: those that feed exactly one token."""
     num_prompt_tokens: int
     num_context_tokens: int
     """Number of tokens whose keys and values are read, summed over sequences."""
@@ -39,20 +39,20 @@ class StepLoad(NamedTuple):
     @classmethod
     def of(cls, plan: StepPlan) -> "StepLoad":
         """Return the load of a plan."""
-        num_answering = num_prompt_tokens = num_context_tokens = num_pairs = 0
+        num_decoding = num_prompt_tokens = num_context_tokens = num_pairs = 0
         for item in plan.items:
             num_fed, first = len(item.token_ids), item.first_position
             num_context_tokens += first + num_fed
             if num_fed == 1:
-                num_answering += 1
+                num_decoding += 1
             else:
                 num_prompt_tokens += num_fed
                 num_pairs += num_fed * (first + num_fed // 2)
-        return cls(num_answering, num_prompt_tokens, num_context_tokens, num_pairs)
+        return cls(num_decoding, num_prompt_tokens, num_context_tokens, num_pairs)
 
     @property
     def num_rows(self) -> int:
-        return self.num_answering + self.num_prompt_tokens
+        return self.num_decoding + self.num_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,29 +68,28 @@ class StepProfile:
     row_points: tuple[tuple[int, float], ...] = ()
     """(tokens fed, seconds), both rising; linear between two points, and extrapolated from the last two."""
     is_by_hand: bool = False
-    """Set by hand, not measured."""
+    """Whether the profile was set by hand, not measured."""
     relative_error: float = 0.0
     """Median relative error on steps that the profile was not fitted to."""
 
     def __post_init__(self) -> None:
-        costs = {name: getattr(self, name) for name in COSTS}
-        wrong = {name: value for name, value in costs.items() if not 0.0 <= value < 3600.0}
-        if wrong or not (any(costs.values()) or self.row_points):
+        costs = {name: getattr(self, name) for name in COST_NAMES}
+        invalid = {name: value for name, value in costs.items() if not 0.0 <= value < 3600.0}
+        if invalid or not (any(costs.values()) or self.row_points):
             raise ConfigError(
-                f"expected costs of a profile from 0 to 3,600 seconds and not all of them 0, got {wrong or costs}; "
+                f"expected profile costs between 0 and 3,600 seconds and not all of them 0, got {invalid or costs}; "
                 "correct the file, or leave --profile out",
                 code="invalid_costs",
             )
         points = list(self.row_points)
         if len(points) == 1 or any(
-            not 0 <= rows < more or not 0.0 <= took_s <= longer_s
-            for (rows, took_s), (more, longer_s) in pairwise(points)
+            not 0 <= rows_a < rows_b or not 0.0 <= a_s <= b_s for (rows_a, a_s), (rows_b, b_s) in pairwise(points)
         ):
-            raise ConfigError(f"expected row_points of a profile to be none or at least two, rising, got {points}")
+            raise ConfigError(f"expected no row_points in a profile, or at least two rising ones, got {points}")
 
     @property
     def origin(self) -> str:
-        """Describes the source of the step times, for reports."""
+        """The source of the step times, as a sentence for reports."""
         if self.is_by_hand:
             return "step times by hand: not measured"
         return f"step times of {self.name}, within {self.relative_error:.0%}"
@@ -99,7 +98,7 @@ class StepProfile:
         """Return the predicted duration of one step on a machine that is `speed` times as fast."""
         return (
             self.step_s
-            + self.answering_s * load.num_answering
+            + self.answering_s * load.num_decoding
             + self.prompt_token_s * load.num_prompt_tokens
             + self.context_token_s * load.num_context_tokens
             + self.pair_s * load.num_pairs
@@ -108,16 +107,16 @@ class StepProfile:
 
     def _rows_s(self, num_rows: int) -> float:
         points = self.row_points
-        after = min(max(bisect_left(points, (num_rows,)), 1), len(points) - 1)
-        (rows, took_s), (more, longer_s) = points[after - 1], points[after]
-        return max(0.0, took_s + (longer_s - took_s) * (num_rows - rows) / (more - rows))
+        index = min(max(bisect_left(points, (num_rows,)), 1), len(points) - 1)
+        (rows_a, a_s), (rows_b, b_s) = points[index - 1], points[index]
+        return max(0.0, a_s + (b_s - a_s) * (num_rows - rows_a) / (rows_b - rows_a))
 
     @classmethod
     def by_hand(
         cls, prompt_tokens_per_s: float, step_s: float, kv_bytes_per_token: float = 0.0, bytes_per_s: float = 1.0
     ) -> "StepProfile":
-        """Return a profile of a machine that was not measured, from its prefill speed, the duration of a step that only
-        reads weights, and the size and read speed of keys and values."""
+        """Return a profile without measurements, from the prefill speed, the duration of a step that only reads
+        weights, and the size and read speed of keys and values."""
         return cls(
             "by hand",
             step_s,
@@ -128,15 +127,15 @@ class StepProfile:
 
     @classmethod
     def parse(cls, text: str) -> "StepProfile":
-        """Read a file, or numbers set by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
+        """Parse a file name, or numbers set by hand: `prompt=16000,answer=100,kv=131072,bytes=2e12`."""
         if "=" not in text:
             return cls.read(Path(text))
         try:
             numbers = {name: float(number) for name, _, number in (part.partition("=") for part in text.split(","))}
-            if not {"prompt", "answer"} <= numbers.keys() <= {*BY_HAND, "bytes"} or min(numbers.values()) <= 0:
+            if not {"prompt", "answer"} <= numbers.keys() <= {*HAND_SET_KEYS, "bytes"} or min(numbers.values()) <= 0:
                 raise ValueError("unexpected names, or not all numbers are above 0")
         except ValueError as error:
-            keys = ", ".join(f"{name} ({what})" for name, what in BY_HAND.items())
+            keys = ", ".join(f"{name} ({meaning})" for name, meaning in HAND_SET_KEYS.items())
             raise ConfigError(
                 f"expected {keys} and bytes (read in a second) as numbers for a profile by hand, the last two together "
                 f"or not at all, got {text!r}: {error}; for example prompt=16000,answer=100"
@@ -155,7 +154,7 @@ class StepProfile:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"the profile {path} cannot be read: {error}; make one with `quire bench engine MODEL --profile FILE`, "
-                "or give numbers by hand such as prompt=16000,answer=100",
+                "or pass numbers such as prompt=16000,answer=100",
                 code="cannot_read_profile",
             ) from error
 

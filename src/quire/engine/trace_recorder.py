@@ -1,4 +1,4 @@
-"""Writes an engine's commands and steps to a trace file, line by line. Stands between engine and file; decides nothing.
+"""Writes an engine's commands and steps to a trace file, line by line (`trace_records`).
 
 An error while recording ends the trace, never the engine. Commands and plans are recorded before the engine acts on
 them, so that the trace of a crashed worker contains the line that led to the crash.
@@ -18,25 +18,25 @@ from quire.engine.trace_records import (
     Cleared,
     EventsRecord,
     ExplainedRecord,
-    GaveUp,
-    PermutedNames,
+    PermutedTokenIds,
     Planned,
     PlanRows,
+    RequestRefused,
     Restored,
     Returned,
+    StepAborted,
     Submitted,
+    TokenIdMapping,
     TracedOutcome,
     TracedSampling,
     TraceHeader,
-    TraceTokenNames,
-    TurnedAway,
     event_fields,
 )
 from quire.observe.trace_file import TraceFile
 
-FAILED = "the row failed"
+ROW_FAILED_MESSAGE = "the row failed"
 """Replaces all error messages in a trace with permuted tokens, because a real message may quote tokens or a grammar."""
-_SAME_FIELDS = {*Request.__struct_fields__} & {*Submitted.__struct_fields__} - {"prompt", "continuations"}
+_UNCHANGED_FIELDS = {*Request.__struct_fields__} & {*Submitted.__struct_fields__} - {"prompt", "continuations"}
 """Request fields that a trace contains unchanged, because they contain no tokens."""
 
 
@@ -46,59 +46,59 @@ class TraceSettings(msgspec.Struct, frozen=True):
     path: str
     max_bytes: int
     key: bytes
-    """Key of the permutation of token ids: equal for all workers of a trace, and not part of the file."""
-    has_own_tokens: bool = False
+    """Key of the permutation of token ids: the same for all workers of a trace; not written to the file."""
+    has_real_token_ids: bool = msgspec.field(default=False, name="has_own_tokens")
     quire: str = ""
     """The version of quire that writes the trace."""
 
 
 class TraceRecorder:
-    """Records one session, from a worker's start to its end."""
+    """Records one session: a worker from its start to its end."""
 
-    def __init__(self, file: TraceFile, header: TraceHeader, names: TraceTokenNames) -> None:
+    def __init__(self, file: TraceFile, header: TraceHeader, map_ids: TokenIdMapping) -> None:
         self._file = file
-        self._names = names
+        self._map_ids = map_ids
         self._encode = msgspec.json.Encoder().encode
         self._rows = PlanRows()
         self._plan: StepPlan | None = None
-        self._has_own_tokens = header.has_own_tokens
+        self._has_real_token_ids = header.has_real_token_ids
         self._record(lambda: header)
 
-    def entering(self, request: Request, *, is_restored: bool) -> None:
+    def record_request(self, request: Request, *, is_restored: bool) -> None:
         """Record a request just before the scheduler receives it."""
-        self._record(lambda: self._entered(request, is_restored=is_restored))
+        self._record(lambda: self._request_record(request, is_restored=is_restored))
 
-    def refused(self, answer: Refused) -> None:
+    def record_refusal(self, event: Refused) -> None:
         """Record that the scheduler refused the last request."""
-        self._record(lambda: TurnedAway(request_id=answer.request_id, kind=answer.kind))
+        self._record(lambda: RequestRefused(request_id=event.request_id, kind=event.kind))
 
-    def cancelling(self, request_id: str, index: int | None) -> None:
+    def record_cancellation(self, request_id: str, index: int | None) -> None:
         """Record a cancellation."""
         self._record(lambda: Cancelled(request_id=request_id, index=index))
 
-    def clearing(self) -> None:
+    def record_clear(self) -> None:
         """Record that all unused cached blocks are about to be dropped."""
         self._record(Cleared)
 
-    def asking(self, now_s: float) -> None:
-        """Record an explain request, which passes its time to the memory."""
+    def record_explain(self, now_s: float) -> None:
+        """Record an explain request, because it sets the time of the KV memory."""
         self._record(lambda: ExplainedRecord(at_s=now_s))
 
-    def planned(self, plan: StepPlan, now_s: float) -> None:
+    def record_plan(self, plan: StepPlan, now_s: float) -> None:
         """Record the plan that the scheduler returned for this time."""
-        self._record(lambda: self._planned(plan, now_s))
+        self._record(lambda: self._plan_record(plan, now_s))
 
-    def returned(self, result: StepResult, now_s: float) -> None:
+    def record_result(self, result: StepResult, now_s: float) -> None:
         """Record a step's result just before the scheduler receives it."""
-        self._record(lambda: self._returned(result, now_s))
+        self._record(lambda: self._result_record(result, now_s))
 
     def record_events(self, events: Sequence[RequestEvent]) -> None:
         """Record the events that the engine returns."""
-        self._record(lambda: EventsRecord(events=found) if (found := event_fields(events)) else None)
+        self._record(lambda: EventsRecord(events=fields) if (fields := event_fields(events)) else None)
 
-    def giving_up(self) -> None:
-        """Record that sequences with recurrent state restart from a saved state."""
-        self._record(GaveUp)
+    def record_abort(self) -> None:
+        """Record that the step was aborted and sequences with recurrent state are preempted."""
+        self._record(StepAborted)
 
     def close(self) -> None:
         """Write buffered lines and close the file."""
@@ -107,37 +107,37 @@ class TraceRecorder:
     # -- lines ---------------------------------------------------------------------------------------------------------
 
     def _record(self, make: Callable[[], AnyTraceRecord | None]) -> None:
-        if self._file.why_ended is None:
+        if self._file.end_reason is None:
             try:
                 if (record := make()) is not None:
                     self._file.put(self._encode(record) + b"\n")
             except Exception as error:
                 self._file.end(f"could not write a line: {type(error).__name__}")
 
-    def _entered(self, request: Request, *, is_restored: bool) -> Submitted | Restored:
-        params, names = request.params, self._names
+    def _request_record(self, request: Request, *, is_restored: bool) -> Submitted | Restored:
+        params, map_ids = request.params, self._map_ids
         sampling = TracedSampling(
             params.max_tokens,
             params.min_tokens,
-            tuple(sorted(names(params.stop_token_ids))),
+            tuple(sorted(map_ids(params.stop_token_ids))),
             params.prompt_logprobs,
             params.logprobs,
             params.temperature,
         )
-        kind = Restored if is_restored else Submitted
-        return kind(
-            prompt=tuple(names(request.prompt)),
+        record_type = Restored if is_restored else Submitted
+        return record_type(
+            prompt=tuple(map_ids(request.prompt)),
             sampling=sampling,
             continuations=tuple(
-                msgspec.structs.replace(one, produced=tuple(names(one.produced))) for one in request.continuations
+                msgspec.structs.replace(part, produced=tuple(map_ids(part.produced))) for part in request.continuations
             ),
             has_grammar=request.grammar is not None,
-            **{name: getattr(request, name) for name in _SAME_FIELDS},
+            **{name: getattr(request, name) for name in _UNCHANGED_FIELDS},
         )
 
-    def _planned(self, plan: StepPlan, now_s: float) -> Planned:
-        drafts = {item.sequence_id: tuple(self._names(item.drafts)) for item in plan.items if item.num_drafts}
-        rows = self._rows.of(plan, drafts)
+    def _plan_record(self, plan: StepPlan, now_s: float) -> Planned:
+        drafts = {item.sequence_id: tuple(self._map_ids(item.drafts)) for item in plan.items if item.num_drafts}
+        rows = self._rows.to_rows(plan, drafts)
         self._plan = plan
         return Planned(
             step=plan.step,
@@ -146,10 +146,10 @@ class TraceRecorder:
             copies=plan.copies,
             slot_copies=plan.slot_copies,
             keeps=plan.keeps,
-            held=plan.held,
+            waiting_ids=plan.waiting_ids,
         )
 
-    def _returned(self, result: StepResult, now_s: float) -> Returned:
+    def _result_record(self, result: StepResult, now_s: float) -> Returned:
         plan, rows = self._plan, result.rows
         outcomes = () if plan is None else tuple(self._outcome(rows.get(item.sequence_id)) for item in plan.items)
         return Returned(step=result.step, at_s=now_s, outcomes=outcomes)
@@ -158,11 +158,11 @@ class TraceRecorder:
         if row is None:
             return None
         if row.error is None and not row.forced and not row.scores and not row.work_tokens:
-            return tuple(self._names(row.token_ids))
-        tokens, forced = tuple(self._names(row.token_ids)), tuple(self._names(row.forced))
+            return tuple(self._map_ids(row.token_ids))
+        tokens, forced = tuple(self._map_ids(row.token_ids)), tuple(self._map_ids(row.forced))
         code, error = row.error or (None, None)
-        if error is not None and not self._has_own_tokens:
-            error = FAILED
+        if error is not None and not self._has_real_token_ids:
+            error = ROW_FAILED_MESSAGE
         return TracedOutcome(tokens, forced, len(row.scores), error, row.work_tokens, code)
 
 
@@ -181,5 +181,5 @@ class NoTrace(TraceRecorder):
 
 def open_recorder(settings: TraceSettings, header: TraceHeader) -> TraceRecorder:
     """Begin a session in the trace file. Raises ConfigError if it is missing or not private to this user."""
-    names: TraceTokenNames = list if header.has_own_tokens else PermutedNames(header.vocabulary_size, settings.key)
-    return TraceRecorder(TraceFile(Path(settings.path), settings.max_bytes), header, names)
+    ids: TokenIdMapping = list if header.has_real_token_ids else PermutedTokenIds(header.vocabulary_size, settings.key)
+    return TraceRecorder(TraceFile(Path(settings.path), settings.max_bytes), header, ids)

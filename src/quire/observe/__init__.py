@@ -1,1 +1,1 @@
-"""Metrics, logs, traces and spans. Callers pass in plain values; this package imports neither engine nor API."""
+"""Metrics, logs, traces and spans. Callers pass plain values; this package imports neither the engine nor the API."""

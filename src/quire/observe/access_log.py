@@ -1,6 +1,6 @@
 """Logs on stderr, as JSON or plain text: one line per request, and other messages.
 
-A JSON line is one object with all fields; a plain-text line has the same fields as `name=value` after the time.
+A JSON line is an object with all fields; a plain-text line has the same fields as `name=value` after time and level.
 """
 
 import logging
@@ -15,10 +15,10 @@ LogFormat = Literal["json", "plain"]
 ACCESS = logging.getLogger("quire.access")
 
 
-def set_up(form: LogFormat, level: int = logging.INFO, stream: TextIO | None = None) -> None:
-    """Send all logging to stderr in this format."""
-    handler = OnStderr() if stream is None else logging.StreamHandler(stream)
-    handler.setFormatter(JsonLines() if form == "json" else PlainLines())
+def configure_logging(log_format: LogFormat, level: int = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send all log messages to `stream` (None: stderr) in this format."""
+    handler = StderrHandler() if stream is None else logging.StreamHandler(stream)
+    handler.setFormatter(JsonLines() if log_format == "json" else PlainLines())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
@@ -32,18 +32,18 @@ def write_access(fields: Mapping[str, Any]) -> None:
 
 
 def write_routine(fields: Mapping[str, Any]) -> None:
-    """Log a routine request, such as a poll or a page's file, at debug level."""
+    """Log a routine request, such as a poll or a file of a web page, at debug level."""
     ACCESS.debug("request", extra={"fields": dict(fields)})
 
 
-class OnStderr(logging.Handler):
+class StderrHandler(logging.Handler):
     """Writes to the current `sys.stderr`, which a progress bar replaces while it is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record as one line, in a single write."""
         try:
             sys.stderr.write(f"{self.format(record)}\n")
-        except Exception:  # as every handler does: a logging failure must not break the caller
+        except Exception:  # as in every logging handler: a failure must not break the caller
             self.handleError(record)
 
 
@@ -65,7 +65,7 @@ class PlainLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", None)
-        text = " ".join(f"{name}={_plain(value)}" for name, value in fields.items()) if fields else record.getMessage()
+        text = " ".join(f"{name}={_quote(value)}" for name, value in fields.items()) if fields else record.getMessage()
         line = f"{_time(record)} {record.levelname.lower()} {text}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -74,6 +74,6 @@ def _time(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
-def _plain(value: object) -> str:
+def _quote(value: object) -> str:
     text = str(value)
     return text if text and text.isprintable() and " " not in text else repr(text)

@@ -1,7 +1,7 @@
 """Prometheus metrics under vLLM's names, for existing dashboards, gateways and autoscalers.
 
-The API updates counters and histograms: output tokens as they arrive, the rest with one `ModelFigures` per request.
-Gauges, and the engine's counters where available, are read at each scrape from a snapshot (`Picture`) of each model.
+The API updates counters and histograms: output tokens as they arrive, the rest with one `RequestMetrics` per request.
+Gauges, and the engine's counters where available, are read at each scrape from a `ModelSnapshot` of each model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-LONGEST_TOKENS = 1 << 20
+MAX_TOKENS = 1 << 20
 
 FIRST_TOKEN_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
                  2560)  # fmt: skip
@@ -25,22 +25,22 @@ PHASE_S = (.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 
 ANSWERS = (1, 2, 5, 10, 20)
 
 
-def one_two_five(up_to: int) -> tuple[int, ...]:
-    """Return 1, 2, 5, 10, 20, 50, ... up to a limit."""
+def one_two_five(limit: int) -> tuple[int, ...]:
+    """Return 1, 2, 5, 10, 20, 50, ... up to `limit`."""
     steps = (digit * 10**power for power in range(12) for digit in (1, 2, 5))
-    return tuple(step for step in steps if step <= up_to)
+    return tuple(step for step in steps if step <= limit)
 
 
-TOKENS = one_two_five(LONGEST_TOKENS)
+TOKENS = one_two_five(MAX_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFigures:
+class RequestMetrics:
     """Metrics of one finished request."""
 
     model: str
     reason: str
-    """`stop`, `length`, `abort` or `error`."""
+    """Why the request finished: `stop`, `length`, `abort` or `error`."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
@@ -65,19 +65,19 @@ ENGINE_TOTALS: Mapping[str, tuple[str, str]] = {
 """An engine's counters since its worker started: metric name and help."""
 Meter = Callable[[float], None]
 TokenMeters = tuple[Meter, Meter]
-"""Called with the time between two tokens, and with the number of new tokens. Both are called during the response, so
-that rates are current."""
+"""Two callbacks: one gets the seconds between two tokens, the other the number of new tokens. Both are called during
+the response, so that rates are current."""
 
 
-def _noop(_figure: float) -> None: ...
+def _noop(_value: float) -> None: ...
 
 
 UNMETERED: TokenMeters = (_noop, _noop)
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """A snapshot of a model at the time of a scrape. None: not available in this process."""
+class ModelSnapshot:
+    """The state of a model at the time of a scrape. None: not available in this process."""
 
     model: str
     num_running: int
@@ -100,18 +100,18 @@ class Metrics:
     def __init__(self, prefix: str = "vllm") -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._prefix = prefix
-        self._pictures = _Pictures(prefix)
-        self.registry.register(self._pictures)
+        self._snapshots = _SnapshotCollector(prefix)
+        self.registry.register(self._snapshots)
         self._make_counters()
         self._make_histograms()
         self.num_prompt_tokens = self.num_cached_tokens = 0
         """Totals over all finished requests."""
 
-    def watch(
-        self, pictures: Callable[[], Iterable[Picture]], work_cut: Callable[[], Mapping[str, int]] = dict
+    def set_sources(
+        self, snapshots: Callable[[], Iterable[ModelSnapshot]], work_cut: Callable[[], Mapping[str, int]] = dict
     ) -> None:
-        """Set the sources of the gauges, and of the number of work cuts by kind (`work_budget`)."""
-        self._pictures.source, self._pictures.work_cut = pictures, work_cut
+        """Set the functions that return the snapshots, and how often work was stopped at its budget, by kind."""
+        self._snapshots.source, self._snapshots.work_cut = snapshots, work_cut
 
     def token_meters(self, model: str) -> TokenMeters:
         """Return the token meters of one model."""
@@ -121,31 +121,31 @@ class Metrics:
         """Return the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
-    def observe(self, figures: ModelFigures) -> None:
+    def observe(self, metrics: RequestMetrics) -> None:
         """Record a finished request."""
-        where = (figures.model, ENGINE)
-        num_computed = figures.num_prompt_tokens - figures.num_cached_tokens
-        self.num_prompt_tokens += figures.num_prompt_tokens
-        self.num_cached_tokens += figures.num_cached_tokens
-        self._success.labels(*where, figures.reason).inc()
-        self._prompt.labels(*where).inc(figures.num_prompt_tokens)
-        self._by_source.labels(*where, "local_compute").inc(num_computed)
-        self._by_source.labels(*where, "local_cache_hit").inc(figures.num_cached_tokens)
-        self._cached.labels(*where).inc(figures.num_cached_tokens)
-        self._queries.labels(*where).inc(figures.num_prompt_tokens)
-        self._hits.labels(*where).inc(figures.num_cached_tokens)
-        self._preemptions.labels(*where).inc(figures.num_preemptions)
-        self._prompt_size.labels(*where).observe(figures.num_prompt_tokens)
-        self._computed_size.labels(*where).observe(num_computed)
-        self._answer_size.labels(*where).observe(figures.num_output_tokens)
-        self._longest.labels(*where).observe(figures.num_longest_answer)
-        self._n.labels(*where).observe(figures.num_answers)
-        if figures.max_tokens is not None:
-            self._max_tokens.labels(*where).observe(figures.max_tokens)
-        self._observe_times(figures, where)
+        labels = (metrics.model, ENGINE)
+        num_computed = metrics.num_prompt_tokens - metrics.num_cached_tokens
+        self.num_prompt_tokens += metrics.num_prompt_tokens
+        self.num_cached_tokens += metrics.num_cached_tokens
+        self._success.labels(*labels, metrics.reason).inc()
+        self._prompt.labels(*labels).inc(metrics.num_prompt_tokens)
+        self._by_source.labels(*labels, "local_compute").inc(num_computed)
+        self._by_source.labels(*labels, "local_cache_hit").inc(metrics.num_cached_tokens)
+        self._cached.labels(*labels).inc(metrics.num_cached_tokens)
+        self._queries.labels(*labels).inc(metrics.num_prompt_tokens)
+        self._hits.labels(*labels).inc(metrics.num_cached_tokens)
+        self._preemptions.labels(*labels).inc(metrics.num_preemptions)
+        self._prompt_size.labels(*labels).observe(metrics.num_prompt_tokens)
+        self._computed_size.labels(*labels).observe(num_computed)
+        self._answer_size.labels(*labels).observe(metrics.num_output_tokens)
+        self._longest.labels(*labels).observe(metrics.num_longest_answer)
+        self._n.labels(*labels).observe(metrics.num_answers)
+        if metrics.max_tokens is not None:
+            self._max_tokens.labels(*labels).observe(metrics.max_tokens)
+        self._observe_times(metrics, labels)
 
     def observe_reuse(self, model: str, reason: str, num_lost_tokens: int) -> None:
-        """Record the reason for a prompt's cache miss, and the tokens lost by it."""
+        """Record the reason for a prompt's first cache miss, and the tokens that were computed because of it."""
         self._misses.labels(model, ENGINE, reason).inc()
         self._lost.labels(model, ENGINE, reason).inc(num_lost_tokens)
 
@@ -153,18 +153,18 @@ class Metrics:
         """Record prompt tokens computed again because of changing lines, after the client was warned about them."""
         self._guarded.labels(model, ENGINE).inc(num_lost_tokens)
 
-    def _observe_times(self, figures: ModelFigures, where: tuple[str, str]) -> None:
-        self._total_s.labels(*where).observe(figures.total_s)
-        self._queue_s.labels(*where).observe(figures.queue_s)
-        if figures.first_token_s is None:
+    def _observe_times(self, metrics: RequestMetrics, labels: tuple[str, str]) -> None:
+        self._total_s.labels(*labels).observe(metrics.total_s)
+        self._queue_s.labels(*labels).observe(metrics.queue_s)
+        if metrics.first_token_s is None:
             return
-        decode_s = max(0.0, figures.total_s - figures.first_token_s)
-        self._first_s.labels(*where).observe(figures.first_token_s)
-        self._prefill_s.labels(*where).observe(max(0.0, figures.first_token_s - figures.queue_s))
-        self._decode_s.labels(*where).observe(decode_s)
-        self._inference_s.labels(*where).observe(max(0.0, figures.total_s - figures.queue_s))
-        if figures.num_longest_answer > 1:
-            self._per_token_s.labels(*where).observe(decode_s / (figures.num_longest_answer - 1))
+        decode_s = max(0.0, metrics.total_s - metrics.first_token_s)
+        self._first_s.labels(*labels).observe(metrics.first_token_s)
+        self._prefill_s.labels(*labels).observe(max(0.0, metrics.first_token_s - metrics.queue_s))
+        self._decode_s.labels(*labels).observe(decode_s)
+        self._inference_s.labels(*labels).observe(max(0.0, metrics.total_s - metrics.queue_s))
+        if metrics.num_longest_answer > 1:
+            self._per_token_s.labels(*labels).observe(decode_s / (metrics.num_longest_answer - 1))
 
     def _make_counters(self) -> None:
         self._success = self._counter("request_success", "Finished requests, by reason.", "finished_reason")
@@ -214,17 +214,17 @@ class Metrics:
         return Histogram(f"{self._prefix}:{name}", help_text, LABELS, buckets=buckets, registry=self.registry)
 
 
-class _Pictures(Collector):
-    """Gauges, built at each scrape."""
+class _SnapshotCollector(Collector):
+    """Yields gauges and engine counters, built from snapshots at each scrape."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self.source: Callable[[], Iterable[Picture]] = tuple
+        self.source: Callable[[], Iterable[ModelSnapshot]] = tuple
         self.work_cut: Callable[[], Mapping[str, int]] = dict
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metric families; values that a model does not have are left out."""
-        pictures = list(self.source())
+        """Yield all metric families, without values that a model does not have."""
+        snapshots = list(self.source())
         running = self._gauge("num_requests_running", "Running requests.")
         waiting = self._gauge("num_requests_waiting", "Waiting requests.")
         reasons = self._gauge("num_requests_waiting_by_reason", "Waiting requests, by reason.", "reason")
@@ -234,34 +234,34 @@ class _Pictures(Collector):
         restarts = CounterMetricFamily("quire:worker_restarts", "Times the worker was replaced.", labels=LABELS)
         steps = HistogramMetricFamily(f"{self._prefix}:iteration_tokens_total", "Tokens computed per step.",
                                       labels=LABELS)  # fmt: skip
-        for one in pictures:
-            where = (one.model, ENGINE)
-            running.add_metric(where, one.num_running)
-            waiting.add_metric(where, one.num_waiting)
-            reasons.add_metric((*where, "capacity"), one.num_waiting)
-            reasons.add_metric((*where, "deferred"), 0)
-            if one.kv_usage is not None:
-                usage.add_metric(where, one.kv_usage)
-            if one.num_blocks is not None:
-                config.add_metric((str(one.block_size), str(one.num_blocks), *where), 1)
-            if one.num_restarts is not None:
-                restarts.add_metric(where, one.num_restarts)
-            if one.step_sizes:
-                steps.add_metric(where, one.step_sizes, one.num_step_tokens)
-        yield from (running, waiting, reasons, usage, config, restarts, steps, *self._totals(pictures))
+        for snapshot in snapshots:
+            labels = (snapshot.model, ENGINE)
+            running.add_metric(labels, snapshot.num_running)
+            waiting.add_metric(labels, snapshot.num_waiting)
+            reasons.add_metric((*labels, "capacity"), snapshot.num_waiting)
+            reasons.add_metric((*labels, "deferred"), 0)
+            if snapshot.kv_usage is not None:
+                usage.add_metric(labels, snapshot.kv_usage)
+            if snapshot.num_blocks is not None:
+                config.add_metric((str(snapshot.block_size), str(snapshot.num_blocks), *labels), 1)
+            if snapshot.num_restarts is not None:
+                restarts.add_metric(labels, snapshot.num_restarts)
+            if snapshot.step_sizes:
+                steps.add_metric(labels, snapshot.step_sizes, snapshot.num_step_tokens)
+        yield from (running, waiting, reasons, usage, config, restarts, steps, *self._totals(snapshots))
 
-    def _totals(self, pictures: Sequence[Picture]) -> list[CounterMetricFamily]:
+    def _totals(self, snapshots: Sequence[ModelSnapshot]) -> list[CounterMetricFamily]:
         families = {
             name: CounterMetricFamily(metric.format(prefix=self._prefix), help_text, labels=LABELS)
             for name, (metric, help_text) in ENGINE_TOTALS.items()
         }
-        for one in pictures:
-            for name, total in one.totals:
-                families[name].add_metric((one.model, ENGINE), total)
-        cut = CounterMetricFamily("quire:work_cut", "Work stopped at its budget, by kind.", labels=("kind",))
+        for snapshot in snapshots:
+            for name, total in snapshot.totals:
+                families[name].add_metric((snapshot.model, ENGINE), total)
+        work_cuts = CounterMetricFamily("quire:work_cut", "Work stopped at its budget, by kind.", labels=("kind",))
         for kind, count in self.work_cut().items():
-            cut.add_metric((kind,), count)
-        return [*families.values(), cut]
+            work_cuts.add_metric((kind,), count)
+        return [*families.values(), work_cuts]
 
     def _gauge(self, name: str, help_text: str, *labels: str) -> GaugeMetricFamily:
         return GaugeMetricFamily(f"{self._prefix}:{name}", help_text, labels=(*LABELS, *labels))

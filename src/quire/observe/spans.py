@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, one per request; needs the extra `otel`. Spans contain metrics and no tokens.
+"""OpenTelemetry spans, one per request; needs the extra `otel`. Attributes are counts and times, never text or tokens.
 
-A thread of the OpenTelemetry library queues a bounded number of spans and sends them in batches; spans that cannot be
-sent are dropped. The library is imported only if spans are enabled.
+The OpenTelemetry library queues a bounded number of spans and sends them in batches from its own thread; spans that it
+cannot send are dropped. The library is imported only if spans are enabled.
 """
 
 import logging
@@ -34,17 +34,17 @@ class RequestSpan:
     ended_unix_s: float
     attributes: Mapping[str, AttributeValue]
     traceparent: str = ""
-    """The client's traceparent header."""
+    """The client's traceparent header, or empty."""
     error: str = ""
-    """The error code."""
+    """The error code; empty if the request succeeded."""
 
 
 class RequestSpanWriter:
     """Writes spans to one span processor of the library."""
 
     def __init__(self, processor: "SpanProcessor", version: str) -> None:
-        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - an extra
-        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - the same
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415 - optional dependency
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415 - optional dependency
 
         name = os.environ.get("OTEL_SERVICE_NAME") or "quire"
         resource = Resource.create({"service.name": name, "service.version": version})
@@ -64,13 +64,13 @@ class RequestSpanWriter:
 
     def close(self) -> None:
         """Send the remaining spans, waiting at most `CLOSE_S`."""
-        closing = threading.Thread(target=self._provider.shutdown, name="quire-spans", daemon=True)
-        closing.start()
-        closing.join(CLOSE_S)
+        thread = threading.Thread(target=self._provider.shutdown, name="quire-spans", daemon=True)
+        thread.start()
+        thread.join(CLOSE_S)
 
     def _write(self, span: RequestSpan) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode  # noqa: PLC0415 - the same
-        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - the same
+        from opentelemetry.trace import SpanKind, Status, StatusCode  # noqa: PLC0415 - optional dependency
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - optional dependency
             TraceContextTextMapPropagator,
         )
 
@@ -85,22 +85,22 @@ class RequestSpanWriter:
 
 
 def open_spans(endpoint: str | None, version: str, environ: Mapping[str, str] = os.environ) -> RequestSpanWriter | None:
-    """Open a span writer for the endpoint of the setting, or of OpenTelemetry's variables; None if neither is set.
+    """Open a writer for `endpoint`, or for the endpoint in OpenTelemetry's variables; None if neither is set.
 
-    If the library is not installed: raises ConfigError with the setting, but only logs a warning with the variables,
-    which may be meant for other programs.
+    If the library is not installed: raises ConfigError if `endpoint` is set, but only logs a warning if a variable is
+    set, because variables may be meant for other programs.
     """
     if endpoint is None and not any(environ.get(name) for name in ENDPOINT_VARIABLES):
         return None
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - the same
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - the same
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - optional
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - optional dependency
     except ImportError as error:
-        words = f"spans need OpenTelemetry, which is not installed ({error.name}); install quire[otel]"
+        message = f"spans need OpenTelemetry, which is not installed ({error.name}); install quire[otel]"
         if endpoint is not None:
-            raise ConfigError(words, ("otel",)) from error
-        log.warning("%s", words)
+            raise ConfigError(message, ("otel",)) from error
+        log.warning("%s", message)
         return None
-    # Without a URL, the library reads the variables itself.
+    # If the URL is None, the library reads the variables itself.
     url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
     return RequestSpanWriter(BatchSpanProcessor(OTLPSpanExporter(endpoint=url, timeout=EXPORT_S)), version)

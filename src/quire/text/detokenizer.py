@@ -6,11 +6,11 @@ The text of a whole answer is defined as
 
 - An answer after a prompt keeps its leading space. Without a prompt, some tokenizers drop that space.
 - A character that starts in the prompt and is completed by the answer belongs to the answer.
-- If the answer does not complete it, the prompt's text already ends with its U+FFFD, and the answer omits it.
+- A character that the answer does not complete is a U+FFFD at the end of the prompt's text, not of the answer.
 
-For every sequence of ids, the joined deltas equal that text, because both decode the same bytes. At most three bytes,
-the start of an incomplete character, are kept between tokens. No byte is decoded twice, so the cost per token is
-constant, even after a million tokens that produced no text.
+For every sequence of ids, the joined deltas equal that text, because both are decoded from the same bytes. Between
+tokens, at most three bytes are kept: the start of an incomplete character. No byte is decoded twice, so the cost per
+token is constant, even after a million tokens that produced no text.
 """
 
 from codecs import getincrementaldecoder
@@ -20,15 +20,15 @@ from quire.text.stop_strings import Delta, StopStrings
 from quire.text.tokenizer import Tokenizer
 
 UTF8_UNFINISHED_BYTES = 3
-"""Maximum bytes of an incomplete UTF-8 character. Lead and continuation bytes are distinct, so no more need be read."""
+"""Maximum bytes of an incomplete UTF-8 character, so at most this many bytes of the prompt are needed."""
 
 _Utf8Decoder = getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """The text of one sequence. Push each token, send the returned text, and call `finish` once."""
+    """The text of one sequence. Call `push` for each token and `finish` once; send the texts that they return."""
 
-    __slots__ = ("_bytes", "_decoder", "_hidden", "_is_at_start", "_is_mid_character")
+    __slots__ = ("_bytes", "_decoder", "_hidden", "_is_at_start", "_is_inside_character")
 
     stop: str | None = None
     """The stop string that ended the text; only `AnswerText` sets it."""
@@ -47,11 +47,11 @@ class Detokenizer:
         self._is_at_start = not tail
         """Neither the prompt nor the answer has produced text yet, so the next token is the first of the text."""
         self._decoder.decode(tail)
-        kept = self._decoder.getstate()[0].decode("utf-8", "replace")
-        if len(kept) > 1:
+        incomplete = self._decoder.getstate()[0].decode("utf-8", "replace")
+        if len(incomplete) > 1:
             # Python also keeps the first two bytes of an encoded surrogate, although no later byte makes them valid.
             self._decoder.reset()
-        self._is_mid_character = len(kept) == 1
+        self._is_inside_character = len(incomplete) == 1
         """The prompt ended inside a character that the answer may still complete."""
 
     def push(self, token_id: int) -> str:
@@ -64,21 +64,21 @@ class Detokenizer:
         if self._is_at_start:
             piece = self._bytes.at_start[token_id]
             self._is_at_start = False
-        return self._beyond_prompt(self._decoder.decode(piece))
+        return self._answer_part(self._decoder.decode(piece))
 
     def finish(self) -> str:
         """Return the remaining text: U+FFFD if the answer ends inside a character, else ""."""
-        return self._beyond_prompt(self._decoder.decode(b"", final=True))
+        return self._answer_part(self._decoder.decode(b"", final=True))
 
-    def _beyond_prompt(self, text: str) -> str:
-        if self._is_mid_character and text:
-            self._is_mid_character = False
+    def _answer_part(self, text: str) -> str:
+        if self._is_inside_character and text:
+            self._is_inside_character = False
             # The prompt's text already ends with this U+FFFD.
             return text.removeprefix("\ufffd")
         return text
 
     def _last_bytes(self, prompt_ids: Sequence[int]) -> bytes:
-        """The last bytes of the prompt, at most as many as an incomplete character has."""
+        """The last bytes of the prompt, at most `UTF8_UNFINISHED_BYTES`."""
         tail = b""
         for token_id in reversed(prompt_ids):
             if len(tail) >= UTF8_UNFINISHED_BYTES:
@@ -112,14 +112,14 @@ class AnswerText(Detokenizer):
         self.stop = None
 
     def push(self, token_id: int) -> str:
-        return self._shown(self._stops.push(super().push(token_id)))
+        return self._until_stop(self._stops.push(super().push(token_id)))
 
     def finish(self) -> str:
         """Return all text still held back, at the end of generation. The last text may complete a stop string."""
-        text = self._shown(self._stops.push(super().finish()))
+        text = self._until_stop(self._stops.push(super().finish()))
         return text + self._stops.flush()
 
-    def _shown(self, delta: Delta) -> str:
+    def _until_stop(self, delta: Delta) -> str:
         if delta.stop is None:
             return delta.text
         self.stop = delta.stop

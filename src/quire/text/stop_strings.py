@@ -4,8 +4,8 @@ The first stop string to be completed ends the text, just before the stop string
 completes several stop strings, the longest counts. So the result does not depend on how the text is split into pieces.
 A stop string is detected at its last character, so no further token is generated.
 
-    stops "abcd", "bc"     text "xabcd"  ->  "xa", stopped by "bc"       completed before "abcd"
-    stops "abc", "bc"      text "xabc"   ->  "x", stopped by "abc"       both completed at once: the longer
+    stops "abcd", "bc"     text "xabcd"  ->  "xa", stopped by "bc"       "bc" is completed before "abcd"
+    stops "abc", "bc"      text "xabc"   ->  "x", stopped by "abc"       both are completed at "c": the longer counts
 """
 
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ class Delta:
 class StopStrings:
     """Finds stop strings in a text that arrives in pieces, and holds back only a possible start of a stop string.
 
-    Cost: a few steps per character and stop string, and one copy of the held text per piece, whatever the total length.
+    Cost: a few steps per character and stop string, and one copy of the pending text per piece.
     """
 
-    __slots__ = ("_held", "_is_over", "_stops")
+    __slots__ = ("_is_over", "_pending", "_stops")
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise InvalidTextError("expected a stop string of at least one character, got an empty one; leave it out")
+            raise InvalidTextError("expected stop strings of at least one character, got an empty string; leave it out")
         # Longest first: if one character completes several stop strings, the longest is found first.
         self._stops = [_Search(stop) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._held = ""
+        self._pending = ""
         self._is_over = False
 
     def push(self, text: str) -> Delta:
@@ -45,39 +45,39 @@ class StopStrings:
             return Delta("")
         if not self._stops:
             return Delta(text)
-        window = self._held + text
-        for end, character in enumerate(text, start=len(self._held) + 1):
+        window = self._pending + text
+        for end, character in enumerate(text, start=len(self._pending) + 1):
             # Not `any`, which stops early: every search must receive every character.
-            found = [search for search in self._stops if search.feed(character)]
-            if found:
-                stop = found[0].stop
+            completed = [search for search in self._stops if search.feed(character)]
+            if completed:
+                stop = completed[0].stop
                 self._is_over = True
-                self._held = ""
+                self._pending = ""
                 return Delta(window[: end - len(stop)], stop)
-        num_held = max(search.num_matched for search in self._stops)
-        border = len(window) - num_held
-        self._held = window[border:]
-        return Delta(window[:border])
+        num_pending = max(search.num_matched for search in self._stops)
+        num_sendable = len(window) - num_pending
+        self._pending = window[num_sendable:]
+        return Delta(window[:num_sendable])
 
     def flush(self) -> str:
-        """Return the held text at the end of the text, where it can no longer become a stop string."""
-        held, self._held = self._held, ""
+        """Return the pending text at the end of the text, where it can no longer become a stop string."""
+        pending, self._pending = self._pending, ""
         self._is_over = True
-        return held
+        return pending
 
 
 class _Search:
     """Knuth-Morris-Pratt search: `num_matched` is the longest prefix of `stop` that the text so far ends with."""
 
-    __slots__ = ("_retreat", "num_matched", "stop")
+    __slots__ = ("_failure_table", "num_matched", "stop")
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
         self.num_matched = 0
-        self._retreat = [0]
+        self._failure_table = [0]
         """Failure table: at index n - 1, how many of n matched characters stay matched if the next one differs."""
         for character in stop[1:]:
-            self._retreat.append(self._step(self._retreat[-1], character))
+            self._failure_table.append(self._step(self._failure_table[-1], character))
 
     def feed(self, character: str) -> bool:
         """Return whether this character completes the stop string; must not be called again afterwards."""
@@ -86,5 +86,5 @@ class _Search:
 
     def _step(self, num_matched: int, character: str) -> int:
         while num_matched and self.stop[num_matched] != character:
-            num_matched = self._retreat[num_matched - 1]
+            num_matched = self._failure_table[num_matched - 1]
         return num_matched + (self.stop[num_matched] == character)

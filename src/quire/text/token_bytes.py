@@ -11,7 +11,7 @@ Two ways to find the bytes:
     DecodedBytes   all others, such as Llama 2, Mistral 7B and Gemma: the library decodes the token, once after
                    another token and once alone; `<0xNN>` is the byte NN
 
-A tokenizer whose text is not such a sum (if its decoder looks at the next token, for example) is refused when the model
+A tokenizer whose text is not such a sum (for example, if its decoder reads the next token) is rejected when the model
 is loaded. May import `tokenizers`; does not depend on requests.
 """
 
@@ -28,7 +28,7 @@ from quire.errors import CheckpointError
 SAMPLE = "Hello, world! It isn't 3.14 (or 2).\n\n\tdéjà vu  你好 שלום 👍🏽 {'a': [1]}"
 """Encoded and decoded once when a model is loaded, to check that its text is the sum of its tokens' bytes."""
 
-LARGEST_ID = (1 << 32) - 1
+MAX_ID = (1 << 32) - 1
 """Largest token id that the library accepts."""
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -53,10 +53,10 @@ class TokenTable(dict[int, bytes]):
         self._find = find
 
     def __missing__(self, token_id: int) -> bytes:
-        if not 0 <= token_id <= LARGEST_ID:
+        if not 0 <= token_id <= MAX_ID:
             return b""
-        found = self[token_id] = self._find(token_id)
-        return found
+        value = self[token_id] = self._find(token_id)
+        return value
 
 
 def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
@@ -65,7 +65,7 @@ def token_bytes_for(library: tokenizers.Tokenizer) -> TokenBytes:
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"]:
         return _byte_level(library)
     decoded = DecodedBytes(library, has_byte_tokens="ByteFallback" in kinds)
-    _check_is_a_sum(library, decoded, kinds)
+    _check_decoder(library, decoded, kinds)
     return decoded
 
 
@@ -80,12 +80,12 @@ def join_bytes(source: TokenBytes, token_ids: list[int]) -> bytes:
 
 
 def _byte_level(library: tokenizers.Tokenizer) -> TokenBytes:
-    """Tokens in GPT-2's alphabet of 256 printable characters, one per byte. All tokens are converted at once, which
-    takes a tenth of the time of loading the tokenizer."""
+    """Convert tokens in GPT-2's alphabet of 256 printable characters, one per byte. All tokens are converted at once,
+    which takes a tenth of the time of loading the tokenizer."""
     contents = {token_id: content for content, token_id in library.get_vocab(with_added_tokens=True).items()}
     contents |= {token_id: token.content for token_id, token in library.get_added_tokens_decoder().items()}
-    known = defaultdict(bytes, {token_id: _read(content) for token_id, content in contents.items()})
-    return TokenBytes(known, known)  # one table: these tokenizers drop nothing at the start
+    table = defaultdict(bytes, {token_id: _bytes_of(content) for token_id, content in contents.items()})
+    return TokenBytes(table, table)  # one table: these tokenizers drop nothing at the start
 
 
 class DecodedBytes(TokenBytes):
@@ -96,42 +96,42 @@ class DecodedBytes(TokenBytes):
     def __init__(self, library: tokenizers.Tokenizer, *, has_byte_tokens: bool) -> None:
         self._library = library
         self._has_byte_tokens = has_byte_tokens
-        self._anchor_id, self._anchor_text = self._find_anchor()
-        super().__init__(TokenTable(self._after_anchor), TokenTable(self._alone))
+        self._anchor_id, self._anchor_text = self._choose_anchor()
+        super().__init__(TokenTable(self._after_anchor), TokenTable(self._without_context))
 
     def _after_anchor(self, token_id: int) -> bytes:
         """The bytes that the token adds after the anchor, an ordinary token."""
         byte = self._byte(token_id)
-        both = self._decode([self._anchor_id, token_id])
-        return byte if byte is not None else both.removeprefix(self._anchor_text).encode()
+        text = self._decode([self._anchor_id, token_id])
+        return byte if byte is not None else text.removeprefix(self._anchor_text).encode()
 
-    def _alone(self, token_id: int) -> bytes:
+    def _without_context(self, token_id: int) -> bytes:
         """The bytes of the token alone. A byte token keeps its byte, because part of a character has no text."""
-        byte, alone = self._byte(token_id), self._decode([token_id])
-        return byte if byte is not None and alone else alone.encode()
+        byte, text = self._byte(token_id), self._decode([token_id])
+        return byte if byte is not None and text else text.encode()
 
     def _byte(self, token_id: int) -> bytes | None:
-        found = BYTE_TOKEN.fullmatch(self._library.id_to_token(token_id) or "") if self._has_byte_tokens else None
-        return bytes.fromhex(found[1]) if found else None
+        match = BYTE_TOKEN.fullmatch(self._library.id_to_token(token_id) or "") if self._has_byte_tokens else None
+        return bytes.fromhex(match[1]) if match else None
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._library.decode(token_ids, skip_special_tokens=False)
 
-    def _find_anchor(self) -> tuple[int, str]:
-        """Any token that decodes to letters or digits, and to the same text before another token."""
+    def _choose_anchor(self) -> tuple[int, str]:
+        """Return the first token that decodes to letters or digits, and to the same text before another token."""
         for token_id in sorted(self._library.get_vocab().values()):
             text = self._decode([token_id])
             is_plain = self._byte(token_id) is None and text.isalnum()
             if is_plain and self._decode([token_id, token_id]).startswith(text):
                 return token_id, text
-        missing = "expected a tokenizer with a plain token of letters or digits, found none; choose another"
-        raise CheckpointError(missing, code="plain_token_missing")
+        message = "expected a tokenizer with a plain token of letters or digits, found none; choose another model"
+        raise CheckpointError(message, code="plain_token_missing")
 
 
-def _read(content: str) -> bytes:
-    """One byte per character. A token with a character outside the alphabet is literal text, encoded as UTF-8.
+def _bytes_of(content: str) -> bytes:
+    """Return a byte per character. A token with a character outside the alphabet is literal text, encoded as UTF-8.
 
-    An added token such as `été`, literal but entirely within the alphabet, is decoded wrongly, as by the library.
+    A literal added token with only characters of the alphabet, such as `été`, is decoded wrongly, as by the library.
     """
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in content])
@@ -140,7 +140,7 @@ def _read(content: str) -> bytes:
 
 
 def _decoder_kinds(decoder: dict[str, object] | None) -> list[str]:
-    """The types of a decoder's steps, in order."""
+    """Return the types of a decoder's steps, in order."""
     if decoder is None:
         return ["none"]
     steps = decoder.get("decoders")
@@ -149,13 +149,13 @@ def _decoder_kinds(decoder: dict[str, object] | None) -> list[str]:
     return [str(decoder["type"])]
 
 
-def _check_is_a_sum(library: tokenizers.Tokenizer, decoded: DecodedBytes, kinds: list[str]) -> None:
+def _check_decoder(library: tokenizers.Tokenizer, decoded: DecodedBytes, kinds: list[str]) -> None:
     token_ids = library.encode(SAMPLE, add_special_tokens=False).ids
-    summed = join_bytes(decoded, token_ids).decode("utf-8", "replace")
-    if summed != library.decode(token_ids, skip_special_tokens=False):
-        rule = "expected a tokenizer whose text is the sum of its tokens, as streaming needs"
-        way_out = "choose a model with a byte-level or SentencePiece tokenizer"
-        raise CheckpointError(f"{rule}, got decoder {'+'.join(kinds)}; {way_out}", code="unsupported_decoder")
+    joined_text = join_bytes(decoded, token_ids).decode("utf-8", "replace")
+    if joined_text != library.decode(token_ids, skip_special_tokens=False):
+        message = "expected a tokenizer whose text is the sum of its tokens, as streaming needs"
+        hint = "choose a model with a byte-level or SentencePiece tokenizer"
+        raise CheckpointError(f"{message}, got decoder {'+'.join(kinds)}; {hint}", code="unsupported_decoder")
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -18,14 +18,14 @@ from quire.checkpoints import load_tokenizer
 from quire.errors import ConfigError, InvalidTextError, RequestTooLargeError
 from quire.text.token_bytes import join_bytes, token_bytes_for
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # text has threads of its own
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # quire encodes texts in its own thread pool
 
 
 class Tokenizer:
     """One model's tokenizer. Thread-safe.
 
-    Names of special tokens in a text become special tokens, as a raw prompt may need them. `control_tokens` prevents
-    that for conversations.
+    The name of a special token in a text becomes that token, because raw prompts may need it. For conversations, the
+    module `control_tokens` prevents this.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, max_bytes: int, max_tokens: int | None = None) -> None:
@@ -44,34 +44,34 @@ class Tokenizer:
         )
         self.library = library
         """The library's tokenizer, for compiling grammars from its vocabulary."""
-        self.encoder = self._bounded_twin()
+        self.encoder = self._truncating_encoder()
         """The library's tokenizer, with output truncated one token after `max_tokens`."""
         self.bytes = token_bytes_for(library)
         """The bytes that each token adds to a text."""
 
     @classmethod
     def from_files(cls, tokenizer_file: Path, max_bytes: int, max_tokens: int | None = None) -> "Tokenizer":
-        """Load a `tokenizer.json`. Texts over `max_bytes` in UTF-8 or over `max_tokens` will be refused."""
+        """Load a `tokenizer.json`. Longer texts, in UTF-8 bytes or in tokens, will be rejected."""
         return cls(load_tokenizer(tokenizer_file), max_bytes, max_tokens)
 
     def limited(self, max_bytes: int, max_tokens: int) -> "Tokenizer":
         """Return a copy with other limits, which shares the vocabulary."""
-        other = copy(self)
-        other.max_bytes, other.max_tokens = max_bytes, max_tokens
-        other.encoder = other._bounded_twin()
-        return other
+        clone = copy(self)
+        clone.max_bytes, clone.max_tokens = max_bytes, max_tokens
+        clone.encoder = clone._truncating_encoder()
+        return clone
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the text's token ids; a rendered chat template already has its special tokens. Raises
         InvalidTextError for a lone surrogate, RequestTooLargeError for a text over a limit."""
         self.check(text)
-        return self.not_too_many(encoded_ids(self.encoder, text, add_special_tokens))
+        return self.check_num_tokens(encoded_ids(self.encoder, text, add_special_tokens))
 
     def encoding(self, text: str) -> tokenizers.Encoding:
         """Return the text's tokens and their character offsets, without special tokens. Raises like `encode`."""
         self.check(text)
         encoding = encoded(self.encoder, text)
-        self.not_too_many(encoding.ids)
+        self.check_num_tokens(encoding.ids)
         return encoding
 
     def check(self, text: str) -> None:
@@ -89,11 +89,11 @@ class Tokenizer:
         if size > self.max_bytes:
             raise self._too_long(size)
 
-    def not_too_many(self, ids: list[int]) -> list[int]:
+    def check_num_tokens(self, ids: list[int]) -> list[int]:
         """Return these ids. Raises RequestTooLargeError if there are more than `max_tokens`."""
         if self.max_tokens is not None and len(ids) > self.max_tokens:
-            rule = f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
-            raise RequestTooLargeError(rule, code="too_many_tokens")
+            message = f"expected a prompt of at most {self.max_tokens} tokens, got more; shorten the prompt"
+            raise RequestTooLargeError(message, code="too_many_tokens")
         return ids
 
     def bound(self, library: tokenizers.Tokenizer) -> None:
@@ -108,22 +108,22 @@ class Tokenizer:
         library replaces every byte, valid ones too; here each invalid sequence becomes one U+FFFD.
         """
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
-        shown = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
-        return join_bytes(self.bytes, shown).decode("utf-8", "replace")
+        ids = [token_id for token_id in token_ids if token_id not in hidden and 0 <= token_id < self.vocabulary_size]
+        return join_bytes(self.bytes, ids).decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, at_start: bool = False) -> bytes:
-        """Return the bytes that the token adds to a text, or to an empty text if `at_start`; maybe part of a character.
+        """Return the bytes that the token adds to a text (to an empty text if `at_start`), maybe part of a character.
 
-        A special token adds its name, an id without a token adds no bytes.
+        A special token adds its name. An id without a token adds no bytes.
         """
         return self.bytes.at_start[token_id] if at_start else self.bytes.in_text[token_id]
 
     def _too_long(self, size: int) -> RequestTooLargeError:
-        rule = f"expected a text of at most {self.max_bytes} bytes, got at least {size}; shorten the prompt"
-        return RequestTooLargeError(rule, code="text_too_long")
+        message = f"expected a text of at most {self.max_bytes} bytes, got at least {size}; shorten the prompt"
+        return RequestTooLargeError(message, code="text_too_long")
 
-    def _bounded_twin(self) -> tokenizers.Tokenizer:
-        """A second tokenizer for truncation, which is a setting of the library's object; other code uses the first."""
+    def _truncating_encoder(self) -> tokenizers.Tokenizer:
+        """Return a tokenizer object with truncation enabled; other code uses the first object, without truncation."""
         twin = twin_of(self.library, {})
         is_equal = not twin.original_ids
         encoder = twin.library if is_equal else tokenizers.Tokenizer.from_str(self.library.to_str())
@@ -147,11 +147,11 @@ def encoded_ids(library: tokenizers.Tokenizer, text: str, add_special_tokens: bo
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """A second tokenizer on the vocabulary of another."""
+    """A second tokenizer object that shares the vocabulary of the first, but has its own settings."""
 
     library: tokenizers.Tokenizer
     original_ids: Mapping[int, int]
-    """Ids of the original tokenizer by the twin's id, where they differ."""
+    """Twin's id -> id in the original tokenizer, for tokens whose ids differ."""
 
 
 def twin_of(library: tokenizers.Tokenizer, names: Mapping[str, str]) -> Twin:
@@ -162,12 +162,12 @@ def twin_of(library: tokenizers.Tokenizer, names: Mapping[str, str]) -> Twin:
     """
     twin = tokenizers.Tokenizer(library.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
-        if (own := getattr(library, part)) is not None:
-            setattr(twin, part, own)
+        if (component := getattr(library, part)) is not None:
+            setattr(twin, part, component)
     added = [
-        (number, AddedToken(**{**token.__getstate__(), "content": names.get(token.content, token.content)}))
-        for number, token in sorted(library.get_added_tokens_decoder().items())
+        (token_id, AddedToken(**{**token.__getstate__(), "content": names.get(token.content, token.content)}))
+        for token_id, token in sorted(library.get_added_tokens_decoder().items())
     ]
     twin.add_tokens([token for _, token in added])
-    ids = {twin.token_to_id(token.content): number for number, token in added}
-    return Twin(twin, {own: number for own, number in ids.items() if own is not None and own != number})
+    ids = {twin.token_to_id(token.content): token_id for token_id, token in added}
+    return Twin(twin, {twin_id: old_id for twin_id, old_id in ids.items() if twin_id is not None and twin_id != old_id})

@@ -8,12 +8,12 @@ Encoding = Literal["map", "array"]
 
 @dataclass(frozen=True, slots=True)
 class KVEventSettings:
-    """The address and the encoding of a worker's KV-cache events."""
+    """Where and how a worker publishes KV-cache events; it keeps the last `num_kept_batches` for repeated requests."""
 
     endpoint: str
     """Bound if it is a wildcard (`tcp://*:5557`), local, ipc or inproc endpoint; connected to otherwise."""
     replay_endpoint: str = ""
-    """Address at which subscribers can request lost batches; empty: none."""
+    """Address at which subscribers can request lost batches; empty if they cannot."""
     topic: str = ""
     encoding: Encoding = "map"
     num_kept_batches: int = 10_000
@@ -24,11 +24,11 @@ class KVEventSettings:
     def of_worker(self, index: int) -> "KVEventSettings":
         """Return the settings of one worker of a server: workers publish on consecutive ports."""
         return replace(
-            self, endpoint=_shifted(self.endpoint, index), replay_endpoint=_shifted(self.replay_endpoint, index)
+            self, endpoint=_shift_port(self.endpoint, index), replay_endpoint=_shift_port(self.replay_endpoint, index)
         )
 
 
-def _shifted(endpoint: str, index: int) -> str:
+def _shift_port(endpoint: str, index: int) -> str:
     """Return the endpoint with its port increased by `index`, or with `index` appended if it has no port."""
     if not endpoint or not index:
         return endpoint

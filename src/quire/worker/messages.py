@@ -27,7 +27,7 @@ from quire.worker.kv_event_settings import KVEventSettings
 
 
 class Open(WireMessage, frozen=True):
-    """The first message: the model and its settings."""
+    """The first message: the model, its settings, and the secret `key` of its block hashes."""
 
     model: str
     settings: ModelSettings
@@ -79,7 +79,7 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     num_preemptions: int = 0
     step_tokens: tuple[int, ...] = ()
     """Number of tokens of each step since the last message."""
-    verdicts: tuple[AdmissionHint, ...] = ()
+    admission_hints: tuple[AdmissionHint, ...] = ()
     """Admission hints for tenants whose requests the worker's queue recently refused."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
@@ -87,9 +87,9 @@ class WorkerLoad(msgspec.Struct, array_like=True, frozen=True):
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     num_snapshots: int = 0
-    """Snapshots made for watchers; none are made without one."""
+    """Snapshots made for the live views of clients; without a view, none are made."""
     work: WorkSpent = WorkSpent()
-    """Processor time of grammars, for the tenants with the most."""
+    """CPU time spent on grammars, for the tenants with the largest amounts."""
 
 
 class Stepped(WireMessage, frozen=True):
@@ -97,11 +97,11 @@ class Stepped(WireMessage, frozen=True):
 
     events: tuple[RequestEvent, ...]
     load: WorkerLoad | None = None
-    """None: little has changed since the previous load."""
+    """None if it has hardly changed since the previous report."""
 
 
 class SnapshotMade(WireMessage, frozen=True):
-    """A snapshot for watchers."""
+    """A snapshot of the engine for the live views of clients."""
 
     snapshot: EngineSnapshot
 
@@ -109,8 +109,8 @@ class SnapshotMade(WireMessage, frozen=True):
 ToParent = LoadProgress | Ready | Failed | Stepped | SnapshotMade | CallReply
 
 encode_message = msgspec.msgpack.Encoder().encode
-_BETWEEN = "message between worker and parent"
-decode_to_worker: Callable[[bytes], ToWorker] = wire_decoder(ToWorker, _BETWEEN)
+_DESCRIPTION = "message between worker and parent"
+decode_to_worker: Callable[[bytes], ToWorker] = wire_decoder(ToWorker, _DESCRIPTION)
 """Decode a message from the parent. Raises MessageError."""
-decode_to_parent: Callable[[bytes], ToParent] = wire_decoder(ToParent, _BETWEEN)
+decode_to_parent: Callable[[bytes], ToParent] = wire_decoder(ToParent, _DESCRIPTION)
 """Decode a message from a worker. Raises MessageError."""

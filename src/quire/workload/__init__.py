@@ -5,8 +5,8 @@ Standard library only, without imports from the rest of quire, so that a workloa
     arrivals           arrival times
     scenarios          named workloads of requests         ┐ for the simulator,
     workload_request   one request                         ┘ whose prompts are token ids
-    visits             one client's conversation           ┐ for servers over HTTP,
-    mixes              named workloads of visits           │ quire or not: content has a name,
-    traces             published traces as visits          │ and is generated as text or
-    writing            named content as text or token ids  ┘ token ids when it is sent
+    visits             one client's conversation           ┐ for HTTP servers, quire or others:
+    mixes              named workloads of visits           │ content is a name and a length, and is
+    traces             published traces as visits          │ generated as text or token ids
+    writing            named content as text or token ids  ┘ when a request is sent
 """

@@ -1,4 +1,4 @@
-"""Arrival processes: endless streams of arrival times, in seconds from the start. Take as many as needed."""
+"""Arrival processes: endless iterators of times in seconds from the start; callers take as many as needed."""
 
 from collections.abc import Iterator
 from itertools import count, repeat
@@ -18,19 +18,19 @@ def steady(rate_per_s: float) -> Iterator[float]:
 
 def poisson(random: Random, rate_per_s: float) -> Iterator[float]:
     """Yield the times of a Poisson process."""
-    moment_s = 0.0
+    arrival_s = 0.0
     while True:
-        moment_s += random.expovariate(rate_per_s)
-        yield moment_s
+        arrival_s += random.expovariate(rate_per_s)
+        yield arrival_s
 
 
 def bursts(random: Random, rate_per_s: float, mean_size: float) -> Iterator[float]:
     """Yield bursts of simultaneous arrivals, as a Poisson process of bursts; the mean request rate is `rate_per_s`."""
-    moment_s = 0.0
+    arrival_s = 0.0
     while True:
-        moment_s += random.expovariate(rate_per_s / mean_size)
+        arrival_s += random.expovariate(rate_per_s / mean_size)
         for _ in range(_burst_size(random, mean_size)):
-            yield moment_s
+            yield arrival_s
 
 
 def _burst_size(random: Random, mean_size: float) -> int:
@@ -40,19 +40,19 @@ def _burst_size(random: Random, mean_size: float) -> int:
 
 def gamma(random: Random, rate_per_s: float, burstiness: float) -> Iterator[float]:
     """Yield times with gamma-distributed gaps. `burstiness` is the shape: 1 is Poisson, lower is burstier."""
-    moment_s = 0.0
+    arrival_s = 0.0
     while True:
-        moment_s += random.gammavariate(burstiness, 1.0 / (rate_per_s * burstiness))
-        yield moment_s
+        arrival_s += random.gammavariate(burstiness, 1.0 / (rate_per_s * burstiness))
+        yield arrival_s
 
 
 def ramp(random: Random, from_per_s: float, to_per_s: float, over_s: float) -> Iterator[float]:
     """Yield the times of a Poisson process whose rate changes linearly for `over_s`, and is then constant."""
-    highest = max(from_per_s, to_per_s)
-    moment_s = 0.0
+    highest_per_s = max(from_per_s, to_per_s)
+    arrival_s = 0.0
     while True:
         # Thinning: draw arrivals at the highest rate, and keep each with probability rate / highest.
-        moment_s += random.expovariate(highest)
-        rate = from_per_s + (to_per_s - from_per_s) * min(1.0, moment_s / over_s)
-        if random.random() * highest < rate:
-            yield moment_s
+        arrival_s += random.expovariate(highest_per_s)
+        rate_per_s = from_per_s + (to_per_s - from_per_s) * min(1.0, arrival_s / over_s)
+        if random.random() * highest_per_s < rate_per_s:
+            yield arrival_s

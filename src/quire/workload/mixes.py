@@ -1,4 +1,4 @@
-"""Named workloads of visits. The same name, sizes and seed give the same visits on any machine."""
+"""Named workloads of visits (conversations of one client). Equal names, sizes and seeds give equal visits anywhere."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -44,28 +44,28 @@ def shared(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """Single questions, each after one of a few system prompts."""
     for index in count():
         question = Span(f"question {index}", sizes.prompt_tokens)
-        yield Visit(f"shared{index}", (Turn((question,), sizes.output_tokens),), _system(random, sizes))
+        yield Visit(f"shared{index}", (Turn((question,), sizes.output_tokens),), _system_prompt(random, sizes))
 
 
 def chat_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """People in a chat; every turn contains the whole conversation."""
     for index in count():
         turns = tuple(
-            Turn((Span(f"chat {index} turn {turn}", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
+            Turn((Span(f"chat {index} turn {turn}", _uniform(random, sizes.prompt_tokens)),), sizes.output_tokens)
             for turn in range(sizes.num_turns)
         )
-        yield Visit(f"chat{index}", turns, _system(random, sizes))
+        yield Visit(f"chat{index}", turns, _system_prompt(random, sizes))
 
 
 def agent_mix(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """Agents with a long system prompt, a task, and several tool results of widely varying lengths."""
     for index in count():
-        task = Turn((Span(f"agent {index} task", _about(random, sizes.prompt_tokens)),), sizes.output_tokens)
+        task = Turn((Span(f"agent {index} task", _uniform(random, sizes.prompt_tokens)),), sizes.output_tokens)
         results = tuple(
             Turn((Span(f"agent {index} result {turn}", _skewed(random, sizes.prompt_tokens)),), sizes.output_tokens)
             for turn in range(1, sizes.num_turns)
         )
-        yield Visit(f"agent{index}", (task, *results), _system(random, sizes))
+        yield Visit(f"agent{index}", (task, *results), _system_prompt(random, sizes))
 
 
 def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
@@ -78,23 +78,23 @@ def documents(random: Random, sizes: MixSizes) -> Iterator[Visit]:
 
 def mixed(random: Random, sizes: MixSizes) -> Iterator[Visit]:
     """People in a chat, agents, and long background jobs, randomly interleaved."""
-    people = chat_mix(Random(random.getrandbits(64)), sizes)
-    at_work = agent_mix(Random(random.getrandbits(64)), sizes)
-    long = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)
-    jobs = documents(Random(random.getrandbits(64)), long)
-    sources = (("person", "high", people), ("agent", "normal", at_work), ("job", "low", jobs))
+    chats = chat_mix(Random(random.getrandbits(64)), sizes)
+    agents = agent_mix(Random(random.getrandbits(64)), sizes)
+    large = replace(sizes, shared_tokens=4 * sizes.shared_tokens, num_groups=64, output_tokens=2 * sizes.output_tokens)
+    jobs = documents(Random(random.getrandbits(64)), large)
+    sources = (("person", "high", chats), ("agent", "normal", agents), ("job", "low", jobs))
     while True:
         kind, priority, source = random.choices(sources, (5, 3, 2))[0]
         yield replace(next(source), kind=kind, priority=priority)
 
 
-def _system(random: Random, sizes: MixSizes) -> tuple[Span, ...]:
+def _system_prompt(random: Random, sizes: MixSizes) -> tuple[Span, ...]:
     if not sizes.shared_tokens:
         return ()
     return (Span(f"system {random.randrange(sizes.num_groups)}", sizes.shared_tokens),)
 
 
-def _about(random: Random, mean: int) -> int:
+def _uniform(random: Random, mean: int) -> int:
     """Draw a length uniformly from half to one and a half times the mean."""
     return max(1, random.randint(mean - mean // 2, mean + mean // 2))
 
@@ -119,11 +119,11 @@ MIXES = {
 
 def some_visits(mix: Mix, sizes: MixSizes, seed: str, num_requests: int) -> list[Visit]:
     """Return visits with `num_requests` turns in total; the last visit may be cut short."""
-    taken: list[Visit] = []
-    left = num_requests
+    visits: list[Visit] = []
+    num_remaining = num_requests
     for visit in mix.visits(Random(f"{mix.name} {seed}"), sizes):
-        if left <= 0:
+        if num_remaining <= 0:
             break
-        taken.append(replace(visit, turns=visit.turns[:left]))
-        left -= len(visit.turns)
-    return taken
+        visits.append(replace(visit, turns=visit.turns[:num_remaining]))
+        num_remaining -= len(visit.turns)
+    return visits

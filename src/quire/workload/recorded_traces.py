@@ -1,8 +1,8 @@
 """Read traces written by `quire serve --trace` as workloads: each request's tenant, arrival, prompt and output length.
 
 Only lines that record submitted requests and their ends are needed, plus plans and results for answers that were still
-running when the trace ended. A request that a second worker continued counts once. Each of several answers to one
-prompt becomes a request of its own, because that is the work it causes.
+running when the trace ended. A request that a second worker resumed counts once. If a request has several answers, each
+becomes a request of its own, because each is computed.
 """
 
 import json
@@ -16,26 +16,26 @@ HEADER_FIELD = "quire_trace"
 
 @dataclass(slots=True)
 class _RecordedRequest:
-    """One request, and the number of tokens of each of its answers."""
+    """One request, and the number of output tokens of each of its answers."""
 
     line: int
     fields: RecordedFields
-    counts: dict[int, int] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
+    num_tokens: dict[int, int] = field(default_factory=dict)
+    ended_answers: set[int] = field(default_factory=set)
 
-    def going_on(self, index: int) -> int | None:
-        """Return the answer that a sequence computes: its own, or, if that has ended, the first one that has not."""
-        left = (one for one in sorted(self.counts) if one not in self.ended)
-        return next(left, None) if index in self.ended else index
+    def active_answer(self, index: int) -> int | None:
+        """Return the answer that a sequence computes: its own, or, if that has ended, the first that has not ended."""
+        unfinished = (answer for answer in sorted(self.num_tokens) if answer not in self.ended_answers)
+        return next(unfinished, None) if index in self.ended_answers else index
 
 
 class _Session:
-    """State that belongs to one worker: its sequences, and the last plan."""
+    """State of one worker: its sequences, and the sequences of its last plan."""
 
     def __init__(self) -> None:
         self.next_sequence = 1
         self.sequences: dict[int, tuple[_RecordedRequest, int]] = {}
-        self.planned: list[int] = []
+        self.planned_sequences: list[int] = []
 
 
 class RecordedLoad:
@@ -45,77 +45,77 @@ class RecordedLoad:
         self.requests: list[_RecordedRequest] = []
         self._by_name: dict[str, _RecordedRequest] = {}
         self._session = _Session()
-        self._entered: tuple[str, int] | None = None
-        """The request of the previous line and its number of sequences, because the next line may refuse it."""
-        self._damaged: int | None = None
+        self._last_request: tuple[str, int] | None = None
+        """The request of the previous line and its number of sequences; a `refused` line may follow."""
+        self._damaged_line: int | None = None
 
     def take(self, number: int, line: str) -> None:
         """Process one line. Raises ValueError, KeyError or TypeError if it is not a line of a trace."""
         try:
-            found = json.loads(line)
+            record = json.loads(line)
         except ValueError:
-            found = None  # a killed worker leaves a partial line; only the header of the next worker may follow
-        if self._damaged is not None and (found is None or found["is"] != "header"):
-            raise ValueError(f"line {self._damaged} is damaged")
-        self._damaged = number if found is None else None
-        if found is not None:
-            self._take(number, found)
+            record = None  # a killed worker leaves a partial line; only the header of the next worker may follow
+        if self._damaged_line is not None and (record is None or record["is"] != "header"):
+            raise ValueError(f"line {self._damaged_line} is damaged")
+        self._damaged_line = number if record is None else None
+        if record is not None:
+            self._take_record(number, record)
 
-    def _take(self, number: int, found: Mapping[str, Any]) -> None:
-        entered, self._entered = self._entered, None
-        match found["is"]:
+    def _take_record(self, number: int, record: Mapping[str, Any]) -> None:
+        last_request, self._last_request = self._last_request, None
+        match record["is"]:
             case "header":
                 self._session = _Session()
             case "submit" | "restore" as kind:
-                self._enter(number, found, is_new=kind == "submit")
-            case "refused" if entered is not None:
-                self._forget(*entered)
+                self._add_request(number, record, is_new=kind == "submit")
+            case "refused" if last_request is not None:
+                self._remove_request(*last_request)
             case "plan":
-                self._session.planned = [int(row[0]) for row in found["rows"]]
+                self._session.planned_sequences = [int(row[0]) for row in record["rows"]]
             case "result":
-                self._count(found["outcomes"])
+                self._count_tokens(record["outcomes"])
             case "events":
-                self._end(found["events"])
+                self._end_answers(record["events"])
 
-    def _enter(self, number: int, found: Mapping[str, Any], *, is_new: bool) -> None:
-        name, session = str(found["request_id"]), self._session
+    def _add_request(self, number: int, record: Mapping[str, Any], *, is_new: bool) -> None:
+        name, session = str(record["request_id"]), self._session
         request = self._by_name.get(name)
         if request is None or is_new:
             fields = {
-                "arrival_s": found["arrival_s"],
-                "token_ids": found["prompt"],
-                "tenant": found["tenant"],
-                "class": found["priority"],
+                "arrival_s": record["arrival_s"],
+                "token_ids": record["prompt"],
+                "tenant": record["tenant"],
+                "class": record["priority"],
             }
             request = self._by_name[name] = _RecordedRequest(number, fields)
             self.requests.append(request)
-        for one in found["continuations"]:
-            request.counts[int(one["index"])] = len(one["produced"])
-            session.sequences[session.next_sequence] = request, int(one["index"])
+        for continuation in record["continuations"]:
+            request.num_tokens[int(continuation["index"])] = len(continuation["produced"])
+            session.sequences[session.next_sequence] = request, int(continuation["index"])
             session.next_sequence += 1
-        self._entered = name, len(found["continuations"])
+        self._last_request = name, len(record["continuations"])
 
-    def _forget(self, name: str, num_sequences: int) -> None:
+    def _remove_request(self, name: str, num_sequences: int) -> None:
         self._session.next_sequence -= num_sequences
         request = self._by_name.pop(name)
         if request is self.requests[-1]:
             self.requests.pop()
 
-    def _count(self, outcomes: Iterable[Any]) -> None:
-        for sequence, outcome in zip(self._session.planned, outcomes, strict=False):
+    def _count_tokens(self, outcomes: Iterable[Any]) -> None:
+        for sequence, outcome in zip(self._session.planned_sequences, outcomes, strict=False):
             if sequence not in self._session.sequences or outcome is None:
                 continue
-            request, first = self._session.sequences[sequence]
+            request, answer = self._session.sequences[sequence]
             tokens = outcome if isinstance(outcome, list) else [*outcome.get("tokens", ()), *outcome.get("forced", ())]
-            if (index := request.going_on(first)) is not None:
-                request.counts[index] = request.counts.get(index, 0) + len(tokens)
+            if (active := request.active_answer(answer)) is not None:
+                request.num_tokens[active] = request.num_tokens.get(active, 0) + len(tokens)
 
-    def _end(self, events: Iterable[list[Any]]) -> None:
+    def _end_answers(self, events: Iterable[list[Any]]) -> None:
         for kind, name, *rest in events:
             request = self._by_name.get(name)
             if request is not None and kind == "answer_ended":
-                request.counts[int(rest[0])] = int(rest[2])
-                request.ended.add(int(rest[0]))
+                request.num_tokens[int(rest[0])] = int(rest[2])
+                request.ended_answers.add(int(rest[0]))
             elif request is not None and kind == "finished":
                 del self._by_name[name]
 
@@ -127,5 +127,5 @@ def recorded_requests(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, R
         if line.strip():
             load.take(number, line)
     for request in load.requests:
-        for count in request.counts.values():
-            yield request.line, {**request.fields, "output_tokens": count}
+        for num_tokens in request.num_tokens.values():
+            yield request.line, {**request.fields, "output_tokens": num_tokens}

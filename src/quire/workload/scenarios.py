@@ -44,16 +44,16 @@ class Prompts:
         ]
 
     def next(self) -> tuple[int, ...]:
-        """Return a new prompt, a system prompt with a question, or a conversation with one more turn."""
-        dice = self.random.random()
-        if dice < self.share_new:
+        """Return a new prompt, or a question appended to a system prompt or to an earlier conversation."""
+        kind_draw = self.random.random()
+        if kind_draw < self.share_new:
             return tokens(self.random, length_up_to(self.random, self.longest), self.vocabulary_size)
-        if dice < 0.7 or not self._conversations:
-            before = self.random.choice(self._systems)
+        if kind_draw < 0.7 or not self._conversations:
+            prefix = self.random.choice(self._systems)
         else:
-            before = self.random.choice(self._conversations)
-        turn = tokens(self.random, length_up_to(self.random, max(1, self.longest // 4)), self.vocabulary_size)
-        prompt = (*before, *turn)[: self.longest]
+            prefix = self.random.choice(self._conversations)
+        question = tokens(self.random, length_up_to(self.random, max(1, self.longest // 4)), self.vocabulary_size)
+        prompt = (*prefix, *question)[: self.longest]
         self._conversations = [*self._conversations[-15:], prompt]
         return prompt
 
@@ -72,13 +72,13 @@ def chaos(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
     """All kinds of requests at once: classes, tenants, continuations, deadlines, shared and new prompts."""
     prompts = Prompts(random, vocabulary_size=random.choice((3, 3, 8)), longest=random.choice((8, 24, 60)))
     rate_per_s = random.choice((20.0, 100.0, 1000.0))
-    moments = random.choice((poisson(random, rate_per_s), bursts(random, rate_per_s, 20.0), at_once()))
+    arrivals = random.choice((poisson(random, rate_per_s), bursts(random, rate_per_s, 20.0), at_once()))
     num_tenants = random.choice((1, 2, 5))
     longest_output = random.choice((4, 10, 40))
-    for index, moment_s in enumerate(islice(moments, num_requests)):
+    for index, time_s in enumerate(islice(arrivals, num_requests)):
         yield WorkloadRequest(
             name=f"r{index}",
-            arrival_s=moment_s,
+            arrival_s=time_s,
             prompt=prompts.next(),
             max_tokens=length_up_to(random, longest_output),
             seed=random.getrandbits(32),
@@ -92,34 +92,34 @@ def chaos(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
 def chat_scenario(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
     """People in chats, with a few system prompts and growing conversations."""
     prompts = Prompts(random, vocabulary_size=1000, longest=1500, share_new=0.05)
-    for index, moment_s in enumerate(islice(poisson(random, 3.0), num_requests)):
-        yield WorkloadRequest(f"chat{index}", moment_s, prompts.next(), random.randint(16, 128), random.getrandbits(32))
+    for index, time_s in enumerate(islice(poisson(random, 3.0), num_requests)):
+        yield WorkloadRequest(f"chat{index}", time_s, prompts.next(), random.randint(16, 128), random.getrandbits(32))
 
 
 def agent_scenario(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
     """Repeated bursts of agents; all agents of a burst share one long uncached prompt."""
-    for index, moment_s in enumerate(islice(bursts(random, 3.0, 16.0), num_requests)):
-        shared = tokens(Random(f"{moment_s}"), 600, 1000)
-        own = tokens(random, random.randint(8, 64), 1000)
+    for index, time_s in enumerate(islice(bursts(random, 3.0, 16.0), num_requests)):
+        shared_prefix = tokens(Random(f"{time_s}"), 600, 1000)
+        own_tokens = tokens(random, random.randint(8, 64), 1000)
         yield WorkloadRequest(
-            f"agent{index}", moment_s, (*shared, *own), random.randint(16, 64), random.getrandbits(32)
+            f"agent{index}", time_s, (*shared_prefix, *own_tokens), random.randint(16, 64), random.getrandbits(32)
         )
 
 
 def flood(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
     """HIGH requests beyond the server's capacity, with a few NORMAL and LOW requests that must not starve."""
-    for index, moment_s in enumerate(islice(steady(20.0), num_requests)):
+    for index, time_s in enumerate(islice(steady(20.0), num_requests)):
         priority = random.choices(PRIORITIES, (18, 1, 1))[0]
         prompt = tokens(random, random.randint(64, 256), 1000)
-        yield WorkloadRequest(f"flood{index}", moment_s, prompt, 32, random.getrandbits(32), priority=priority)
+        yield WorkloadRequest(f"flood{index}", time_s, prompt, 32, random.getrandbits(32), priority=priority)
 
 
 def tenants(random: Random, num_requests: int) -> Iterator[WorkloadRequest]:
     """One tenant sends ten times as many requests as each of four others."""
-    for index, moment_s in enumerate(islice(poisson(random, 12.0), num_requests)):
+    for index, time_s in enumerate(islice(poisson(random, 12.0), num_requests)):
         tenant = random.choices(("greedy", "a", "b", "c", "d"), (10, 1, 1, 1, 1))[0]
         prompt = tokens(random, random.randint(32, 256), 1000)
-        yield WorkloadRequest(f"tenant{index}", moment_s, prompt, 32, random.getrandbits(32), tenant=tenant)
+        yield WorkloadRequest(f"tenant{index}", time_s, prompt, 32, random.getrandbits(32), tenant=tenant)
 
 
 SCENARIOS = {

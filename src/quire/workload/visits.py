@@ -1,4 +1,4 @@
-"""A visit: the requests of one client, turn by turn, as plain data before any text is generated.
+"""A visit: the conversation of one client, turn by turn, as plain data before any text is generated.
 
 Content has names instead of text. A **span** is a name with a number of tokens; spans with the same name begin with the
 same content. So shared prefixes are visible from the names, traces with hash ids map directly to spans, and the same
@@ -39,6 +39,6 @@ class Visit:
     kind: str = "all"
     """The kind of client in a mixed workload; metrics are reported for each kind."""
     priority: str = "normal"
-    """high, normal or low."""
+    """The class: high, normal or low."""
     arrival_s: float | None = None
-    """Arrival time, if the workload defines it, as traces do; otherwise the load's settings decide."""
+    """Arrival time, if the workload defines it, as traces do; None: the settings of the load define it."""

@@ -14,6 +14,6 @@ class WorkloadRequest:
     seed: int
     tenant: str = "default"
     priority: str = "normal"
-    """high, normal or low."""
+    """The class: high, normal or low."""
     num_continuations: int = 1
     timeout_s: float | None = None

@@ -45,12 +45,12 @@ class SpanWriter:
 
     def words(self, spans: Iterable[Span]) -> str:
         """Return text with about as many tokens as the spans have."""
-        return " ".join(word for span in spans for word in self._dice(span).choices(WORDS, k=span.num_tokens))
+        return " ".join(word for span in spans for word in self._random(span).choices(WORDS, k=span.num_tokens))
 
     def ids(self, spans: Iterable[Span]) -> list[int]:
         """Return exactly as many token ids as the spans have tokens."""
-        return [token for span in spans for token in self._dice(span).choices(self.token_ids, k=span.num_tokens)]
+        return [token for span in spans for token in self._random(span).choices(self.token_ids, k=span.num_tokens)]
 
-    def _dice(self, span: Span) -> Random:
+    def _random(self, span: Span) -> Random:
         """Return a generator seeded by the name only, so that a longer span begins like a shorter one."""
         return Random(f"{self.seed} {span.name}")

@@ -17,7 +17,7 @@ from quire.api.access import keys as keys_module
 from quire.api.access.auth import Gate, require_admin
 from quire.api.access.keys import Key, KeyRing, add_key, digest_of, read_keys, revoke_key, write_keys
 from quire.api.app import add_route, make_app
-from quire.api.asgi import Pages, RequestMiddleware
+from quire.api.asgi import PageRules, RequestMiddleware
 from quire.api.http.errors import ApiError
 from quire.api.models.registry import Models
 from quire.api.server_state import ServerState
@@ -36,7 +36,7 @@ def with_probe(admission: ServerState, gate: Gate) -> RequestMiddleware:
     """The server, and one route more that only the operator may see."""
     public_app = make_app(admission, gate)
     add_route(public_app, "GET", PATH, probe, require_admin)
-    return RequestMiddleware(public_app, admission.note_refusal, Pages(admission.settings.origins, gate.ring))
+    return RequestMiddleware(public_app, admission.note_refusal, PageRules(admission.settings.origins, gate.ring))
 
 
 async def probe(request: Request) -> Response:

@@ -30,7 +30,7 @@ from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
 PROBES = {"/health", "/ready"}
-PUBLIC = {*PROBES, *(path for page in PAGES for path in page.answers)}
+PUBLIC = {*PROBES, *(path for page in PAGES for path in page.contents)}
 """The page's files are the same for everybody."""
 BODY = {"model": "oracle", "prompt": "hello", "max_tokens": 3}
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quire.api.access.auth import Caller
-from quire.api.access.billing import Bill, check_quota, opened_bill, text_tokens
+from quire.api.access.billing import Bill, check_quota, open_bill, text_tokens
 from quire.api.access.keys import add_key
 from quire.api.access.quotas import Bucket, Quota
 from quire.api.http.errors import ApiError
@@ -22,7 +22,7 @@ def caller(requests: int | None = None, tokens: int | None = None) -> Caller:
 
 def test_a_bill_is_settled_to_what_it_came_to_and_given_back_whole() -> None:
     asking = caller(1000, 1_000_000)
-    bill = opened_bill(asking, 4000, None)
+    bill = open_bill(asking, 4000, None)
     assert (bill.num_requests, bill.num_tokens) == (1, 500)
     bill.settle(4, 80)
     bill.count_output(10)
@@ -41,7 +41,7 @@ def test_a_bill_is_settled_to_what_it_came_to_and_given_back_whole() -> None:
 
 def test_what_was_let_in_may_overdraw_and_the_next_has_to_wait_for_it() -> None:
     asking = caller(tokens=60)
-    opened_bill(asking, 8, None).settle(1, 120)
+    open_bill(asking, 8, None).settle(1, 120)
     with raises_code(ApiError, "rate_limit_exceeded") as told:
         check_quota(asking, 8, None)
     assert told.value.retry_after_s == pytest.approx(61, abs=1)

@@ -343,7 +343,7 @@ def test_a_bucket_lets_its_rate_through_and_a_minutes_worth_at_once() -> None:
         assert bucket.wait_s(1, 1000.0) == 0
         bucket.take(1, 1000.0)
     assert bucket.wait_s(1, 1000.0) == pytest.approx(1.0)
-    assert (bucket.left(1000.0), bucket.left(1010.0), bucket.left(2000.0)) == (0, 10, 60)
+    assert (bucket.available(1000.0), bucket.available(1010.0), bucket.available(2000.0)) == (0, 10, 60)
     assert bucket.wait_s(30, 1010.0) == pytest.approx(20.0)
     assert bucket.wait_s(1000, 2000.0) == 0, "what can never fit may be taken from a full bucket"
     bucket.take(120, 2000.0)

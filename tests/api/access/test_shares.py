@@ -128,7 +128,7 @@ def test_a_request_that_waited_and_was_displaced_is_429_with_a_time(tmp_path: Pa
         assert (displaced.status, displaced.code) == (429, "rate_limit_exceeded")
         assert displaced.json["error"]["type"] == "rate_limit_error"
         assert 1 <= int(displaced.headers["retry-after"]) <= 60
-        assert "displaced by another tenant" in displaced.json["error"]["message"]
+        assert "another tenant displaced" in displaced.json["error"]["message"]
         assert [answer(one).status for one in (running, neighbour, *waiting[:-1])] == [200] * 5
         there.here.wait_until_free()
         page = there.here.get("/metrics", x_api_key=there.secrets["b"]).data.decode()

@@ -30,7 +30,7 @@ def test_it_has_every_route_but_those_that_are_for_probes_alone(told: Operations
     app = make_app(ServerState(Models([]), Metrics()), Gate(KeyRing(None)))
     routes = [route for route in app.routes if isinstance(route, Route)]
     routed = {(route.path_format, method.lower()) for route in routes for method in route.methods or ()}
-    page = {(path, method) for one in PAGES for path in one.answers for method in ("get", "head")}
+    page = {(path, method) for one in PAGES for path in one.contents for method in ("get", "head")}
     assert {("/health", "head"), ("/ready", "head"), ("/v1/admin/session", "post"), *page} == routed - set(told)
     assert set(told) <= routed
     assert len(told) >= 18

@@ -346,6 +346,6 @@ def test_no_api_tells_of_the_machine_or_forgets_when_to_come_back() -> None:
 
 def test_an_api_owns_its_path_and_all_below_it() -> None:
     formats = ErrorFormats(OPENAI_ERRORS, {"/v1/toy": TOY_ERRORS})
-    owned = [formats.at(path) is TOY_ERRORS for path in ("/v1/toy", "/v1/toy/a/b", "/v1/toys", "/v1", "/", "")]
+    owned = [formats.of_path(path) is TOY_ERRORS for path in ("/v1/toy", "/v1/toy/a/b", "/v1/toys", "/v1", "/", "")]
     assert owned == [True, True, False, False, False, False]
-    assert SERVER_ERRORS.at("/v1/chat/completions") is SERVER_ERRORS.default
+    assert SERVER_ERRORS.of_path("/v1/chat/completions") is SERVER_ERRORS.default

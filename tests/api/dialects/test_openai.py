@@ -287,13 +287,13 @@ def test_many_at_once_get_what_each_gets_alone(here: LiveServer) -> None:
 
 def test_a_large_answer_is_worded_beside_the_loop(here: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    really = answering.whole_answer
+    really = answering.encode_response
 
     def spy(*given: Any) -> bytes:
         threads.append(threading.current_thread().name)
         return really(*given)
 
-    monkeypatch.setattr(answering, "whole_answer", spy)
+    monkeypatch.setattr(answering, "encode_response", spy)
     small = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=2, ignore_eos=True)).json
     large = here.post("/v1/chat/completions", body(logprobs=True, top_logprobs=20, n=4, ignore_eos=True)).json
     assert threads[0] == "house"

@@ -81,8 +81,8 @@ def test_a_streams_items_come_to_a_whole_responses(here: LiveServer, extra: dict
 
 def test_an_answer_without_items_leaves_no_message_behind() -> None:
     writer = ItemsWriter("m", ResponseFields.model_validate({"input": "x"}))
-    assert writer.sent_back(Answer(0, "", (), "length")) == []
-    (message,) = writer.sent_back(Answer(0, "", (), "length", reasoning="hm"))
+    assert writer.history_messages(Answer(0, "", (), "length")) == []
+    (message,) = writer.history_messages(Answer(0, "", (), "length", reasoning="hm"))
     assert message["reasoning_content"] == "hm"
 
 

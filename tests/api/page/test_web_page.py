@@ -8,7 +8,7 @@ import pytest
 
 from quire.api.access.admission import AdmissionSettings
 from quire.api.access.keys import add_key
-from quire.api.web_page import PAGES, POLICY, WebPage
+from quire.api.web_page import CSP, PAGES, WebPage
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import talker
 
@@ -29,7 +29,7 @@ def test_they_are_served_without_a_key_and_tell_a_browser_what_it_may_load(tmp_p
         for page, name in FILES:
             reply = here.get(page.path_of(name))
             assert (reply.status, reply.data) == (200, (API / page.folder / name).read_bytes())
-            assert reply.headers["content-security-policy"] == POLICY
+            assert reply.headers["content-security-policy"] == CSP
             assert reply.headers["x-content-type-options"] == "nosniff"
         assert here.get("/v1/models").status == 401
 

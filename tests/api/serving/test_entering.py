@@ -33,7 +33,7 @@ def written() -> Iterator[io.StringIO]:
     """The log, and everything as it was afterwards."""
     root = logging.getLogger()
     before, level, out = root.handlers[:], root.level, io.StringIO()
-    access_log.set_up("json", stream=out)
+    access_log.configure_logging("json", stream=out)
     yield out
     root.handlers[:] = before
     root.setLevel(level)
@@ -190,9 +190,9 @@ def test_a_bucket_takes_back_what_was_taken_for_nothing() -> None:
     bucket = Bucket(60)
     bucket.take(60, 1000.0)
     bucket.give_back(10)
-    assert (bucket.left(1000.0), bucket.left(2000.0)) == (10, 60)
+    assert (bucket.available(1000.0), bucket.available(2000.0)) == (10, 60)
     bucket.give_back(50)
-    assert bucket.left(1000.0) == 60
+    assert bucket.available(1000.0) == 60
 
 
 def _refusals(here: LiveServer, runner: PacedRunner, secret: str, count: int) -> list[Any]:

@@ -16,8 +16,8 @@ from quire.api.listening import listening_unix
 from quire.cli import app
 from quire.cli.agents.agent_clients import AGENTS, Server
 from quire.cli.agents.launch import _child, _final_lines
-from quire.cli.shared.ending import ending
-from quire.cli.shared.found_servers import FoundServer, linked_socket, running_servers, server_behind
+from quire.cli.shared.ending import exit_on_signals
+from quire.cli.shared.found_servers import FoundServer, linked_socket, running_servers, server_on_socket
 from quire.errors import ConfigError
 from tests.api.serving.test_process import started
 from tests.support.errors import raises_code
@@ -56,7 +56,7 @@ def test_an_agent_is_told_of_the_server_and_nothing_is_left(
     program.chmod(stat.S_IRWXU)
     with started(tmp_path) as server:
         url = f"http://127.0.0.1:{server.port}"
-        found = server_behind(server.admin)
+        found = server_on_socket(server.admin)
         assert found is not None
         assert (found.url, found.is_locked, found.models[0].name) == (url, False, "oracle")
         runtime = tmp_path / "runtime" / "quire"
@@ -117,7 +117,7 @@ def test_a_child_that_is_just_being_spawned_ends_with_us_too(monkeypatch: pytest
         return spawned[0]
 
     monkeypatch.setattr(subprocess, "Popen", told_meanwhile)
-    with pytest.raises(SystemExit) as ended, ending(), _child(["sleep", "600"]):
+    with pytest.raises(SystemExit) as ended, exit_on_signals(), _child(["sleep", "600"]):
         pytest.fail("somebody was told to end, and went on")
     assert ended.value.code == 128 + signal.SIGHUP
     assert spawned[0].returncode == -signal.SIGTERM

@@ -13,7 +13,7 @@ import pytest
 from quire.api.dialects import answering
 from quire.api.models import park_moves
 from quire.cli.models import commands
-from quire.cli.shared.found_servers import admin_request, server_behind
+from quire.cli.shared.found_servers import admin_request, server_on_socket
 from quire.config import OnDemandModel
 from quire.errors import ConfigError
 from tests.support.errors import raises_code
@@ -103,7 +103,7 @@ def test_beyond_the_queue_who_waits_for_a_model_is_told_to_come_back_and_others_
         waiting = [threading.Thread(target=here.ask, args=((route, body(route, "a")),)) for _ in range(2)]
         for thread in waiting:
             thread.start()
-        while (found := server_behind(here.socket_path)) is None or _num_open(here) < 2:
+        while (found := server_on_socket(here.socket_path)) is None or _num_open(here) < 2:
             time.sleep(0.005)
         assert next((one.name, one.state) for one in found.models) == ("k", "ready")
         ((status, text),) = here.ask((route, body(route, "a")))
@@ -133,18 +133,18 @@ def test_the_operator_loads_and_unloads_a_model(tmp_path: Path, monkeypatch: pyt
     with park_server(tmp_path, OnDemandModel("k", "k", is_kept=True), *on_demand("a")) as here:
         monkeypatch.setattr(
             "quire.cli.shared.found_servers.running_servers",
-            lambda: [one for one in [server_behind(here.socket_path)] if one],
+            lambda: [one for one in [server_on_socket(here.socket_path)] if one],
         )
         commands.request_load("a")
         assert here.cards()["a"]["state"] == "ready"
         commands.request_unload("a")
         while here.cards()["a"]["state"] != "unloaded":
             time.sleep(0.005)
-        with pytest.raises(ConfigError, match="k is kept"):
+        with pytest.raises(ConfigError, match="always stays loaded"):
             commands.request_unload("k")
         with raises_code(ConfigError, "invalid_config"):
             commands.request_load("other")
-        found = server_behind(here.socket_path)
+        found = server_on_socket(here.socket_path)
         monkeypatch.setattr("quire.cli.shared.found_servers.running_servers", lambda: [found, found])
         with raises_code(ConfigError, "several_servers"):
             commands.request_load("a")

@@ -176,11 +176,11 @@ def test_once_there_are_keys_the_server_asks_for_one(tmp_path: Path) -> None:
 def test_no_network_is_let_in_without_keys_unless_on_purpose(host: str) -> None:
     settings = ServerSettings(host=host)
     with raises_code(ConfigError, "invalid_config"):
-        settings.check_lock(has_keys=False, allow_no_keys=False)
-    settings.check_lock(has_keys=True, allow_no_keys=False)
-    settings.check_lock(has_keys=False, allow_no_keys=True)
+        settings.check_access_control(has_keys=False, allow_no_keys=False)
+    settings.check_access_control(has_keys=True, allow_no_keys=False)
+    settings.check_access_control(has_keys=False, allow_no_keys=True)
     for loopback in ("127.0.0.1", "localhost", "::1", "127.9.9.9"):
-        ServerSettings(host=loopback).check_lock(has_keys=False, allow_no_keys=False)
+        ServerSettings(host=loopback).check_access_control(has_keys=False, allow_no_keys=False)
 
 
 def test_what_cannot_be_listened_on_is_said_in_a_sentence(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_stream_that_ends_without_its_last_word_is_no_answer() -> None:
 )
 def test_an_address_that_is_none_is_said_to_be(url: str) -> None:
     with raises_code(ConfigError, "invalid_server_address"):
-        Remote.at(url, None, None)
+        Remote.connect(url, None, None)
     assert isinstance(CliRunner().invoke(app, ["chat", "--url", url]).exception, ConfigError)
 
 

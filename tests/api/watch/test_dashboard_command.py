@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from quire.api.access.keys import add_key
 from quire.cli import app
-from quire.cli.serve.run import reached
+from quire.cli.serve.run import browser_url
 from quire.cli.shared.found_servers import admin_request
 from quire.errors import ConfigError
 from tests.api.serving.test_process import started
@@ -53,7 +53,7 @@ def test_a_page_with_the_token_reads_the_stream_and_blocks_and_nothing_else(lock
         response = wire.getresponse()
         assert response.readline() == b"event: snapshot\n"
         response.close()
-    locked.wait_until(lambda: not locked.admission.watchers.num_readers)
+    locked.wait_until(lambda: not locked.admission.watchers.num_subscribers)
 
 
 @pytest.mark.parametrize("presented", ["", "Bearer", "Bearer ", "Bearer x", "Basic {}", "Bearer {}x", "{}"])
@@ -141,8 +141,8 @@ def test_a_server_without_a_page_is_told_with_what_helps(own: StandIn) -> None:
 
 
 def test_where_a_server_listens_on_all_addresses_it_is_reached_on_loopback() -> None:
-    assert reached("http://[::]:8000", 0) == "http://[::1]:8000"
-    assert reached("http://192.0.2.1:8000", 0) == "http://192.0.2.1:8000"
+    assert browser_url("http://[::]:8000", 0) == "http://[::1]:8000"
+    assert browser_url("http://192.0.2.1:8000", 0) == "http://192.0.2.1:8000"
 
 
 def test_a_real_server_with_keys_opens_to_the_token_of_its_socket(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_what_a_settings_file_lists_is_what_the_server_takes_out(tmp_path: Path)
     listed = load_settings({}, environ={}, file=file).server.unstable_lines
     assert listed == ("dates", "Run *, *")
     said = [{"role": "system", "content": "Run ab, cd\nToday is 2026-11-18.\nYou help."}]
-    assert StablePrefix(listed).cleaned(said)[0] == [{"role": "system", "content": "You help."}]
+    assert StablePrefix(listed).remove_lines(said)[0] == [{"role": "system", "content": "You help."}]
 
 
 def test_the_log_says_it_once_and_without_the_line(caplog: pytest.LogCaptureFixture) -> None:

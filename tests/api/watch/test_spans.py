@@ -43,7 +43,7 @@ def traced() -> Iterator[Traced]:
     writer = RequestSpanWriter(SimpleSpanProcessor(exporter), "1.2.3")
 
     def make(admission: ServerState, gate: Gate) -> object:
-        return make_asgi(admission, gate, RequestSpans(writer).ended)
+        return make_asgi(admission, gate, RequestSpans(writer).write)
 
     with house(make=make) as here:
         yield Traced(here, exporter)

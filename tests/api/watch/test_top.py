@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from quire.api.access.keys import add_key
 from quire.cli import app
 from quire.cli.watch import top_terminal, top_watcher
-from quire.cli.watch.top_figures import TopFigures
+from quire.cli.watch.top_figures import TopMetrics
 from quire.cli.watch.top_terminal import show_in_terminal, typed_keys
 from quire.cli.watch.top_watcher import TopWatcher
-from quire.cli.watch.watch_source import WatchSource, chosen_source
+from quire.cli.watch.watch_source import WatchSource, choose_source
 from quire.errors import ConfigError, MessageError, RequestError
 from tests.support.errors import raises_code
 from tests.support.machine.patience import PATIENCE_S
@@ -59,10 +59,10 @@ def test_a_server_of_this_user_is_found_and_asked_without_a_key(own: StandIn) ->
 
 
 def test_named_by_its_address_it_is_still_asked_on_its_socket(own: StandIn) -> None:
-    assert chosen_source("http://127.0.0.1:8000", None).socket_path == own.socket_path
-    assert chosen_source("http://127.0.0.1:8000/v1", None).socket_path == own.socket_path
-    assert chosen_source("http://127.0.0.1:8001", None).socket_path is None
-    assert chosen_source("http://127.0.0.1:8000", "a-key").socket_path is None, "whoever gives a key wants it used"
+    assert choose_source("http://127.0.0.1:8000", None).socket_path == own.socket_path
+    assert choose_source("http://127.0.0.1:8000/v1", None).socket_path == own.socket_path
+    assert choose_source("http://127.0.0.1:8001", None).socket_path is None
+    assert choose_source("http://127.0.0.1:8000", "a-key").socket_path is None, "whoever gives a key wants it used"
 
 
 def test_one_elsewhere_is_asked_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_where_nobody_is_it_says_how_to_start_one(tmp_path: Path, monkeypatch: p
         with raises_code(ConfigError, code):
             CliRunner().invoke(app, words, catch_exceptions=False)
     with raises_code(ConfigError, "invalid_server_address"):
-        chosen_source("127.0.0.1:8000", None)
+        choose_source("127.0.0.1:8000", None)
     with raises_code(ConfigError, "json_without_once"):
         CliRunner().invoke(app, ["top", "--json"], catch_exceptions=False)
 
@@ -136,12 +136,12 @@ def test_a_line_of_the_stream_that_never_ends_is_not_kept(monkeypatch: pytest.Mo
 # -- while it goes on --------------------------------------------------------------------------------------------------
 
 
-def looked(watcher: TopWatcher, is_so: Callable[[TopFigures, str | None], bool]) -> None:
+def looked(watcher: TopWatcher, is_so: Callable[[TopMetrics, str | None], bool]) -> None:
     """Wait until it is so."""
     seen: list[bool] = []
     while not any(seen):
         assert watcher.wait(PATIENCE_S)
-        watcher.look(lambda figures, trouble: seen.append(is_so(figures, trouble)))
+        watcher.show(lambda figures, trouble: seen.append(is_so(figures, trouble)))
 
 
 class Lives:
@@ -160,16 +160,16 @@ def test_a_server_that_is_started_again_is_watched_again(monkeypatch: pytest.Mon
     starting = (503, b'{"error": {"message": "the model is loaded"}}')
     troubles: list[str] = []
 
-    def has_come_back(figures: TopFigures, trouble: str | None) -> bool:
+    def has_come_back(figures: TopMetrics, trouble: str | None) -> bool:
         troubles.extend([trouble] if trouble else [])
-        return figures.seen is not None and figures.seen.at_s == 5.0
+        return figures.snapshot is not None and figures.snapshot.at_s == 5.0
 
     with (
         stand_in(Lives([before], starting, [before[:40]], [after])) as here,
         TopWatcher(WatchSource(here.url)) as watcher,
     ):
         looked(watcher, has_come_back)
-        watcher.look(lambda figures, trouble: troubles.append(str(len(figures.steps))))
+        watcher.show(lambda figures, trouble: troubles.append(str(len(figures.steps))))
     assert troubles[-1] == "0", "what was seen before the restart says nothing of the time after it"
 
 
@@ -220,7 +220,7 @@ def test_it_takes_the_size_the_terminal_has_now(monkeypatch: pytest.MonkeyPatch)
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30)
     frames: list[tuple[int, int]] = []
 
-    def noted(figures: TopFigures, frame: Any, *more: Any) -> list[Any]:
+    def noted(figures: TopMetrics, frame: Any, *more: Any) -> list[Any]:
         frames.append((frame.width, frame.height))
         return []
 
@@ -228,7 +228,7 @@ def test_it_takes_the_size_the_terminal_has_now(monkeypatch: pytest.MonkeyPatch)
         console.size = sizes[1]
         return "q" if sizes[1] in frames else ""
 
-    monkeypatch.setattr(top_terminal, "picture", noted)
+    monkeypatch.setattr(top_terminal, "screen_lines", noted)
     typing(monkeypatch, keys)
     with stand_in(always(snapshot())) as here, TopWatcher(WatchSource(here.url)) as watcher:
         show_in_terminal(watcher, console)
@@ -283,7 +283,7 @@ def _compare_with_counts(here: LiveServer) -> None:
     totals = told["totals"]
     assert (totals["num_requests"], totals["num_prompt_tokens"], totals["num_cached_tokens"]) == (2, 80, 36)
     assert totals["num_output_tokens"] == 8
-    here.wait_until(lambda: not here.admission.watchers.num_readers)
+    here.wait_until(lambda: not here.admission.watchers.num_subscribers)
 
 
 def test_a_model_that_is_not_there_is_told_by_the_server(here: LiveServer) -> None:
@@ -299,7 +299,7 @@ def test_with_keys_only_an_admin_key_opens_it(tmp_path: Path) -> None:
             CliRunner().invoke(app, ["top", "--once", "--server", server.url, *words])
             for words in ([], ["--key", tenant], ["--key", boss])
         ]
-        server.wait_until(lambda: not server.admission.watchers.num_readers)
+        server.wait_until(lambda: not server.admission.watchers.num_subscribers)
     codes = [getattr(run.exception, "code", None) for run in runs]
     assert codes == ["invalid_api_key", "admin_key_needed", None]
     assert "[oracle ready]" in runs[2].stdout

@@ -82,7 +82,7 @@ def test_the_command_says_that_it_is_the_same_or_shows_what_is_not(tmp_path: Pat
     path.write_text("\n".join(lines) + "\n")
     code, out, _ = run("replay", str(path))
     assert code == 1
-    assert f"another plan in step {plan['step']} (line {number + 1})" in out
+    assert f"different plan in step {plan['step']} (line {number + 1})" in out
     assert "recorded  sequence" in out
     assert "now       sequence" in out
     code, out, _ = run("replay", str(path), "--json")

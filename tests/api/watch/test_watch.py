@@ -15,7 +15,7 @@ import pytest
 from quire.api.access.keys import add_key
 from quire.api.http.limits import MAX_WATCHERS
 from quire.api.http.request_record import RequestRecord
-from quire.api.watch.watch_routes import Watching
+from quire.api.watch.watch_routes import WatchResponse
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.local_api import LiveServer, house
 from tests.support.servers.talkers import paced_talker, talker
@@ -60,7 +60,7 @@ def reader(here: LiveServer) -> Iterator[Reader]:
     one = Reader(here)
     yield one
     one.leave()
-    here.wait_until(lambda: not here.admission.watchers.num_readers)
+    here.wait_until(lambda: not here.admission.watchers.num_subscribers)
 
 
 def event_with_pool(reader: Reader) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def test_there_may_be_so_many_readers_and_one_look_serves_them_all(here: LiveSer
     assert engine.watch is look
     for one in readers:
         one.leave()
-    here.wait_until(lambda: not here.admission.watchers.num_readers)
+    here.wait_until(lambda: not here.admission.watchers.num_subscribers)
     again = Reader(here)
     assert again.response.status == 200
     again.leave()
@@ -176,7 +176,7 @@ def test_a_model_is_chosen_by_its_name(here: LiveServer) -> None:
     assert event_with_pool(one)["model"] == "other"
     one.leave()
     assert here.get(f"{PATH}?model=strange").status == 404
-    here.wait_until(lambda: not here.admission.watchers.num_readers)
+    here.wait_until(lambda: not here.admission.watchers.num_subscribers)
 
 
 def test_no_key_but_an_admins_sees_any_of_it(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the
 
         scope = {"quire.record": RequestRecord("req", "GET", PATH)}
         slow = asyncio.ensure_future(
-            Watching(admission.watchers, model, lambda: False, reads_lines=False)(scope, receive, send)
+            WatchResponse(admission.watchers, model, lambda: False, reads_lines=False)(scope, receive, send)
         )
         await sent.get()
-        with admission.watchers.reading(model) as watch:
+        with admission.watchers.subscription(model) as watch:
             await watch.newer_than(watch.number + 4)
             assert sent.empty()
             newest, _ = watch.event_after(0)
@@ -225,7 +225,7 @@ def test_a_reader_that_takes_nothing_costs_the_others_nothing_and_then_finds_the
             assert taken["at_s"] >= json.loads(newest)["at_s"]
         slow.cancel()
         await asyncio.gather(slow, return_exceptions=True)
-        assert not admission.watchers.num_readers
+        assert not admission.watchers.num_subscribers
 
     here.run(main)
 

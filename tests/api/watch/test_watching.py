@@ -20,8 +20,8 @@ from quire.observe.metrics import (
     PHASE_S,
     TOKENS,
     Metrics,
-    ModelFigures,
-    Picture,
+    ModelSnapshot,
+    RequestMetrics,
     one_two_five,
 )
 from tests.support.servers.local_api import LiveServer, house
@@ -82,7 +82,7 @@ SIZES = (("1.0", 1), ("64.0", 2), ("+Inf", 3))
 
 def test_gauges_show_what_an_engine_can_tell_and_nothing_it_cannot() -> None:
     metrics = Metrics()
-    metrics.watch(lambda: [Picture("a", 2, 3, 0.25, 100, 32, 1, SIZES, 70), Picture("b", 0, 0)])
+    metrics.set_sources(lambda: [ModelSnapshot("a", 2, 3, 0.25, 100, 32, 1, SIZES, 70), ModelSnapshot("b", 0, 0)])
     page = metrics.page().decode()
     assert value(page, "num_requests_running", model_name="a") == 2
     assert value(page, "num_requests_waiting_by_reason", model_name="a", reason="capacity") == 3
@@ -98,7 +98,7 @@ def test_gauges_show_what_an_engine_can_tell_and_nothing_it_cannot() -> None:
 def test_an_engines_totals_are_shown_under_the_fields_names_where_it_has_any() -> None:
     metrics = Metrics()
     totals = [(name, 10.0 + at) for at, name in enumerate(ENGINE_TOTALS)]
-    metrics.watch(lambda: [Picture("a", 0, 0, totals=totals), Picture("b", 0, 0)])
+    metrics.set_sources(lambda: [ModelSnapshot("a", 0, 0, totals=totals), ModelSnapshot("b", 0, 0)])
     page = metrics.page().decode()
     assert value(page, "spec_decode_num_draft_tokens_total", model_name="a") == 11
     assert value(page, "spec_decode_num_accepted_tokens_total", model_name="a") == 12
@@ -111,7 +111,7 @@ def test_an_engines_totals_are_shown_under_the_fields_names_where_it_has_any() -
 
 def test_a_request_that_came_to_nothing_has_no_first_token() -> None:
     metrics = Metrics("quire")
-    metrics.observe(ModelFigures("m", "abort", 5, 0, 0, 0, 1, None, 0, 0.5, None, 1.0))
+    metrics.observe(RequestMetrics("m", "abort", 5, 0, 0, 0, 1, None, 0, 0.5, None, 1.0))
     page = metrics.page().decode()
     assert 'quire:request_success_total{engine="0",finished_reason="abort",model_name="m"} 1.0' in page
     assert "quire:time_to_first_token_seconds_count{" not in page
@@ -128,7 +128,7 @@ def written() -> Iterator[io.StringIO]:
 
 
 def test_every_request_leaves_one_line_and_a_refused_one_says_why(written: io.StringIO, here: LiveServer) -> None:
-    access_log.set_up("json", stream=written)
+    access_log.configure_logging("json", stream=written)
     here.post("/v1/completions", ASKED, x_request_id="mine")
     here.post("/v1/completions", {**ASKED, "n": 99})
     here.get("/nothing")
@@ -142,7 +142,7 @@ def test_every_request_leaves_one_line_and_a_refused_one_says_why(written: io.St
 
 
 def test_plain_lines_are_for_people_and_cannot_be_forged(written: io.StringIO) -> None:
-    access_log.set_up("plain", stream=written)
+    access_log.configure_logging("plain", stream=written)
     access_log.write_access({"path": "/a\nb status=200", "status": 404})
     logging.getLogger("quire.api").error("something %s", "happened")
     first, second = written.getvalue().splitlines()
@@ -156,7 +156,7 @@ def test_a_trace_goes_to_the_log_and_not_to_the_client(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("secret 0x7fffdeadbeef")
 
-    access_log.set_up("json", stream=written)
+    access_log.configure_logging("json", stream=written)
     monkeypatch.setattr(Tokenize, "parse", broken)
     reply = here.post("/tokenize", {"prompt": "x"})
     assert (reply.status, reply.code) == (500, "internal_error")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.checkpoints.hub import files as hub_files
-from quire.checkpoints.hub.files import HubName, found_here
+from quire.checkpoints.hub.files import HubName, find_local
 
 COMMIT = "0" * 40
 
@@ -24,6 +24,6 @@ def test_an_index_that_names_no_files_is_not_whole(tmp_path: Path, monkeypatch: 
     (snapshot / "config.json").write_text("{}")
     (snapshot / "model.safetensors").write_bytes(b"")
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": value}}))
-    assert found_here(HubName("a/b"), 1 << 30) is None
+    assert find_local(HubName("a/b"), 1 << 30) is None
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors"}}))
-    assert found_here(HubName("a/b"), 1 << 30) is not None
+    assert find_local(HubName("a/b"), 1 << 30) is not None

@@ -20,7 +20,7 @@ from quire.text.chat.rendering.template import ChatTemplate
 from quire.text.grammars.checker import GrammarChecker
 from quire.text.grammars.grammar import Grammar
 from quire.text.sandboxed.messages import FromChecker, GrammarFine, GrammarRefused
-from quire.text.text_work import TextBudget, paid_by
+from quire.text.text_work import TextBudget, run_charged
 from tests.api.dialects.test_tools import TEMPLATE
 from tests.support.errors import raises_code
 from tests.support.machine.sandboxed import pool_of
@@ -63,7 +63,7 @@ def tools(count: int, *, is_strict: bool = False) -> ToolUse:
 
 
 def asked(checker: SlowChecker, use: ToolUse, budget: TextBudget | None = None) -> Any:
-    return paid_by("t", budget or TextBudget(), lambda: False, lambda: converse(model(checker), HELLO, use))
+    return run_charged("t", budget or TextBudget(), lambda: False, lambda: converse(model(checker), HELLO, use))
 
 
 def test_a_request_has_one_budget_for_all_its_tools() -> None:
@@ -101,13 +101,13 @@ def test_a_tenant_that_goes_on_is_refused_with_a_time_to_come_back() -> None:
     def ask_for_ever() -> None:
         for number in range(1000):
             with pytest.raises(InvalidParameterError):
-                paid_by("t", budget, lambda: False, lambda at=number: checker.check(Grammar.regex(f"a{at}")))  # type: ignore[misc]
+                run_charged("t", budget, lambda: False, lambda at=number: checker.check(Grammar.regex(f"a{at}")))  # type: ignore[misc]
 
     with pytest.raises(WorkBudgetError) as refused:
         ask_for_ever()
     assert refused.value.retry_after_s > 0
     checker.is_right = True
-    paid_by("other", budget, lambda: False, lambda: checker.check(Grammar.regex("b")))
+    run_charged("other", budget, lambda: False, lambda: checker.check(Grammar.regex("b")))
 
 
 def test_the_work_of_a_client_that_has_left_ends_before_the_next_check() -> None:
@@ -160,7 +160,7 @@ def test_who_checks_many_lets_others_in_between() -> None:
 
     def many() -> None:
         for number in range(3):
-            with helpers.turn():
+            with helpers.reserve():
                 order.append("many")
                 if number == 0:
                     waits.set()
@@ -171,12 +171,12 @@ def test_who_checks_many_lets_others_in_between() -> None:
     assert waits.wait(60)
 
     def one() -> None:
-        with helpers.turn():
+        with helpers.reserve():
             order.append("one")
 
     second = threading.Thread(target=one)
     second.start()
-    while len(helpers._turns) < 2:
+    while len(helpers._tickets) < 2:
         pass
     goes_on.set()
     first.join()

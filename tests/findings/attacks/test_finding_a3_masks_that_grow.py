@@ -10,7 +10,7 @@ import pytest
 from quire.core.request import FinishReason
 from quire.core.step import GRAMMAR_FAILED
 from quire.engine import grammar_thread, guides
-from quire.engine.guides import CATCH_UP, GrammarMatchers
+from quire.engine.guides import CATCH_UP_TOKENS, GrammarMatchers
 from quire.engine.trace_recorder import TraceSettings
 from quire.errors import WorkBudgetError
 from quire.observe.trace_file import make_trace_file
@@ -149,7 +149,7 @@ def test_after_a_crash_known_tokens_are_followed_in_pieces_between_the_steps_of_
     assert sum(pieces) <= len(produced)
     goes_on.set()
     world.run()
-    assert max(pieces) <= CATCH_UP
+    assert max(pieces) <= CATCH_UP_TOKENS
     assert world.tokens["r", 0] == whole.tokens["r", 0]
     assert begun.is_set()
 
@@ -178,13 +178,13 @@ def test_a_matcher_that_fails_in_the_thread_ends_its_own_answer(monkeypatch: pyt
 
 def test_a_client_that_leaves_while_its_grammar_is_compiled_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Line of section B: grammars were compiled in the loop, between two steps of everybody."""
-    compiled, goes_on = GrammarMatchers.compiled, threading.Event()
+    compiled, goes_on = GrammarMatchers.compile_text, threading.Event()
 
     def wait(one: Any, text: str) -> Any:
         assert goes_on.wait(60)
         return compiled(one, text)
 
-    monkeypatch.setattr(GrammarMatchers, "compiled", wait)
+    monkeypatch.setattr(GrammarMatchers, "compile_text", wait)
     world = World()
     request = world.request("r", grammar())
     assert world.engine.enter(request, is_restored=False) == []

@@ -58,7 +58,7 @@ def test_an_answer_beyond_the_budget_is_ended_and_the_other_goes_on_to_its_end(s
     seconds.step_s = 2 * LIMITS["answer_reader"].at_once_s
     (cut,) = made.take([token(0, 2)])
     seconds.step_s = 0.0
-    assert (cut.finish_reason, made.stopped) == ("error", [0])
+    assert (cut.finish_reason, made.stopped_answers) == ("error", [0])
     assert "answer reader: expected at most 0.1 s of processor time (at once)" in str(cut.error)
     with pytest.raises(WorkBudgetError) as raised:
         check_finish(cut, made)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.completions import CompletionWriter
 from quire.api.dialects.openai.logprobs import TokenNames
 from quire.api.dialects.openai.response_items import messages_of_items
@@ -114,7 +114,7 @@ def test_a_history_of_one_answer_in_many_items_costs_its_length() -> None:
 
     def read_items(size: int) -> None:
         fields = ResponseFields.model_construct(input=[item] * size)
-        (message,) = messages_of_items(fields, Images(False))
+        (message,) = messages_of_items(fields, ImagePolicy(False))
         assert len(message["content"]) == 100 * size
 
     assert is_no_square(read_items, 8_000)

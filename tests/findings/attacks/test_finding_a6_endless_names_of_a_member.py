@@ -67,7 +67,7 @@ def test_batches_ahead_of_their_turn_are_held_up_to_a_number_of_bytes() -> None:
     _, reader = reader_of(1000)
     for number in range(1, 200):
         reader.receive_batch([b"", number.to_bytes(8, "big"), bytes(1 << 20)])
-    assert sum(map(len, reader._held.values())) <= MAX_HELD_BYTES
+    assert sum(map(len, reader._held_batches.values())) <= MAX_HELD_BYTES
 
 
 def test_a_run_of_many_blocks_is_applied_in_parts() -> None:

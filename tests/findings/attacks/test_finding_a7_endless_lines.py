@@ -39,7 +39,7 @@ class OneEndlessLine:
 def test_a_line_without_an_end_is_read_no_further_than_a_line_may_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed: MemoryError, with a traceback."""
     endless = OneEndlessLine()
-    monkeypatch.setattr(traces, "_opened", lambda *_: endless)
+    monkeypatch.setattr(traces, "_open_text", lambda *_: endless)
     with pytest.raises(TraceError):
         read_trace(Path("bomb.jsonl.gz"))
     assert 0 < endless.largest <= 1 << 28
@@ -69,6 +69,6 @@ def test_a_trace_of_more_requests_than_memory_is_refused_with_a_sentence(
     def too_many(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(traces, "_row", too_many)
+    monkeypatch.setattr(traces, "_checked_row", too_many)
     with pytest.raises(TraceError):
         read_trace(path)

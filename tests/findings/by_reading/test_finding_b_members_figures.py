@@ -8,8 +8,8 @@ from time import thread_time
 import pytest
 
 from quire.errors import MessageError
-from quire.fleet.openai.metrics import read_figures
-from quire.http_client import HttpServer, fetch
+from quire.fleet.openai.metrics import read_metrics
+from quire.http_client import ServerAddress, fetch
 from tests.support.errors import raises_code
 from tests.support.servers.openai_server import openai_server
 from tests.unit.fleet.openai.test_link import fleet_of, until
@@ -42,7 +42,7 @@ def test_a_page_twice_as_long_takes_at_most_about_twice_as_long(page: Callable[[
 
 def seconds_of(page: bytes) -> float:
     began_s = thread_time()
-    read_figures(page)
+    read_metrics(page)
     return thread_time() - began_s
 
 
@@ -62,7 +62,7 @@ async def served(first: bytes, then: bytes, code: str) -> None:
     server = await asyncio.start_server(answered, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with raises_code(MessageError, code):
-        await fetch(HttpServer("127.0.0.1", port), "GET", "/metrics", timeout_s=60.0)
+        await fetch(ServerAddress("127.0.0.1", port), "GET", "/metrics", timeout_s=60.0)
     server.close()
 
 
@@ -89,4 +89,4 @@ def test_a_member_whose_figures_are_too_long_is_left(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
-    assert f"up to {PAGE_BYTES} bytes" in caplog.text
+    assert f"at most {PAGE_BYTES} bytes" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from quire.bench.calls import HttpCall
 from quire.bench.http_client import Client
 from quire.bench.outcome import Outcome
-from quire.http_client import HttpServer, fetch
+from quire.http_client import ServerAddress, fetch
 
 EVENT = b'data: {"choices":[{"text":"a","finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(EVENT), EVENT)
@@ -69,7 +69,7 @@ async def closing(last_words: bytes = b"") -> AsyncIterator[Closing]:
 
 def test_a_request_whose_kept_connection_was_closed_goes_over_a_new_one() -> None:
     async def run() -> tuple[list[Outcome], Closing]:
-        async with closing() as server, Client(HttpServer.at(server.url)) as client:
+        async with closing() as server, Client(ServerAddress.parse(server.url)) as client:
             return [await client.send(CALL) for _ in range(4)], server
 
     done, server = asyncio.run(run())
@@ -80,7 +80,7 @@ def test_a_request_whose_kept_connection_was_closed_goes_over_a_new_one() -> Non
 
 def test_once_an_answer_has_begun_it_is_not_sent_again() -> None:
     async def run() -> tuple[list[Outcome], Closing]:
-        async with closing(HALF_ANSWER) as server, Client(HttpServer.at(server.url)) as client:
+        async with closing(HALF_ANSWER) as server, Client(ServerAddress.parse(server.url)) as client:
             return [await client.send(CALL) for _ in range(2)], server
 
     done, server = asyncio.run(run())
@@ -98,7 +98,7 @@ def test_a_new_connection_that_is_closed_is_an_error_at_once() -> None:
     async def run() -> Outcome:
         listening = await asyncio.start_server(refused, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        async with listening, Client(HttpServer.at(url)) as client:
+        async with listening, Client(ServerAddress.parse(url)) as client:
             return await client.send(CALL)
 
     seen = list[int]()
@@ -112,7 +112,7 @@ def test_the_gateways_client_has_a_connection_for_each_request(num_requests: int
         async with closing() as server:
             host, port = "127.0.0.1", int(server.url.rpartition(":")[2])
             for _ in range(num_requests):
-                assert (await fetch(HttpServer(host, port), "GET", "/metrics"))[0] == 200
+                assert (await fetch(ServerAddress(host, port), "GET", "/metrics"))[0] == 200
             return server
 
     assert asyncio.run(run()).requests == [1, 2, 3]

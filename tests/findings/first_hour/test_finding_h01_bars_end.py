@@ -38,7 +38,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     with os.fdopen(theirs, "w") as stderr, monkeypatch.context() as changed:
         changed.setattr(sys, "stderr", stderr)
         changed.setenv("TERM", "xterm-256color")
-        access_log.set_up("plain")
+        access_log.configure_logging("plain")
         yield now
     root.handlers[:] = handlers
     root.setLevel(level)

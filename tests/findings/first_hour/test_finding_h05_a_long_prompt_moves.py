@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.backends.kernels.extension import available
+from quire.backends.kernels.extension import availability
 from quire.backends.protocol import CountsLayers
 from quire.client.request.params import SamplingParams
 from quire.core.request import ResolvedSampling
@@ -41,7 +41,7 @@ def test_steps_that_only_read_a_prompt_send_their_load() -> None:
     run(main)
 
 
-@pytest.mark.skipif(not available().is_available, reason="counted by kernels")
+@pytest.mark.skipif(not availability().is_available, reason="counted by kernels")
 def test_layers_of_a_step_are_counted_while_it_runs(tmp_path: Path) -> None:
     tiny = Tiny(hidden=128, intermediate=128, num_layers=3)
     runner = load_runner(

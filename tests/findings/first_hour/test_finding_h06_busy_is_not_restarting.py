@@ -6,7 +6,7 @@ from typing import Any
 from quire.api.models.registry import ModelEntry, Models
 from quire.config import ModelSettings
 from quire.core.scheduling.waiting_queue import QueueConfig
-from quire.worker.child.shared_status import Flight, SharedStatus, StepInFlight
+from quire.worker.child.shared_status import SharedStatus, StepInFlight, WorkerStatus
 from quire.worker.messages import Open
 from quire.worker.parent.session import WorkerSession
 from quire.worker.parent.supervisor import Supervisor
@@ -48,8 +48,8 @@ class Process:
         self.num_layers = 0
         self.is_counted = self.is_killed = False
 
-    def flight(self) -> Flight:
-        return Flight(1, ("r",), self.num_layers, StepInFlight(1, 64, 0.5, self.is_counted))
+    def status(self) -> WorkerStatus:
+        return WorkerStatus(1, ("r",), self.num_layers, StepInFlight(1, 64, 0.5, self.is_counted))
 
     def kill(self) -> None:
         self.is_killed = True
@@ -75,10 +75,10 @@ def looked_at(num_layers_a_second: int, num_s: int) -> bool:
 
     async def main() -> None:
         supervisor = Supervisor(plan, lambda _events: None, lambda _error: None)
-        supervisor._awake_since_s = 0.0
+        supervisor._resumed_s = 0.0
         for now_s in range(1, num_s):
             process.num_layers += num_layers_a_second
-            supervisor.look_at(session, float(now_s))
+            supervisor.check_progress(session, float(now_s))
         await supervisor.close()
 
     asyncio.run(main())
@@ -95,7 +95,7 @@ def test_a_step_without_progress_is_found_at_its_limit() -> None:
 
 
 def test_what_of_a_step_is_done_is_read_from_the_page_while_it_runs() -> None:
-    status = SharedStatus.make(4)
+    status = SharedStatus.create(4)
     status.step_layers = 8
     status.begin_step(64)
     assert status.read().step == StepInFlight(1, 64, 0.0, is_counted=True)

@@ -64,7 +64,7 @@ def test_a_model_that_runs_on_that_port_already_is_named_with_its_address(
         with pytest.raises(ConfigError) as refused:  # another model runs there
             CliRunner().invoke(app, words, catch_exceptions=False)
         assert refused.value.settings == ("port",)
-        monkeypatch.setattr(sys.modules["quire.cli.models.pull"], "pulled", lambda *_given, **_more: "oracle")
+        monkeypatch.setattr(sys.modules["quire.cli.models.pull"], "fetch_model", lambda *_given, **_more: "oracle")
         ran = CliRunner().invoke(app, words, catch_exceptions=False)
     assert ran.exit_code == 0
     assert f"is already served at http://127.0.0.1:{server.port}" in ran.output

@@ -19,7 +19,7 @@ def written() -> Iterator[io.StringIO]:
     """The log, and everything as it was afterwards."""
     root = logging.getLogger()
     before, level, out = root.handlers[:], root.level, io.StringIO()
-    access_log.set_up("json", stream=out)
+    access_log.configure_logging("json", stream=out)
     yield out
     root.handlers[:] = before
     root.setLevel(level)

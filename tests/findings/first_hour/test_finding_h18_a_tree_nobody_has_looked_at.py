@@ -17,7 +17,7 @@ def test_a_tree_that_was_looked_at_says_so_even_if_it_is_empty() -> None:
     memory = KVMemory(KVMemoryConfig(8, 4), BlockHasher(bytes(32)))
     drawing = TreeDrawing(memory.tree, memory.pool)
     list(drawing.pieces())
-    assert drawing.drawn() == TreePicture(is_drawn=True)
+    assert drawing.result() == TreePicture(is_drawn=True)
 
 
 def test_the_dashboard_waits_for_the_first_picture() -> None:

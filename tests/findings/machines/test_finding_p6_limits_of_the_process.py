@@ -121,7 +121,7 @@ def test_a_machine_without_proc_has_no_limits(tmp_path: Path) -> None:
 def test_what_is_planned_and_what_the_doctor_says_stay_within_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "read_limits", lambda: ProcessLimits(2 * GIB, GIB, 1.5))
     assert budget(ModelSettings()) <= 2 * GIB
-    assert machine.share_of_memory_bytes(1.0) <= 2 * GIB
+    assert machine.memory_budget_bytes(1.0) <= 2 * GIB
     assert machine.memory_for_models_bytes() <= GIB
     assert read_facts(load_settings({}, environ={})).free_bytes <= GIB
 

@@ -22,7 +22,7 @@ CHANGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
         "release",
         lambda self, blocks, really=BlockPool.release: really(self, sorted(blocks)),
     ),
-    "late requests go on": (Scheduler, "_end_late", lambda _self: None),
-    "nobody is displaced": (policy, "may_displace", lambda _newcomer, _victim: False),
+    "late requests go on": (Scheduler, "_end_overdue", lambda _self: None),
+    "nobody is displaced": (policy, "may_preempt", lambda _newcomer, _victim: False),
 }
 """What is changed, its name there, and what stands in its place."""

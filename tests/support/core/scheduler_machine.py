@@ -129,7 +129,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.server.next_name = old.next_name
         for request in old.ledger.unfinished():
             self.server.scheduler.restore(request)
-        for name, index in old.ledger.cancels():
+        for name, index in old.ledger.open_cancellations():
             self.server.scheduler.cancel(name, index)
 
     @invariant()
@@ -137,7 +137,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         SchedulerMachine.num_steps += self.is_under_way
         self.is_under_way = True
         self.server.check()
-        assert not self.server.ledger.complaints, self.server.ledger.complaints
+        assert not self.server.ledger.violations, self.server.ledger.violations
 
     def teardown(self) -> None:
         if not hasattr(self, "server"):

@@ -163,7 +163,7 @@ class ShadowedMemory:
 
     def _move_states(self, sequence: Shadowed) -> None:
         """A step begins: copies are made in order, and the row finds the state that belongs before its tokens."""
-        copies, keeps = self.memory.slots.take_moves()
+        copies, keeps = self.memory.slots.pop_copies()
         for copy in copies:
             self.states[copy.dst] = self.states[copy.src]
         self._promised |= {keep.dst: keep.src for keep in keeps}

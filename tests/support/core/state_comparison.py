@@ -100,7 +100,7 @@ class StateComparison:
         fails = self.random.random() < 0.05
         try:
             self.memory.reserve(table, one.tokens, num_tokens, keep=keep)
-            self.memory.slots.take_moves()
+            self.memory.slots.pop_copies()
             self.memory.commit(table, 0 if fails else num_tokens)
             has_run = True
         except OutOfBlocksError:

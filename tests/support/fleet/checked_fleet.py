@@ -15,26 +15,26 @@ CHECK_EVERY_MOMENTS = 16
 class CheckedFleet(FleetSimulation):
     """Raises InvariantError at the first one that does not hold."""
 
-    def happen(self) -> None:
-        number = self.moments[0][1]
-        super().happen()
+    def process_next_event(self) -> None:
+        number = self.event_queue[0][1]
+        super().process_next_event()
         if number % CHECK_EVERY_MOMENTS == 0:
             self._check_gateways()
 
-    def begin(self, slot: MemberSlot) -> None:
+    def begin_step(self, slot: MemberSlot) -> None:
         member = slot.member
-        is_between = member is not None and member.under_way is None
+        is_between = member is not None and member.step_in_progress is None
         if member is not None and is_between and member.scheduler.stats.num_steps % CHECK_EVERY_STEPS == 0:
             invariants.check(member.memory)
             invariants.check_scheduler(member.scheduler)
-        super().begin(slot)
+        super().begin_step(slot)
 
     def _check_gateways(self) -> None:
         """Every request is in exactly one place, and gateways account for their own."""
         by_gateway: list[list[str]] = [[] for _ in self.gateways]
         for slot in self.member_slots:
-            for name in (*slot.taken, *slot.stranded):
-                by_gateway[self._homes[name]].append(name)
+            for name in (*slot.requests, *slot.stranded):
+                by_gateway[self._gateway_of[name]].append(name)
         num_known = sum(map(len, by_gateway)) + len(self._waiting)
         if num_known != self.num_open:
             rule = f"check: {self.num_open} requests are open, {num_known} known"

@@ -63,7 +63,7 @@ class EngineSeat:
         self.engine = Engine(runner, CONFIG, IDENTITY, bytes(32))
         self.state = State.READY
         self.load = WorkerLoad()
-        self.verdicts: Sequence[AdmissionHint] = ()
+        self.admission_hints: Sequence[AdmissionHint] = ()
         self.watching = CommandWatch(lambda _command: None)
         self.tell: Callable[[Sequence[RequestEvent]], None] = lambda _events: None
         self.refusal: QuireError | None = None
@@ -197,7 +197,7 @@ class SimulatedFleet:
         )
         card = MemberCard("oracle", info, f"life {self._num_lives}")
         member = SimulatedMember(seat, MemberService(seat, card, WORDS, self._sender(address), lambda: self.now_s))
-        seat.tell = member.desk.listener
+        seat.tell = member.desk.on_events
         self.members[address] = member
         return member
 
@@ -229,7 +229,7 @@ class SimulatedFleet:
         link = gateway.links.pop(address, None)
         if link is not None:
             link.end(why)
-            gateway.port.lost(link, why)
+            gateway.port.handle_loss(link, why)
 
     def kill(self, address: str) -> None:
         """The member's machine is gone."""
@@ -310,7 +310,7 @@ class SimulatedFleet:
             for member in self.members.values():
                 if quarter % 4 == 0 and not member.is_hung:
                     member.desk.forget_silent()
-                    member.desk.beat()
+                    member.desk.send_heartbeats()
             self.talk()
             for gateway in self.gateways:
                 gateway.port.tick(self.now_s)
@@ -331,4 +331,4 @@ class SimulatedFleet:
             assert all(port.router.membership.num_open(one) == 0 for one in port.members)
         for member in self.members.values():
             assert (member.desk.assignments, member.desk.num_uncomputed_tokens) == ({}, 0)
-            assert all(not one.names for one in member.desk._gateways.values())
+            assert all(not one.local_ids for one in member.desk._gateways.values())

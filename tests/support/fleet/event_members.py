@@ -11,7 +11,7 @@ from quire.fleet.kv_events.reader import END, EventReader, MissingRange
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.worker.child.kv_events import encode_kv_batch
-from quire.worker.child.kv_snapshot import OWN, Position, SnapshotEnd, SnapshotSender, encode_kv_answer
+from quire.worker.child.kv_snapshot import QUIRE_TOPIC, Position, SnapshotEnd, SnapshotSender, encode_kv_answer
 from quire.worker.kv_event_settings import Encoding
 from tests.support.core.shadow import KEY, Listener, namespace
 
@@ -65,22 +65,22 @@ class TalkingMember:
 
     def answer(self, reader: EventReader) -> list[list[bytes]]:
         """What it says to the reader's question."""
-        if reader.want is MissingRange.NOTHING:
+        if reader.missing is MissingRange.NOTHING:
             return []
-        if reader.want is MissingRange.REPLAY:
+        if reader.missing is MissingRange.REPLAY:
             found = [(number, batch) for number, batch in self.kept if number >= reader.next_number]
             replayed = [[b"", self.life, number.to_bytes(8, "big"), batch] for number, batch in found]
             return [*replayed, [b"", b"", END, b""]]
         self.snapshots.request((b"reader",))
         answers = []
         while (told := self.snapshots.next_answer(self.life, self.next_number)) is not None:
-            answers.append([b"", OWN, encode_kv_answer(told[0])])
+            answers.append([b"", QUIRE_TOPIC, encode_kv_answer(told[0])])
             if isinstance(told[0], SnapshotEnd):
                 break
         return answers
 
     def position(self) -> list[bytes]:
-        return [b"", OWN, encode_kv_answer(Position(self.life, self.next_number))]
+        return [b"", QUIRE_TOPIC, encode_kv_answer(Position(self.life, self.next_number))]
 
     def names(self) -> set[int]:
         """What it holds, as a gateway calls it."""
@@ -100,11 +100,11 @@ def ask(member: TalkingMember, reader: EventReader) -> None:
     """Ask until nothing is wanted any more."""
     for _ in range(10):
         first = reader.next_number
-        was = reader.want
+        was = reader.missing
         for frames in member.answer(reader):
             if reader.receive_response(frames) and was is MissingRange.REPLAY:
-                reader.replay_ended(first)
-    assert reader.want is MissingRange.NOTHING
+                reader.end_replay(first)
+    assert reader.missing is MissingRange.NOTHING
 
 
 def held_names(index: BlockIndex, member: str = MEMBER) -> set[int]:

@@ -8,18 +8,18 @@ import sys
 from dataclasses import replace
 
 from quire.errors import QuireError
-from quire.fleet.member.replica_process import plan_of, read_order, serve_order
+from quire.fleet.member.replica_process import plan_of, read_spec, serve_member
 from tests.support.workers.oracle_worker import oracle_plan
 
 COMMAND = (sys.executable, "-m", "tests.support.fleet.oracle_replica")
 
 
 def main() -> int:
-    order = read_order(sys.stdin.buffer)
-    worker = oracle_plan(int(order.open.model), order.open.settings, step_s=0.01)
-    plan = replace(plan_of(order), worker=replace(worker, open=order.open))
+    order = read_spec(sys.stdin.buffer)
+    worker = oracle_plan(int(order.open_message.model), order.open_message.settings, step_s=0.01)
+    plan = replace(plan_of(order), worker=replace(worker, open_message=order.open_message))
     try:
-        asyncio.run(serve_order(plan, order.drain_s, reports_status=order.reports_status))
+        asyncio.run(serve_member(plan, order.drain_s, reports_status=order.reports_status))
     except QuireError:
         return 2
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.config import Settings
 from quire.core.scheduling.waiting_queue import QueueConfig
-from quire.fleet.member.replicas import ReplicaOrder
+from quire.fleet.member.replicas import ReplicaSpec
 from quire.fleet.ray.config import RayFleetArgs
 from quire.fleet.ray.deployments import application
 from quire.worker.messages import Open
@@ -18,11 +18,11 @@ from tests.support.servers.talkers import TEMPLATE, talker
 from tests.support.workers.oracle_worker import SETTINGS
 
 
-def oracle_order(_args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
+def oracle_order(_args: RayFleetArgs, settings: Settings) -> ReplicaSpec:
     size = talker(template=TEMPLATE).text.vocabulary_size
     own = replace(SETTINGS, max_running=settings.model.max_running)
     opened = Open(str(size), own, QueueConfig(), bytes(32))
-    return ReplicaOrder("oracle", "", opened, oracle_words(), 30.0, settings.server.drain_s)
+    return ReplicaSpec("oracle", "", opened, oracle_words(), 30.0, settings.server.drain_s)
 
 
 def app(args: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ expected to have been moved.
 from collections import Counter
 from collections.abc import Collection
 
-from quire.core.memory.block_table import hit_cap
+from quire.core.memory.block_table import max_hit_blocks
 from quire.errors import InvariantError
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.member_load import MemberLoads
@@ -66,13 +66,15 @@ def check_loads(loads: MemberLoads) -> None:
     _require(loads.in_flight_tokens.keys() == loads.loads.keys(), "members with a load and with tokens differ")
     reserved: dict[str, str] = {}
     for member, load in loads.loads.items():
-        num_tokens = sum(one for one, _ in load.since.values())
-        _require(load.num_since_tokens == num_tokens, f"{member!r}: {load.num_since_tokens} counted, not {num_tokens}")
+        num_tokens = sum(one for one, _ in load.reservations.values())
+        _require(
+            load.num_reserved_tokens == num_tokens, f"{member!r}: {load.num_reserved_tokens} counted, not {num_tokens}"
+        )
         num_reported = loads.in_flight_tokens[member] - num_tokens
         is_sound = num_reported >= 0 if load.as_of_s is not None else num_reported == 0
         _require(is_sound, f"{member!r}: {num_reported} tokens in flight are neither reserved nor reported")
-        _require(all(one >= 0 for one, _ in load.since.values()), f"{member!r}: a reservation is negative")
-        reserved |= dict.fromkeys(load.since, member)
+        _require(all(one >= 0 for one, _ in load.reservations.values()), f"{member!r}: a reservation is negative")
+        reserved |= dict.fromkeys(load.reservations, member)
     _require(reserved == loads.member_of, "reservations of requests and of members differ")
 
 
@@ -136,7 +138,7 @@ def ranked(
     in_flight, offers = router.loads.in_flight_tokens, []
     for member, assignment in router.membership.ready_members.items():
         size = router.block_sizes[member]
-        depths = router.index.depths(prompt.names.get(size, ())[: hit_cap(prompt.num_tokens, size)])
+        depths = router.index.depths(prompt.names.get(size, ())[: max_hit_blocks(prompt.num_tokens, size)])
         num_cached = size * depths.get(member, 0)
         cost = weight * (prompt.num_tokens - num_cached) + in_flight[member]
         offers.append((cost, in_flight[member], router.last_chosen[member], member, assignment.epoch, num_cached))

@@ -66,11 +66,11 @@ async def small_member(
     fingerprint: str = "oracle",
 ) -> AsyncIterator[SmallMember]:
     relay = EventRelay(LOCAL, LOCAL)
-    announced = replace(relay.inside, num_kept_batches=num_kept_batches)
+    announced = replace(relay.worker_settings, num_kept_batches=num_kept_batches)
     server = MemberServer(address, keys, oracle_words(), relay)
     size = talker(template=TEMPLATE).text.vocabulary_size
     plan = oracle_plan(size, settings, step_s=step_s, kv_events=announced)
-    supervisor = Supervisor(plan, server.listener, lambda _error: None)
+    supervisor = Supervisor(plan, server.on_events, lambda _error: None)
     ready = await supervisor.start()
     info = replace(ready.info, exactness=exactness, identity=replace(ready.info.identity, fingerprint=fingerprint))
     server.start(supervisor, lambda life: MemberCard("oracle", info, life))
@@ -112,7 +112,7 @@ async def truth_of(member: SmallMember) -> set[int]:
     """What the member's worker holds at this moment, as a gateway calls it: asked inside, past all that can fail."""
     with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.setsockopt(zmq.LINGER, 0)
-        asking.connect(member.relay.inside.replay_endpoint)
+        asking.connect(member.relay.worker_settings.replay_endpoint)
         await asking.send_multipart([b"", SNAPSHOT])
         index = BlockIndex(8)
         index.join("it")

@@ -2,9 +2,9 @@
 
 import sys
 
-from quire.backends.kernels.extension import available
+from quire.backends.kernels.extension import availability
 
 if __name__ == "__main__":
-    found = available()
+    found = availability()
     sys.stdout.write(f"{found.reason}\n")
     sys.exit(not found.is_available)

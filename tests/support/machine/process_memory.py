@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
-from quire.config.machine import share_of_memory_bytes
+from quire.config.machine import memory_budget_bytes
 
 AMPLE_BYTES = 16 << 30
 """A budget for tests of small models that are not about memory: the pools stay as small as the longest sequences are,
@@ -19,7 +19,7 @@ _kept: list[Any] = []
 
 def budget_bytes(needed_bytes: int) -> int:
     """A budget for a model that takes at most so much, beside all the process holds already."""
-    return share_of_memory_bytes(0.0) + needed_bytes
+    return memory_budget_bytes(0.0) + needed_bytes
 
 
 def kept_for_this_file(make: Callable[_Given, _Made]) -> Callable[_Given, _Made]:

@@ -15,7 +15,7 @@ from mlx.utils import tree_map
 
 from quire.backends.mlx.imported import utils
 from quire.backends.mlx.kv_store import KVStore
-from quire.backends.mlx.load import older_fields
+from quire.backends.mlx.load import legacy_config_fields
 from quire.backends.mlx.runner import MlxRunner
 from quire.backends.protocol import Runner
 from quire.checkpoints.strict_json import read_json_object
@@ -93,7 +93,7 @@ class Reference:
     """What mlx-lm answers by itself."""
 
     def __init__(self, directory: Path) -> None:
-        older = older_fields(read_json_object(directory / "config.json"))
+        older = legacy_config_fields(read_json_object(directory / "config.json"))
         self.model, _ = utils.load_model(directory, model_config=older)
 
     def answer(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
@@ -111,6 +111,6 @@ class Reference:
 def mlx_runners(first: Runner) -> Callable[[], Runner]:
     """Makes runners like this one, each with a pool of its own, over the same model."""
     assert isinstance(first, MlxRunner)
-    (model, pool), capacity, owner = first._opened(), first.capacity, first._owner
+    (model, pool), capacity, owner = first._opened(), first.capacity, first._mlx_thread
     shape = (capacity.num_blocks, capacity.block_size, pool.dtype)
     return lambda: MlxRunner(owner, model, owner.call(lambda: KVStore(model.kv_shapes, *shape)), capacity)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from quire.backends.host.drawing import uniform
 from quire.backends.host.sampler import Choice, choose, logprobs_of
-from quire.backends.kernels.products import held
+from quire.backends.kernels.products import round_to_dtype
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, TokenLogprobs
 
@@ -306,7 +306,7 @@ def logits_of(rows: list[Row], dtype: str) -> NDArray[Any]:
     """The rows' numbers as this type holds them; numpy has no bfloat16, and float32 holds it exactly."""
     numbers = [row.logits for row in rows]
     with np.errstate(over="ignore"):
-        return held(np.array(numbers, np.float32), dtype) if dtype == "bfloat16" else np.array(numbers, dtype)
+        return round_to_dtype(np.array(numbers, np.float32), dtype) if dtype == "bfloat16" else np.array(numbers, dtype)
 
 
 def compare(rows: list[Row], dtype: str, found: SamplerSurvey, name: str) -> None:

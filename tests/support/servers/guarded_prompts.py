@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.client.prefix.explanation import Explanation
-from quire.client.prefix.prefix_guard import PrefixGuard, PrefixWarning, SeenPrompt
+from quire.client.prefix.prefix_guard import NewPrompt, PrefixGuard, PrefixWarning
 from quire.client.prefix.prompt_alignment import num_common, packed
 from quire.client.prefix.reuse_log import PromptPart, PromptParts, ReuseRecord
 from quire.text.chat.prompt_parts import PartSpan
@@ -103,7 +103,7 @@ class GuardedPrompts:
         self.now_s += 1.0
         explanation = Explanation(len(ids), num_found, self.reason if longest else "first_seen")
         record = ReuseRecord(f"r{self._number}", tenant, group, "m", self.now_s, explanation, None, 0, num_found)
-        self.guard.take(SeenPrompt(record, ids, self._text_of, prompt.parts(encoded.offsets)))
+        self.guard.examine(NewPrompt(record, ids, self._text_of, prompt.parts(encoded.offsets)))
         self._last = record, ids
         return num_found
 
@@ -115,7 +115,7 @@ class GuardedPrompts:
         record, ids = self._last
         answer = self.tokenizer.library.encode(text, add_special_tokens=False).ids
         self._cached[record.tenant, record.cache_group].append(packed([*ids, *answer]))
-        self.guard.answered(record, answer)
+        self.guard.complete(record, answer)
 
     def play(self, bodies: Sequence[Body], template: str = "", tenant: str = "one") -> list[PrefixWarning]:
         """Several requests of one client; what it would be warned of."""

@@ -29,7 +29,7 @@ from quire.cli.serve.model_traces import ModelTraces
 from quire.client.engines.served import ServedModel, Serving
 from quire.config import ModelSettings, OnDemandModel, Settings, load_settings
 from quire.engine.loading import queue_of
-from quire.observe.access_log import set_up
+from quire.observe.access_log import configure_logging
 from quire.worker.parent.worker_plan import Limits
 from tests.support.servers.talkers import TEMPLATE, talker
 from tests.support.workers.oracle_worker import LOAD_S, NEEDS, PACE, oracle_plan
@@ -133,7 +133,7 @@ def main(words: list[str]) -> int:
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
     settings = load_settings(dict(flags), environ={})
-    set_up(settings.server.log_format)
+    configure_logging(settings.server.log_format)
     os.environ[LOAD_S], os.environ[PACE] = str(given.load_s), str(given.token_s)
     os.environ[NEEDS] = given.needs
     setattr(asgi, "STUCK_S", given.stuck_s)  # noqa: B010

@@ -106,8 +106,8 @@ def park_server(
     tmp_path: Path, *models: OnDemandModel, room: int = 2, open_client: OpenAnyModel = an_oracle
 ) -> Iterator[ParkServer]:
     here = ParkServer(tmp_path, list(models), room, open_client)
-    original = Shutdown.on_signals
-    setattr(Shutdown, "on_signals", lambda _self: None)  # noqa: B010 - signals are the main thread's
+    original = Shutdown.handle_signals
+    setattr(Shutdown, "handle_signals", lambda _self: None)  # noqa: B010 - signals are the main thread's
     thread = threading.Thread(target=here.live, name="park")
     thread.start()
     try:
@@ -118,7 +118,7 @@ def park_server(
         here.may_load.set()
         admin_request(here.socket_path, "POST", "/drain")
         thread.join(PATIENCE_S)
-        setattr(Shutdown, "on_signals", original)  # noqa: B010
+        setattr(Shutdown, "handle_signals", original)  # noqa: B010
     assert not thread.is_alive()
 
 

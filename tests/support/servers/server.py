@@ -12,7 +12,7 @@ from quire.core.memory.kv_config import KVMemoryConfig
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Continuation, PriorityClass, Request, ResolvedSampling
 from quire.core.scheduling.drafts import Propose
-from quire.core.scheduling.scheduler import Holds, Scheduler, held_by_nothing
+from quire.core.scheduling.scheduler import MustWait, Scheduler, never_waits
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.step import ROW_FAILED, RowError, RowResult, StepPlan, StepResult
 from quire.sim.server.deliveries import Deliveries
@@ -44,11 +44,11 @@ class Server:
         self.runner = OracleRunner(
             Capacity(num_blocks, block_size, 1 << 30, config.max_step_tokens, VOCABULARY, 8 * block_size, num_slots)
         )
-        self.ledger = Deliveries(VOCABULARY, has_state=num_slots > 0)
+        self.ledger = Deliveries(VOCABULARY, has_recurrent_state=num_slots > 0)
         self.now_s = 0.0
         self.log: list[RequestEvent] = []
         self.plans: list[StepPlan] = []
-        self.holds: Holds = held_by_nothing
+        self.holds: MustWait = never_waits
         self.next_name = 0
 
     def ask(
@@ -92,12 +92,12 @@ class Server:
 
     def cancel(self, name: str) -> None:
         self.scheduler.cancel(name)
-        self.ledger.cancelled(name)
+        self.ledger.record_cancellation(name)
 
     def drop(self, name: str, index: int) -> None:
         """Cancel one continuation alone."""
         self.scheduler.cancel(name, index)
-        self.ledger.dropped(name, index)
+        self.ledger.record_continuation_cancellation(name, index)
 
     def plan(self) -> StepPlan:
         self.ledger.planned_s = self.now_s
@@ -113,7 +113,7 @@ class Server:
         result = self.runner.start(plan).wait()
         for sequence in self.scheduler.running:
             if sequence.sequence_id in failed:
-                self.ledger.spoiled(sequence.request.request_id)
+                self.ledger.record_row_failure(sequence.request.request_id)
         rows = {
             key: RowResult(error=RowError(ROW_FAILED, "broken")) if key in failed else row
             for key, row in result.rows.items()
@@ -142,7 +142,7 @@ class Server:
         self.log += events
         for event in events:
             self.ledger.take(event)
-        assert not self.ledger.complaints, self.ledger.complaints
+        assert not self.ledger.violations, self.ledger.violations
 
     def check(self) -> None:
         invariants.check(self.memory)

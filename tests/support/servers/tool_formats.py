@@ -45,7 +45,8 @@ def written(form: ToolFormat, calls: Sequence[Call]) -> str:
     """As a model writes it, with an id where the format has one."""
     pieces = [form.begin]
     for at, call in enumerate(calls):
-        pieces += [form.again or "" if at else "", call.name, form.name_end, _arguments(form, call), form.call_end]
+        separator = form.call_separator or "" if at else ""
+        pieces += [separator, call.name, form.name_end, _arguments(form, call), form.call_end]
     return "".join([*pieces, form.end]).replace(CALL_ID, "a" * ID_CHARS)
 
 

@@ -20,7 +20,7 @@ from quire.engine.engine import Engine
 from quire.errors import InvariantError
 from quire.worker import messages
 from quire.worker.child import faults
-from quire.worker.child.faults import FOR_EVER_S, Fault, FaultyRunner
+from quire.worker.child.faults import HANG_S, Fault, FaultyRunner
 from tests.support.changed import changed
 
 ORACLE_FAULTS = "ORACLE_FAULTS"
@@ -30,7 +30,7 @@ class BrokenRunner(FaultyRunner):
     """Computes as the runner inside it does, except for the faults."""
 
     def start(self, plan: StepPlan) -> PendingStep:
-        hits = self.hits(plan)
+        hits = self.faults_of(plan)
         for fault, _ in hits:
             BEFORE.get(fault.kind, lambda: None)()
         changes = [(AFTER[fault.kind], item) for fault, item in hits if fault.kind in AFTER]
@@ -57,7 +57,7 @@ def _leave() -> NoReturn:
 
 def _hold() -> None:
     """Hang like native code that never releases the interpreter."""
-    ctypes.PyDLL(None).sleep(FOR_EVER_S)
+    ctypes.PyDLL(None).sleep(HANG_S)
 
 
 def _spin() -> NoReturn:

@@ -99,7 +99,7 @@ class Lives:
     def step(self) -> None:
         """Some commands arrive, one step runs, some of what it brought arrives."""
         self.now_s += 1.0
-        self._send(self.ledger.due(self.now_s))
+        self._send(self.ledger.due_commands(self.now_s))
         for _ in range(self._random.randint(0, len(self._inbox))):
             self._obey(self._inbox.popleft())
         flying: list[str] = []
@@ -113,7 +113,7 @@ class Lives:
             try:
                 self._hear(self._outbox.popleft())
             except MessageError:
-                self.crash([*self.ledger.names_sent()])
+                self.crash([*self.ledger.assigned_ids()])
                 return
 
     def _send(self, commands: Sequence[Submit | Restore | Cancel]) -> None:
@@ -154,7 +154,7 @@ class Lives:
 
     def crash(self, flying: list[str]) -> None:
         """Whatever was on its way is lost."""
-        self._tell(self.ledger.crash(flying))
+        self._tell(self.ledger.record_crash(flying))
         self.num_lives += 1
         self._spawn()
 
@@ -189,9 +189,9 @@ class Lives:
     def _obey(self, data: bytes) -> None:
         match decode_to_worker(data):
             case Submit() as command:
-                self._say([self._engine.submit(command.received(self.now_s + self.ahead_s))])
+                self._say([self._engine.submit(command.to_request(self.now_s + self.ahead_s))])
             case Restore() as command:
-                self._say([self._engine.restore(command.received(self.now_s + self.ahead_s))])
+                self._say([self._engine.restore(command.to_request(self.now_s + self.ahead_s))])
             case Cancel(request_id, index):
                 self._engine.cancel(request_id, index)
 

@@ -41,7 +41,7 @@ def assigned(
     kind: type[commands.Submit] | type[commands.Restore], request: Request
 ) -> commands.Submit | commands.Restore:
     """As a client sends it at second 20 of its clock."""
-    return kind.sent(replace(request, epoch=7), 20.0)
+    return kind.of(replace(request, epoch=7), 20.0)
 
 
 LOGPROBS = TokenLogprobs(7, -0.25, 1, ((7, -0.25), (9, -2.5)))

@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from quire.api.web_page import DASHBOARD, KINDS, POLICY
+from quire.api.web_page import CSP, DASHBOARD, MEDIA_TYPES
 
 BLOCK_SIZE = 16
 STEP_S = 0.05
@@ -372,7 +372,7 @@ class Handler(BaseHTTPRequestHandler):
         paths = {DASHBOARD.path_of(name): name for name in DASHBOARD.names}
         if asked.path in paths:
             name = paths[asked.path]
-            self._send(200, KINDS[name.rpartition(".")[2]], DASHBOARD.read(name))
+            self._send(200, MEDIA_TYPES[name.rpartition(".")[2]], DASHBOARD.read(name))
         elif self.key and self.headers.get("authorization") != f"Bearer {self.key}":
             status = 403 if self.headers.get("authorization") == "Bearer common" else 401
             self._send(status, "application/json", json.dumps({"error": {"message": "expected an admin key"}}).encode())
@@ -386,7 +386,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
-        for name, value in (("content-type", kind), ("content-length", len(body)), ("content-security-policy", POLICY)):
+        for name, value in (("content-type", kind), ("content-length", len(body)), ("content-security-policy", CSP)):
             self.send_header(name, str(value))
         self.end_headers()
         self.wfile.write(body)

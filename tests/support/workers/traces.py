@@ -13,7 +13,7 @@ from typing import Any, Self
 from quire.core.events import Finished, Preempted, PromptLogprobs, RequestEvent, SequenceFinished, Token
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.step import StepPlan, StepResult, TokenLogprobs
-from quire.sim.server.config import SimConfig, configured
+from quire.sim.server.config import SimConfig, make_config
 from quire.sim.server.simulation import Simulation
 
 GOLDEN = Path(__file__).parents[2] / "sim" / "golden.json"
@@ -53,8 +53,8 @@ class TracedSimulation(Simulation):
         self.run()
         return self._trace.hexdigest()
 
-    def _build(self) -> None:
-        super()._build()
+    def _start_worker(self) -> None:
+        super()._start_worker()
         run = self.runner.run
 
         def traced(plan: StepPlan) -> StepResult:
@@ -71,12 +71,12 @@ class TracedSimulation(Simulation):
         take()
         scheduler.take_events = take  # type: ignore[method-assign]
 
-    def _take(self, events: list[RequestEvent]) -> None:
+    def _take_events(self, events: list[RequestEvent]) -> None:
         assert isinstance(events, _Stamped)
         for event, at_s in zip(events, events.at_s, strict=True):
             if words := _event_words(event, at_s):
                 self._write(words)
-        super()._take(events)
+        super()._take_events(events)
 
     def _write(self, words: object) -> None:
         self._trace.update(f"{words}\n".encode())
@@ -137,7 +137,7 @@ def recorded() -> dict[str, str]:
 def traces() -> dict[str, str]:
     """Each committed run and its trace."""
     return {
-        f"{name} {seed} {count}": TracedSimulation(configured(name, seed, count)).trace() for name, seed, count in RUNS
+        f"{name} {seed} {count}": TracedSimulation(make_config(name, seed, count)).trace() for name, seed, count in RUNS
     }
 
 

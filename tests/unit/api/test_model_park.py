@@ -10,13 +10,13 @@ import pytest
 
 from quire.api.http.errors import ApiError
 from quire.api.models import model_park, park_moves
-from quire.api.models.model_park import ModelManager, ParkLimits, ReportProgress, Sizes
+from quire.api.models.model_park import ModelManager, OnDemandLimits, ReportProgress, Sizes
 from quire.api.models.park_moves import Stage
 from quire.api.models.registry import ModelEntry
 from quire.config import OnDemandModel
 from quire.errors import CheckpointError, EngineDeadError
 
-LIMITS = ParkLimits(max_waiting=3, turn_s=0.0)
+LIMITS = OnDemandLimits(max_waiting=3, turn_s=0.0)
 
 
 class Front:
@@ -28,10 +28,10 @@ class Front:
         self.is_alive = self.is_ready = True
         self.text = SimpleNamespace(info=SimpleNamespace(line=f"{name} is here"))
 
-    async def set_aside(self) -> None:
+    async def suspend(self) -> None:
         self.world.told.append(f"-({self.name})")
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         if self.name in self.world.failing:
             raise self.world.failing[self.name]
         self.world.told.append(f"+({self.name})")
@@ -40,7 +40,7 @@ class Front:
 class World:
     """Models that load when a test says so, and what became of them."""
 
-    def __init__(self, *models: OnDemandModel, room: int = 2, limits: ParkLimits = LIMITS) -> None:
+    def __init__(self, *models: OnDemandModel, room: int = 2, limits: OnDemandLimits = LIMITS) -> None:
         self.entries = {one.name: ModelEntry(one.name, is_required=one.is_kept) for one in models}
         self.told: list[str] = []
         self.may_load = asyncio.Event()
@@ -135,7 +135,7 @@ def test_a_model_that_answers_is_not_unloaded_and_takes_nobody_new_while_another
         first = world.hold("a")
         await first.is_begun.wait()
         other = world.hold("b", "v")
-        await settled(lambda: world.entries["a"].stage is Stage.LEAVING)
+        await settled(lambda: world.entries["a"].stage is Stage.UNLOADING)
         again = world.hold("a")
         await asyncio.sleep(0.01)
         assert world.told == ["+a"]
@@ -174,7 +174,7 @@ def test_a_tenants_own_answers_do_not_hold_a_model_against_its_wish_and_go_on_wh
 
 def test_the_last_answers_of_others_are_set_aside_after_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        monkeypatch.setattr(park_moves, "MAX_HELD_S", 0.02)
+        monkeypatch.setattr(park_moves, "MAX_UNLOAD_DELAY_S", 0.02)
         world = World(*on_demand("a", "b"), room=1)
         await world.park.start()
         holding = [world.hold("a", tenant) for tenant in "uv"]
@@ -201,7 +201,7 @@ def test_a_model_whose_last_answer_has_gone_while_it_was_set_aside_is_closed_and
         await short.end()
         assert await again == "a"
         assert world.told == ["+a", "-(a)", "+b", "-a", "-b", "+a"]
-        assert world.park.residents["a"].users.total() == 0
+        assert world.park.slots["a"].users.total() == 0
         await world.park.close()
 
     play(main)
@@ -224,7 +224,7 @@ def test_answers_that_were_set_aside_end_when_the_server_does_or_their_model_can
             if not is_failing:
                 await short.end()
             await long.end()
-            await settled(lambda: not world.park.residents["a"].users)  # noqa: B023
+            await settled(lambda: not world.park.slots["a"].users)  # noqa: B023
             await world.park.close()
 
     play(main)
@@ -259,7 +259,7 @@ def test_who_no_longer_waits_makes_nobody_leave() -> None:
         first = world.hold("a")
         await first.is_begun.wait()
         other = world.hold("b", "v")
-        await settled(lambda: world.entries["a"].stage is Stage.LEAVING)
+        await settled(lambda: world.entries["a"].stage is Stage.UNLOADING)
         second = world.hold("a")
         await asyncio.sleep(0)
         other.task.cancel()
@@ -279,7 +279,7 @@ def test_who_is_broken_off_at_the_moment_it_is_let_in_gives_its_place_back() -> 
         await world.park.start()
         asked = world.hold("a")
         await settled(lambda: world.entries["a"].stage is Stage.LOADING)
-        resident = world.park.residents["a"]
+        resident = world.park.slots["a"]
         world.may_load.set()
         await settled(lambda: resident.users.total() == 1)
         if not asked.is_begun.is_set():
@@ -301,8 +301,8 @@ def test_who_was_broken_off_in_the_very_moment_a_model_comes_or_fails_does_no_ha
             world.may_load.clear()
             await world.park.start()
             leaving, staying = world.hold("a"), asyncio.ensure_future(world.ask("a"))
-            await settled(lambda: world.park.residents["a"].num_waiting == 2)  # noqa: B023
-            resident = world.park.residents["a"]
+            await settled(lambda: world.park.slots["a"].num_waiting == 2)  # noqa: B023
+            resident = world.park.slots["a"]
             leaving.task.cancel()  # its task hears of it in the next round of the loop
             if is_failing:
                 resident.refuse(CheckpointError("it is damaged"))
@@ -436,7 +436,7 @@ def test_an_operator_loads_and_unloads_whatever_is_not_kept() -> None:
 
 def test_a_model_nobody_uses_leaves_after_its_time_by_itself() -> None:
     async def main() -> None:
-        world = World(OnDemandModel("a", "a", idle_s=0.01), limits=ParkLimits(idle_s=3600.0))
+        world = World(OnDemandModel("a", "a", idle_s=0.01), limits=OnDemandLimits(idle_s=3600.0))
         await world.park.start()
         await world.ask("a")
         await settled(lambda: world.told == ["+a", "-a"])
@@ -447,7 +447,7 @@ def test_a_model_nobody_uses_leaves_after_its_time_by_itself() -> None:
 
 def test_a_model_serves_until_its_turn_ends_and_then_makes_room() -> None:
     async def main() -> None:
-        world = World(*on_demand("a", "b"), room=1, limits=ParkLimits(turn_s=0.02))
+        world = World(*on_demand("a", "b"), room=1, limits=OnDemandLimits(turn_s=0.02))
         await world.park.start()
         await world.ask("a")
         other = asyncio.ensure_future(world.ask("b", "v"))
@@ -492,11 +492,11 @@ def test_a_server_that_ends_while_it_loads_does_not_wait_for_the_model() -> None
 
 def test_many_who_ask_three_models_in_the_room_of_two_are_all_answered() -> None:
     async def main() -> None:
-        world = World(*on_demand("a", "b", "c"), limits=ParkLimits(max_waiting=100, turn_s=0.0))
+        world = World(*on_demand("a", "b", "c"), limits=OnDemandLimits(max_waiting=100, turn_s=0.0))
         await world.park.start()
         answers: list[Awaitable[str]] = [world.ask("abc"[number % 3], "abc"[number % 3]) for number in range(60)]
         assert sorted(await asyncio.gather(*answers)) == ["a"] * 20 + ["b"] * 20 + ["c"] * 20
-        held = [resident.users.total() for resident in world.park.residents.values()]
+        held = [resident.users.total() for resident in world.park.slots.values()]
         assert held == [0, 0, 0]
         await world.park.close()
 

@@ -9,8 +9,8 @@ import pytest
 
 from quire.api.http.request_record import RequestRecord
 from quire.api.models.registry import ModelEntry, Models
-from quire.api.watch.activity import MAX_ENDED, MAX_ROWS, Activity
-from quire.api.watch.timeline import MAX_SEGMENTS, Segment, request_line, segments_of
+from quire.api.watch.activity import MAX_ROWS, MAX_TIMELINES, Activity
+from quire.api.watch.timeline import MAX_SEGMENTS, Segment, segments_of, timeline_of
 from quire.api.watch.watch_event import watch_event
 from quire.client.engines.client import EngineStats, FleetMemberStats, FleetStats
 from quire.client.prefix.reuse_log import ReuseLog
@@ -62,15 +62,15 @@ def test_a_request_waits_has_its_prompt_computed_and_is_answered() -> None:
     assert asked.segments()[1:] == [("prompt", 102.5, 104.0), ("answering", 104.0, None)]
     asked.end(106.0)
     assert asked.segments(106.5)[2] == ("answering", 104.0, 106.5)
-    assert request_line(asked.record, 106.5)["state"] == "done"
+    assert timeline_of(asked.record, 106.5)["state"] == "done"
 
 
 def test_one_that_never_ran_has_only_waited() -> None:
     asked = Asked()
     assert asked.segments(105.0) == [("waiting", 100.0, 105.0)]
-    assert request_line(asked.record, 105.0)["state"] == "failed"
+    assert timeline_of(asked.record, 105.0)["state"] == "failed"
     asked.record.is_cut = True
-    assert request_line(asked.record, 105.0)["state"] == "cut"
+    assert timeline_of(asked.record, 105.0)["state"] == "cut"
 
 
 def test_a_preempted_one_is_told_so_until_something_comes_again() -> None:
@@ -134,7 +134,7 @@ def test_a_row_has_what_came_in_its_ten_seconds_and_each_first_token_once() -> N
         asked.token(121.0 + second)
     asked.end(131.0)
     del open_requests["a"]
-    activity.take(asked.record)
+    activity.record_ended(asked.record)
     oracle.end_row(activity.open_of("oracle"), 130.0, 10.0)
     told = [
         (row.at_s, row.output_tokens_per_s, row.prompt_tokens_per_s, row.ttft_p50_s, row.hit_rate)
@@ -152,9 +152,9 @@ def test_rows_and_timelines_are_bounded() -> None:
         activity.of("oracle").end_row([], float(number), 10.0)
     assert len(activity.of("oracle").rows) == MAX_ROWS
     assert activity.of("oracle").num_rows == MAX_ROWS + 40
-    for _ in range(MAX_ENDED + 40):
-        activity.take(Asked().record)
-    assert len(activity.timelines) == MAX_ENDED
+    for _ in range(MAX_TIMELINES + 40):
+        activity.record_ended(Asked().record)
+    assert len(activity.timelines) == MAX_TIMELINES
 
 
 def server_of(model: ModelEntry, *asked: Asked) -> Any:
@@ -206,16 +206,16 @@ def test_at_a_gateway_the_members_are_told_and_what_runs_as_far_as_it_is_known()
     assert [one["tenant"] for one in told["requests"]] == ["a", "b"]
 
 
-@pytest.mark.parametrize("num_open", [0, 3, MAX_ENDED + 10])
+@pytest.mark.parametrize("num_open", [0, 3, MAX_TIMELINES + 10])
 def test_the_latest_requests_are_told_whether_they_have_ended_or_not(num_open: int) -> None:
     model = ModelEntry("oracle")
     open_ones = [Asked() for _ in range(num_open)]
     server = server_of(model, *open_ones)
-    for _ in range(MAX_ENDED):
-        server.activity.take(Asked().record)
+    for _ in range(MAX_TIMELINES):
+        server.activity.record_ended(Asked().record)
     requests = watch_event(server, server.activity, model, None, [])["requests"]
-    assert len(requests) == MAX_ENDED
-    assert sum(one["state"] != "failed" for one in requests) == min(num_open, MAX_ENDED)
+    assert len(requests) == MAX_TIMELINES
+    assert sum(one["state"] != "failed" for one in requests) == min(num_open, MAX_TIMELINES)
 
 
 def test_a_segment_is_a_phase_a_start_and_an_end() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from quire.backends import memory_plan
 from quire.config import ModelSettings
-from quire.config.machine import share_of_memory_bytes
+from quire.config.machine import memory_budget_bytes
 from quire.errors import ConfigError
 from tests.support.errors import raises_code
 
@@ -46,7 +46,7 @@ def test_a_budget_that_cannot_be_met_is_refused_with_what_is_needed() -> None:
 
 
 def test_half_of_what_is_free_is_the_default() -> None:
-    half = share_of_memory_bytes(0.5)
+    half = memory_budget_bytes(0.5)
     assert 0.8 * half < memory_plan.budget(ModelSettings()) < 1.25 * half
 
 
@@ -115,10 +115,10 @@ def test_a_budget_that_is_raised_as_told_is_enough(tokens: int | None) -> None:
         memory_plan.decide(settings, 1 << 30, 1 << 30, 100 * MIB, each, 8192)
     raised = float(str(told.value).partition("raise it to ")[2].partition(" GiB")[0])
     plan = memory_plan.decide(settings, int(raised * (1 << 30)), 1 << 30, 100 * MIB, each, 8192)
-    assert plan.num_slots >= memory_plan.LEAST_SLOTS
+    assert plan.num_slots >= memory_plan.MIN_SLOTS
     assert plan.num_blocks >= (tokens or 64) // 32
 
 
 def test_the_line_names_the_states_that_run_and_those_that_are_kept() -> None:
     plan = decide_states(1000, 1, max_running=8)
-    assert plan.line.endswith(", states 0.04 GiB = 8 running and 32 kept of 1.0 MiB")
+    assert plan.line.endswith(", states 0.04 GiB = 8 running and 32 cached, each 1.0 MiB")

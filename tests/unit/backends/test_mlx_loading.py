@@ -73,11 +73,11 @@ def test_what_mlx_does_not_run_is_refused_with_the_reason(tmp_path: Path) -> Non
     packed = resolve(str(write_gguf(tmp_path / "tiny.gguf")), cache=tmp_path / "cache")
     plain = checkpoint_by_mlx("llama")
     for checkpoint, settings, reason in (
-        (checkpoint_of("lfm2"), ON_MLX, "keep keys and values, this one has recurrent layers"),
-        (packed, ON_MLX, r"reads directories of safetensors, tiny\.gguf is a GGUF file"),
-        (plain, replace(ON_MLX, kv_dtype="int8"), "keys and values in float32, bfloat16, float16, not in int8"),
-        (plain, replace(ON_MLX, arithmetic="int8"), "the MLX backend has no arithmetic int8"),
-        (plain, replace(ON_MLX, device="mps"), "selects its device by itself, got mps"),
+        (checkpoint_of("lfm2"), ON_MLX, "attention layers only, the model has recurrent layers"),
+        (packed, ON_MLX, r"reads directories of safetensors, got the GGUF file tiny\.gguf"),
+        (plain, replace(ON_MLX, kv_dtype="int8"), "float32, bfloat16, float16 or auto for the MLX backend, got int8"),
+        (plain, replace(ON_MLX, arithmetic="int8"), "the MLX backend does not support arithmetic int8"),
+        (plain, replace(ON_MLX, device="mps"), "which selects its device itself, got mps"),
     ):
         with pytest.raises(ConfigError, match=f"{reason}; set backend") as refused:
             load_backend(checkpoint, settings)
@@ -177,7 +177,7 @@ def test_on_apple_silicon_auto_takes_mlx() -> None:
 @pytest.mark.usefixtures("on_apple_silicon")
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("lfm2", "not using MLX: the MLX backend runs models whose layers keep keys and values, this one has recurrent"),
+    [("lfm2", "not using MLX: the MLX backend runs attention layers only, the model has recurrent layers"),
      ("qwen2-native", "not using MLX: mlx-lm cannot load this qwen2 model: ")],
 )  # fmt: skip
 def test_on_apple_silicon_the_cpu_backend_runs_what_mlx_refuses_and_says_why(name: str, words: str) -> None:

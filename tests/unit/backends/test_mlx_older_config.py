@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.backends.mlx.load import older_fields
+from quire.backends.mlx.load import legacy_config_fields
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 BY_KIND = {
@@ -46,7 +46,7 @@ configs = st.builds(
 
 def told(config: dict[str, Any]) -> dict[str, Any]:
     """The config as mlx-lm gets it: what is found is put over what is there."""
-    return config | older_fields(config)
+    return config | legacy_config_fields(config)
 
 
 @given(configs)
@@ -74,7 +74,7 @@ def test_every_rotation_that_newer_words_give_is_there_in_older_ones(config: dic
 
 
 def test_parameters_of_a_rotation_become_fields_and_a_scaling() -> None:
-    assert older_fields({"rope_parameters": LLAMA3}) == {
+    assert legacy_config_fields({"rope_parameters": LLAMA3}) == {
         "rope_theta": 5e5,
         "rope_scaling": {**LLAMA3, "type": "llama3"},
     }
@@ -82,34 +82,34 @@ def test_parameters_of_a_rotation_become_fields_and_a_scaling() -> None:
 
 def test_the_default_rotation_is_no_scaling() -> None:
     plain = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    assert older_fields({"rope_parameters": plain}) == {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    assert older_fields({"rope_parameters": {"rope_theta": 1e4}}) == {"rope_theta": 1e4}
-    assert older_fields({"rope_parameters": {"type": "default"}}) == {}
+    assert legacy_config_fields({"rope_parameters": plain}) == {"rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    assert legacy_config_fields({"rope_parameters": {"rope_theta": 1e4}}) == {"rope_theta": 1e4}
+    assert legacy_config_fields({"rope_parameters": {"type": "default"}}) == {}
 
 
 def test_an_older_word_for_the_type_is_understood() -> None:
-    found = older_fields({"rope_parameters": {"type": "linear", "factor": 2.0}})
+    found = legacy_config_fields({"rope_parameters": {"type": "linear", "factor": 2.0}})
     assert found["rope_scaling"] == {"type": "linear", "rope_type": "linear", "factor": 2.0}
 
 
 def test_rotations_by_kind_of_layer_are_those_of_full_layers_and_the_base_of_the_others() -> None:
-    found = older_fields({"rope_parameters": BY_KIND})
+    found = legacy_config_fields({"rope_parameters": BY_KIND})
     scaling = {**BY_KIND["full_attention"], "type": "linear"}
     assert found == {"rope_theta": 1e6, "rope_scaling": scaling, "rope_local_base_freq": 1e4}
 
 
 def test_the_text_part_is_told_too_and_keeps_the_rest() -> None:
     text = {"hidden_size": 64, "rope_parameters": LLAMA3}
-    found = older_fields({"model_type": "outer", "text_config": text})
+    found = legacy_config_fields({"model_type": "outer", "text_config": text})
     assert set(found) == {"text_config"}
     assert found["text_config"] == {**text, "rope_theta": 5e5, "rope_scaling": {**LLAMA3, "type": "llama3"}}
 
 
 def test_local_experts_are_experts_unless_their_number_is_given() -> None:
-    assert older_fields({"num_local_experts": 8}) == {"num_experts": 8}
-    assert older_fields({"num_local_experts": 8, "num_experts": 4}) == {}
-    assert older_fields({"num_local_experts": 8, "num_experts": None}) == {"num_experts": 8}
+    assert legacy_config_fields({"num_local_experts": 8}) == {"num_experts": 8}
+    assert legacy_config_fields({"num_local_experts": 8, "num_experts": 4}) == {}
+    assert legacy_config_fields({"num_local_experts": 8, "num_experts": None}) == {"num_experts": 8}
 
 
 def test_a_config_in_older_words_needs_nothing() -> None:
-    assert older_fields({"rope_theta": 1e4, "rope_scaling": None, "hidden_size": 64}) == {}
+    assert legacy_config_fields({"rope_theta": 1e4, "rope_scaling": None, "hidden_size": 64}) == {}

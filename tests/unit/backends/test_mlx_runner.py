@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.backends.host.wanted import NOT_FINITE
-from quire.backends.mlx.decoder import Computing, Decoder
+from quire.backends.mlx.decoder import Decoder, LazyOutputs
 from quire.backends.mlx.kv_store import KVStore
 from quire.backends.mlx.runner import MlxRunner
 from quire.config import Backend
@@ -114,7 +114,7 @@ def spoil(runner: MlxRunner, token_id: int) -> None:
         embedding.weight[token_id] = float("nan")
         mx.eval(embedding.weight)
 
-    runner._owner.call(change)
+    runner._mlx_thread.call(change)
 
 
 @kept_for_this_file
@@ -163,7 +163,7 @@ def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
 
 def test_whoever_calls_mlx_is_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    compute, wait, read, write = Decoder.compute, Computing.wait, KVStore.read_blocks, KVStore.write_blocks
+    compute, wait, read, write = Decoder.compute, LazyOutputs.wait, KVStore.read_blocks, KVStore.write_blocks
 
     def told(real: Any) -> Any:
         def call(*given: Any, **named: Any) -> Any:
@@ -173,7 +173,7 @@ def test_whoever_calls_mlx_is_called_by_one_thread(monkeypatch: pytest.MonkeyPat
         return call
 
     for owner, name, real in (
-        (Decoder, "compute", compute), (Computing, "wait", wait), (KVStore, "read_blocks", read),
+        (Decoder, "compute", compute), (LazyOutputs, "wait", wait), (KVStore, "read_blocks", read),
         (KVStore, "write_blocks", write),
     ):  # fmt: skip
         monkeypatch.setattr(owner, name, told(real))

@@ -184,7 +184,7 @@ def loaded() -> MlxRunner:
 
 def over_a_pool_of(num_blocks: int) -> MlxRunner:
     """The same model over so many blocks of 4 tokens."""
-    (model, store), owner = loaded()._opened(), loaded()._owner
+    (model, store), owner = loaded()._opened(), loaded()._mlx_thread
     made = owner.call(lambda: KVStore(model.kv_shapes, num_blocks, 4, store.dtype))
     return MlxRunner(owner, model, made, replace(loaded().capacity, num_blocks=num_blocks, block_size=4))
 

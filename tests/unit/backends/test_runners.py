@@ -113,7 +113,7 @@ def test_a_draft_whose_row_is_not_finite_ends_the_tokens_before_it() -> None:
     second = run(runner, greedy_item(1, [*tokens, *first], (1, 2, 3), 9))[1].token_ids
     assert isinstance(runner, CpuRunner)
     model = opened(runner)[0]
-    embedding: Any = model._weights._held[0]
+    embedding: Any = model._weights._live[0]
     poison = poisoned(embedding, (model.shape.vocabulary_size, model.shape.hidden_size), second[0])
     model._call.fields["embedding"] = poison.reference
     item = greedy_item(1, tokens, (1, 2, 3))

@@ -16,7 +16,7 @@ WRITER = SpanWriter("1")
 
 
 def body(maker: CallMaker, *answers: str) -> dict[str, Any]:
-    fields: dict[str, Any] = json.loads(maker.call(VISIT, answers).body)
+    fields: dict[str, Any] = json.loads(maker.make_call(VISIT, answers).body)
     return fields
 
 
@@ -30,8 +30,8 @@ def test_a_chat_carries_all_that_was_said_and_answered() -> None:
         ("user", 2),
     ]
     assert said["max_tokens"] == 6
-    assert maker.call(VISIT, ["yes"]).path == "/v1/chat/completions"
-    assert maker.call(VISIT, ["yes"]).prompt_tokens == 9
+    assert maker.make_call(VISIT, ["yes"]).path == "/v1/chat/completions"
+    assert maker.make_call(VISIT, ["yes"]).prompt_tokens == 9
 
 
 def test_the_next_turn_as_text_begins_with_the_turn_and_answer_before() -> None:

@@ -11,7 +11,7 @@ from quire.bench.calls import HttpCall
 from quire.bench.http_client import Client, ModelCard, RefusedError
 from quire.bench.outcome import Outcome
 from quire.errors import ConfigError
-from quire.http_client import HttpServer
+from quire.http_client import ServerAddress
 from tests.support.errors import raises_code
 from tests.support.servers.scripted_server import OK, scripted
 
@@ -29,7 +29,7 @@ DONE = b"data: [DONE]\n\n"
 
 def asked(*pieces: bytes, timeout_s: float = 60.0) -> Outcome:
     async def send() -> Outcome:
-        async with scripted(pieces) as url, Client(HttpServer.at(url), timeout_s) as client:
+        async with scripted(pieces) as url, Client(ServerAddress.parse(url), timeout_s) as client:
             return await client.send(CALL)
 
     return asyncio.run(send())
@@ -78,7 +78,7 @@ def test_a_server_that_is_not_there_is_told_apart() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
 
         async def send() -> Outcome:
-            async with Client(HttpServer.at(url)) as client:
+            async with Client(ServerAddress.parse(url)) as client:
                 return await client.send(CALL)
 
         assert asyncio.run(send()).error == "connect"
@@ -86,7 +86,7 @@ def test_a_server_that_is_not_there_is_told_apart() -> None:
 
 def test_a_server_that_never_answers_is_a_timeout() -> None:
     async def send() -> Outcome:
-        async with null_server(Manner(first_s=60.0)) as url, Client(HttpServer.at(url), 0.05) as client:
+        async with null_server(Manner(first_s=60.0)) as url, Client(ServerAddress.parse(url), 0.05) as client:
             return await client.send(CALL)
 
     assert asyncio.run(send()).error == "timeout"
@@ -94,7 +94,7 @@ def test_a_server_that_never_answers_is_a_timeout() -> None:
 
 def test_the_model_is_the_first_one_listed_unless_one_is_named() -> None:
     async def cards() -> tuple[ModelCard, ModelCard]:
-        async with null_server(Manner()) as url, Client(HttpServer.at(f"{url}/v1/")) as client:
+        async with null_server(Manner()) as url, Client(ServerAddress.parse(f"{url}/v1/")) as client:
             return await client.ready(1.0), await client.ready(1.0, "other")
 
     assert asyncio.run(cards()) == (ModelCard("null", 8192), ModelCard("other", None))
@@ -104,7 +104,7 @@ def test_a_server_that_is_not_ready_is_told_with_what_to_do() -> None:
     async def wait() -> None:
         async with (
             scripted([b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"]) as url,
-            Client(HttpServer.at(url)) as client,
+            Client(ServerAddress.parse(url)) as client,
         ):
             await client.ready(0.0)
 
@@ -115,10 +115,10 @@ def test_a_server_that_is_not_ready_is_told_with_what_to_do() -> None:
 
 
 def test_a_key_is_sent_and_never_shown() -> None:
-    server = HttpServer.at("http://localhost:1", key="secret")
+    server = ServerAddress.parse("http://localhost:1", key="secret")
     assert "secret" not in repr(server)
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
     with raises_code(ConfigError, "invalid_server_address"):
-        HttpServer.at("localhost:8000")
+        ServerAddress.parse("localhost:8000")

@@ -67,20 +67,20 @@ def test_one_slower_figure_decides_although_another_is_faster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reason"),
     [
-        ({"run_id": "other"}, "not of one run"),
-        ({"machine": {"cores": 4}}, "not of one machine"),
-        ({"load": {"requests": 9}}, "not of one load"),
-        ({"rounds": None}, "not one side"),
-        ({"run_id": None}, "not one side"),
-        ({"rounds": [{"output_throughput": 1.0}]}, "cut short"),
+        ({"run_id": "other"}, "not from the same run"),
+        ({"machine": {"cores": 4}}, "not from the same machine"),
+        ({"load": {"requests": 9}}, "not from the same load"),
+        ({"rounds": None}, "is not a result of"),
+        ({"run_id": None}, "is not a result of"),
+        ({"rounds": [{"output_throughput": 1.0}]}, "was interrupted"),
     ],
 )
-def test_files_that_do_not_belong_together_are_not_compared(changes: dict[str, Any], told: str) -> None:
+def test_files_that_do_not_belong_together_are_not_compared(changes: dict[str, Any], reason: str) -> None:
     comparison = compare_records(record([100.0] * 8), {**record([50.0] * 8), **changes})
     assert comparison.verdict is SpeedVerdict.NOT_COMPARABLE
-    assert told in comparison.reason
+    assert reason in comparison.reason
 
 
 def test_too_few_rounds_and_failed_requests_give_no_verdict() -> None:

@@ -21,7 +21,7 @@ LOAD = EngineLoad((1, 2, 4), prompt_tokens=12, output_tokens=5, prefix_tokens=40
 class PretendedRoof(CpuRoof):
     """Runs the step and says what a machine would."""
 
-    def beside(self, step: Callable[[], object], num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
+    def measure(self, step: Callable[[], object], num_rows: int, kv_bytes: float, num_steps: int) -> RoofPoint:
         for _ in range(num_steps):
             step()
         assert kv_bytes > 0
@@ -62,7 +62,7 @@ def test_a_model_without_a_roof_says_why() -> None:
     load = EngineLoad((1,), 12, 5, 0, 1, has_roof=True)
     with EngineBench(talker(), load, CpuRoof(None, "it is strange"), "oracle") as bench:
         result = bench.run(lambda _: None)
-    assert result.notes == ("no roof: it is strange",)
+    assert result.notes == ("no roofline: it is strange",)
     assert result.prefix_ttft_ratio is None
 
 
@@ -74,13 +74,13 @@ def test_what_does_not_fit_a_sequence_is_refused_before_anything_runs() -> None:
 def test_a_roof_is_measured_turn_about_with_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = converted_tiny(tmp_path, Tiny(hidden=256)).config
     reason = CpuRoof.of(config, ModelSettings()).reason
-    if not extension.available().is_available:
-        assert reason == extension.available().reason
+    if not extension.availability().is_available:
+        assert reason == extension.availability().reason
         return
     assert reason == ""
     monkeypatch.setattr("quire.backends.cpu.measured_roof.READ_BYTES", 1 << 20)
     steps: list[int] = []
-    point = CpuRoof.of(config, ModelSettings()).beside(lambda: steps.append(1), 3, kv_bytes=1e9, num_steps=4)
+    point = CpuRoof.of(config, ModelSettings()).measure(lambda: steps.append(1), 3, kv_bytes=1e9, num_steps=4)
     assert len(steps) == 5
     assert 0 < point.bare_s < point.roof_s
     assert point.roof_s == pytest.approx(point.bare_s + 1e9 / point.bytes_per_s)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from quire.bench.calls import CallMaker, HttpCall
 from quire.bench.load_run import LoadRun, Pace, RunClock
-from quire.bench.measures import most_at_once
+from quire.bench.measures import max_concurrent
 from quire.bench.outcome import Outcome, Run
 from quire.errors import ConfigError
 from quire.workload.mixes import MIXES, MixSizes, some_visits
@@ -79,18 +79,18 @@ def some(name: str, count: int, **sizes: int) -> list[Visit]:
 
 def test_a_closed_loop_keeps_as_many_at_once_as_there_are_clients() -> None:
     done, _ = run(some("distinct", 9), Pace(concurrency=3))
-    assert most_at_once((one.sent_s, one.ended_s) for one in done.outcomes) == 3
+    assert max_concurrent((one.sent_s, one.ended_s) for one in done.outcomes) == 3
     assert (len(done.outcomes), done.duration_s) == (9, 3.0)
 
 
 def test_an_open_loop_sends_when_it_is_time_whoever_is_still_waiting() -> None:
-    done, _ = run(some("distinct", 4), Pace(moments_s=(0.0, 0.25, 0.5, 3.0)))
+    done, _ = run(some("distinct", 4), Pace(arrivals_s=(0.0, 0.25, 0.5, 3.0)))
     assert sorted(one.sent_s - done.started_s for one in done.outcomes) == [0.0, 0.25, 0.5, 3.0]
     assert done.duration_s == 4.0
 
 
 def test_an_open_loop_with_few_places_is_late_and_says_so() -> None:
-    done, _ = run(some("distinct", 3), Pace(concurrency=1, moments_s=(0.0, 0.1, 0.2)))
+    done, _ = run(some("distinct", 3), Pace(concurrency=1, arrivals_s=(0.0, 0.1, 0.2)))
     assert [round(one.sent_s - one.due_s, 6) for one in done.outcomes] == [0.0, 0.9, 1.8]
 
 

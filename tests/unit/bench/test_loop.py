@@ -2,7 +2,7 @@
 
 import asyncio
 
-from quire.bench.runs import finished
+from quire.bench.runs import run_async
 
 
 def test_work_is_run_to_its_end() -> None:
@@ -10,4 +10,4 @@ def test_work_is_run_to_its_end() -> None:
         await asyncio.sleep(0)
         return "done"
 
-    assert finished(work()) == "done"
+    assert run_async(work()) == "done"

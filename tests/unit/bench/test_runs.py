@@ -13,10 +13,10 @@ from quire.bench import records as report
 from quire.bench import runs
 from quire.bench.outcome import Run
 from quire.bench.records import Record
-from quire.bench.runs import BenchOptions, RunListener, interleaved_servers, run_load, seeded, sweep_clients
+from quire.bench.runs import BenchOptions, RunListener, measure_interleaved, run_load, seeded, sweep_clients
 from quire.bench.setup import LoadSetup
 from quire.errors import ConfigError
-from quire.http_client import HttpServer
+from quire.http_client import ServerAddress
 from tests.support.errors import raises_code
 from tests.support.servers.scripted_server import scripted
 from tests.unit.bench.outcomes import outcome
@@ -28,7 +28,7 @@ SETUP = LoadSetup(workload="chat", prompts="chat", requests=6, output_tokens=3, 
 def served(setup: LoadSetup) -> tuple[Record, Run]:
     async def main() -> tuple[Record, Run]:
         async with null_server(QUICK) as url:
-            return await run_load(HttpServer.at(url), setup, BenchOptions(metadata={"build": "x"}), RunListener())
+            return await run_load(ServerAddress.parse(url), setup, BenchOptions(metadata={"build": "x"}), RunListener())
 
     return asyncio.run(main())
 
@@ -44,7 +44,7 @@ def test_a_run_is_recorded_with_its_setup_and_its_figures() -> None:
 
 def test_a_detailed_result_has_every_request_under_the_fields_names() -> None:
     _, run = served(SETUP)
-    detail = report.detailed(run)
+    detail = report.per_request_data(run)
     assert set(detail) == {
         "input_lens",
         "output_lens",
@@ -69,7 +69,7 @@ def test_a_sweep_measures_each_number_of_clients() -> None:
     async def main() -> list[Record]:
         async with null_server(QUICK) as url:
             setup = LoadSetup(requests=4, concurrency=2, output_tokens=3, prompt_tokens=4, seed="1")
-            return await sweep_clients(HttpServer.at(url), setup, (1, 2, 4), BenchOptions(), RunListener())
+            return await sweep_clients(ServerAddress.parse(url), setup, (1, 2, 4), BenchOptions(), RunListener())
 
     points = asyncio.run(main())
     assert [point["max_concurrency"] for point in points] == [1, 2, 4]
@@ -83,13 +83,13 @@ def test_two_servers_take_turns_and_get_the_same_prompts() -> None:
     async def main() -> tuple[Record, Record]:
         async with null_server(QUICK) as one, null_server(QUICK) as other:
             setup = LoadSetup(requests=2, output_tokens=3, prompt_tokens=4, seed="1")
-            told = RunListener(lambda title, _count: began.append(title))
-            return await interleaved_servers((HttpServer.at(one), HttpServer.at(other)), setup, 3, BenchOptions(), told)
+            servers = ServerAddress.parse(one), ServerAddress.parse(other)
+            listener = RunListener(lambda title, _count: began.append(title))
+            return await measure_interleaved(servers, setup, 3, BenchOptions(), listener)
 
     a, b = asyncio.run(main())
     assert [title[-1] for title in began] == ["A", "B", "B", "A", "A", "B"]
-    assert a["run_id"] == b["run_id"]
-    assert a["load"] == b["load"]
+    assert (a["run_id"], a["load"]) == (b["run_id"], b["load"])
     assert (a["side"], len(a["rounds"]), a["completed"], a["total_output_tokens"]) == ("A", 3, 6, 18)
     assert a["duration"] == pytest.approx(sum(one["duration"] for one in a["rounds"]))
 
@@ -100,14 +100,14 @@ def test_a_server_that_refuses_the_first_request_is_told_before_the_load() -> No
 
     async def main() -> None:
         async with scripted([answer]) as url:
-            await run_load(HttpServer.at(url), SETUP, BenchOptions(), RunListener())
+            await run_load(ServerAddress.parse(url), SETUP, BenchOptions(), RunListener())
 
     with raises_code(ConfigError, "first_request_failed"):
         asyncio.run(main())
 
 
 def test_a_server_that_is_still_loading_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(runs, "RETRY_INTERVAL_S", 0.0)
     answers: list[int] = []
 
     class Loading(NullServer):
@@ -122,7 +122,7 @@ def test_a_server_that_is_still_loading_is_asked_again(monkeypatch: pytest.Monke
         server = await asyncio.start_server(Loading(QUICK).serve, "127.0.0.1", 0)
         async with server:
             url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            return (await run_load(HttpServer.at(url), SETUP, BenchOptions(), RunListener()))[0]
+            return (await run_load(ServerAddress.parse(url), SETUP, BenchOptions(), RunListener()))[0]
 
     assert asyncio.run(main())["failed"] == 0
     assert answers[:3] == [503, 503, 200]
@@ -154,4 +154,4 @@ def test_what_is_no_result_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
 def test_a_failed_request_has_its_story_in_the_detail() -> None:
     bad = outcome(0.0, [], error="http 503", detail="full")
-    assert report.detailed(Run(0.0, 1.0, (bad,)))["errors"] == ["http 503: full"]
+    assert report.per_request_data(Run(0.0, 1.0, (bad,)))["errors"] == ["http 503: full"]

@@ -25,7 +25,7 @@ def trace(tmp_path: Path) -> str:
 def test_without_a_word_it_is_a_closed_loop_of_distinct_prompts() -> None:
     setup = LoadSetup()
     visits = setup.visits("1")
-    assert (len(visits), setup.pace(visits, "1").concurrency, setup.pace(visits, "1").moments_s) == (64, 8, None)
+    assert (len(visits), setup.pace(visits, "1").concurrency, setup.pace(visits, "1").arrivals_s) == (64, 8, None)
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def test_without_a_word_it_is_a_closed_loop_of_distinct_prompts() -> None:
 def test_an_open_loop_has_a_moment_for_every_visit(given: dict[str, Any], comes: str) -> None:
     setup = LoadSetup(**given)
     visits = setup.visits("1")
-    moments = setup.pace(visits, "1").moments_s
-    assert setup.comes == comes
+    moments = setup.pace(visits, "1").arrivals_s
+    assert setup.arrival_process == comes
     assert moments is not None
     assert len(moments) == 64
     assert list(moments) == sorted(moments)
-    assert moments == setup.pace(visits, "1").moments_s
+    assert moments == setup.pace(visits, "1").arrivals_s
 
 
 def test_a_trace_comes_as_it_was_recorded_and_fits_the_model(trace: str) -> None:
     setup = LoadSetup(trace=trace, speedup=2.0)
     visits = setup.visits("1", model_tokens=512)
-    assert setup.pace(visits, "1").moments_s == (0.0, 0.5, 1.0, 1.5, 2.0)
+    assert setup.pace(visits, "1").arrivals_s == (0.0, 0.5, 1.0, 1.5, 2.0)
     assert all(visit.turns[0].num_tokens + visit.turns[0].max_tokens <= 512 for visit in visits)
     assert len(LoadSetup(trace=trace, requests=3).visits("1")) == 3
 

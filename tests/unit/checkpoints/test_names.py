@@ -28,7 +28,7 @@ def test_what_is_fetched_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append(wanted)
         return make_directory(tmp_path / "model")
 
-    monkeypatch.setattr(names, "found_here", lambda *_any: None)
+    monkeypatch.setattr(names, "find_local", lambda *_any: None)
     monkeypatch.setattr(names, "pull", pull)
     assert resolve("org/model:Q4_0").name == "org/model:Q4_0"
     assert asked == [HubName("org/model", "Q4_0")]

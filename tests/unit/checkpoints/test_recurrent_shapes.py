@@ -90,7 +90,7 @@ def test_sizes_of_a_state_space() -> None:
 ])  # fmt: skip
 def test_steps_have_the_limits_that_a_config_names(limits: Any, steps: tuple[float, float]) -> None:
     layer = layer_of({**SPACE, "time_step_limit": limits})
-    assert (layer.least_step, layer.most_step) == steps
+    assert (layer.min_step, layer.max_step) == steps
 
 
 def test_sizes_of_a_short_convolution() -> None:
@@ -105,7 +105,7 @@ def test_sizes_of_a_short_convolution() -> None:
 def test_limits_are_those_of_the_kernels() -> None:
     text = NATIVE.read_text()
     found = {name: int(size) for name, size in re.findall(r"\b(k\w+) = (\d+)", text)}
-    assert (found["kColumns"], found["kMostTaps"], found["kMostKeySize"]) == (COLUMNS, MAX_TAPS, MAX_KEY_SIZE)
+    assert (found["kColumns"], found["kMaxTaps"], found["kMaxKeySize"]) == (COLUMNS, MAX_TAPS, MAX_KEY_SIZE)
 
 
 @pytest.mark.parametrize(("config", "code"), [

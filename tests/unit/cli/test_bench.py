@@ -64,7 +64,7 @@ def test_serve_prints_a_table_for_people_and_one_object_for_programs(url: str, t
     record = json.loads(out)
     assert (code, record["completed"], record["total_output_tokens"]) == (0, 4, 12)
     assert record["request_goodput"] == pytest.approx(record["request_throughput"])
-    for words_told in ("output tokens/s", "until the first token", "good requests/s"):
+    for words_told in ("output tokens/s", "time to first token", "goodput (requests/s)"):
         assert words_told in err
     assert len(json.loads(saved.read_text())["ttfts"]) == 4
     assert drawn.read_bytes().startswith(b"\x89PNG")
@@ -157,9 +157,9 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_every_few_seconds(capsys: pyt
         return float(next(moments))
 
     with bench_progress._lines(Tally(clock), clock) as told:
-        told.began("round 1", 20)
+        told.on_run_start("round 1", 20)
         for _ in range(20):
-            told.watch(outcome(0.0, [0.5]))
+            told.on_outcome(outcome(0.0, [0.5]))
     lines = capsys.readouterr().err.splitlines()
     assert 2 <= len(lines) < 10
     assert lines[0].startswith("round 1: ")
@@ -170,10 +170,10 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     with bench_progress.show_run() as told:
-        told.began("a", 2)
-        told.watch(outcome(0.0, [0.5]))
-        told.began("b", 1)
-        told.watch(outcome(0.0, [], error="timeout"))
+        told.on_run_start("a", 2)
+        told.on_outcome(outcome(0.0, [0.5]))
+        told.on_run_start("b", 1)
+        told.on_outcome(outcome(0.0, [], error="timeout"))
     assert "1 failed" in capsys.readouterr().err
 
 

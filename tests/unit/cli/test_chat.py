@@ -36,7 +36,7 @@ def _oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 
     # The package's own names `generate` and `chat` are the commands; the rooms have to be asked for.
     for room in ("quire.cli.chat.generate", "quire.cli.chat.chat"):
-        monkeypatch.setattr(import_module(room), "opened", opened)
+        monkeypatch.setattr(import_module(room), "open_llm", opened)
 
 
 def test_an_answer_goes_to_stdout_and_talk_to_stderr() -> None:
@@ -150,7 +150,7 @@ def test_a_chat_with_a_model_that_thinks_keeps_what_it_says(capsys: pytest.Captu
 def test_thoughts_of_a_server_are_told_apart() -> None:
     heard = _StreamState()
     deltas: list[dict[str, str]] = [{"role": "assistant"}, {"reasoning": "2 and 2"}, {"content": "four"}]
-    pieces = [piece for delta in deltas for piece in heard.take({"choices": [{"delta": delta}]})]
+    pieces = [piece for delta in deltas for piece in heard.add({"choices": [{"delta": delta}]})]
     assert [(piece.delta, piece.part) for piece in pieces] == [("2 and 2", REASONING), ("four", TEXT)]
     answer = heard.completion().answers[0]
     assert (answer.text, answer.reasoning) == ("four", "2 and 2")

@@ -54,7 +54,7 @@ def members_file(folder: Path, *addresses: str) -> str:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["http://10.0.0.1:7000"], "begin with tcp:// or ipc://"),
+        (["http://10.0.0.1:7000"], "expected addresses with tcp:// or ipc://"),
         ([], "at least one address"),
         (["tcp://10.0.0.1:7000"], "expected fleet keys"),
         (["openai:http://10.0.0.1:8000"], "--allow-clear-member"),

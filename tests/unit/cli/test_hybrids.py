@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from quire import cli
 from quire.backends.load import load_backend
 from quire.checkpoints import resolve
-from quire.checkpoints.families import parts_of, read_shape
+from quire.checkpoints.families import feature_phrases, read_shape
 from quire.cli.models.info import facts_of
 from quire.config import ModelSettings
 from quire.errors import ConfigError
@@ -70,7 +70,7 @@ def test_info_says_how_many_layers_keep_a_state_and_of_which_kind(tmp_path: Path
     ),
 ])  # fmt: skip
 def test_parts_of_a_hybrid_are_told_in_words(config: dict[str, Any], words: tuple[str, ...]) -> None:
-    assert tuple(parts_of(read_shape(config))) == words
+    assert tuple(feature_phrases(read_shape(config))) == words
 
 
 def test_layers_that_keep_a_state_take_no_keys_and_values(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_plain_model_is_told_nothing_of_states() -> None:
     config = {**CONFIGS["delta"], "model_type": "qwen3", "layer_types": ["full_attention"] * 3}
     shape = read_shape(config)
     assert shape.state_bytes == 0
-    assert not any("state" in words for words in parts_of(shape))
+    assert not any("state" in words for words in feature_phrases(shape))
 
 
 @pytest.mark.parametrize(("settings", "reason"), [

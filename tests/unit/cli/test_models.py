@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from quire import cli
 from quire.checkpoints import resolve
-from quire.cli.models.commands import Found, hub_folder
+from quire.cli.models.commands import LocalModel, hub_folder
 from quire.cli.models.info import facts_of
 from quire.cli.shared.columns import columns, plain
 from quire.errors import CheckpointError, ConfigError
@@ -114,7 +114,7 @@ def test_a_model_was_last_used_when_its_files_were_last_read(home: Path) -> None
 
 
 def test_a_file_that_is_gone_meanwhile_was_never_read(tmp_path: Path) -> None:
-    assert Found("x", "hub", 0, tmp_path / "gone").last_used_s is None
+    assert LocalModel("x", "hub", 0, tmp_path / "gone").last_used_s is None
 
 
 def test_a_model_that_is_removed_is_gone(home: Path) -> None:
@@ -201,7 +201,7 @@ def test_info_prints_tables_a_person_can_read(tmp_path: Path) -> None:
         "chat template   yes",
         "2 <|im_end|>",
         "bytes per token",
-        "tokens/s: each reads",
+        "tokens/s: a token reads",
         "an estimate",
         "32 GiB",
     ):

@@ -12,15 +12,15 @@ from rich.console import Console
 from quire.cli.watch.top_figures import (
     HOUR_ROWS,
     MAX_STEPS,
-    TopFigures,
+    TopMetrics,
     duration,
-    essentials,
+    json_fields,
     number,
     percent,
     plain_line,
 )
-from quire.cli.watch.top_glyphs import ASCII, UNICODE, Glyphs, bar, history_curve, shares
-from quire.cli.watch.top_picture import Frame, picture
+from quire.cli.watch.top_glyphs import ASCII, UNICODE, Glyphs, bar, history_curve, proportional_widths
+from quire.cli.watch.top_picture import Frame, screen_lines
 from quire.cli.watch.watch_source import WatchGoneError
 from quire.cli.watch.watched_state import read_snapshot
 from quire.core.inspect.snapshots import CellCounts
@@ -29,16 +29,16 @@ from tests.support.servers.watch_stand_in import snapshot
 URL = "http://127.0.0.1:8000"
 
 
-def figures_of(*told: dict[str, Any]) -> TopFigures:
-    figures = TopFigures(URL)
+def figures_of(*told: dict[str, Any]) -> TopMetrics:
+    figures = TopMetrics(URL)
     for one in told:
-        figures.take(read_snapshot(json.dumps(one).encode()))
+        figures.add(read_snapshot(json.dumps(one).encode()))
     return figures
 
 
-def drawn(figures: TopFigures, width: int = 100, height: int = 40, glyphs: Glyphs = UNICODE, **more: Any) -> str:
+def drawn(figures: TopMetrics, width: int = 100, height: int = 40, glyphs: Glyphs = UNICODE, **more: Any) -> str:
     console = Console(width=width, file=io.StringIO(), record=True, highlight=False)
-    for line in picture(figures, Frame(width, height, glyphs), **more):
+    for line in screen_lines(figures, Frame(width, height, glyphs), **more):
         console.print(line, no_wrap=True, overflow="crop")
     return console.export_text()
 
@@ -84,7 +84,7 @@ class TestThePicture:
         told["running"] *= num_running
         told["queue"] *= num_waiting
         glyphs = ASCII if is_ascii else UNICODE
-        lines = picture(figures_of(told), Frame(width, height, glyphs), trouble, "q ends")
+        lines = screen_lines(figures_of(told), Frame(width, height, glyphs), trouble, "q ends")
         assert len(lines) <= height
         assert all(line.cell_len <= width for line in lines)
         assert lines[-1].plain.startswith("q ends")
@@ -99,11 +99,11 @@ class TestThePicture:
         told["misses"] = [{"reason": name, "num_tokens": 1, "num_requests": 1}]
         told["warnings"] = [{"tenant": name, "line": name, "num_lost_tokens": 1, "num_requests": 1}]
         told["workers"] = [{"number": 1, "state": "ended", "why": name}]
-        for line in picture(figures_of(told), Frame(100, 40, UNICODE), name):
+        for line in screen_lines(figures_of(told), Frame(100, 40, UNICODE), name):
             assert line.plain.isprintable(), repr(line.plain)
 
     def test_what_went_wrong_is_said_above_what_was_seen_last(self) -> None:
-        shown = drawn(figures_of(snapshot()), trouble="connection refused")
+        shown = drawn(figures_of(snapshot()), error="connection refused")
         assert "connection refused; retrying" in shown
         assert "812 tokens/s" in shown
 
@@ -167,7 +167,7 @@ class TestTheFigures:
         assert not figures.history
 
     def test_a_script_gets_the_documented_fields(self) -> None:
-        told = essentials(figures_of(snapshot()))
+        told = json_fields(figures_of(snapshot()))
         assert set(told) == {
             "v", "server", "model", "models", "output_tokens_per_s", "prompt_tokens_per_s", "ttft_p50_s", "hit_rate",
             "pool", "num_running", "num_waiting", "running", "queue", "misses", "totals", "workers", "warnings",
@@ -187,7 +187,7 @@ class TestTheFigures:
             "coder, 812 tokens/s, 4,100 prompt tokens/s, first token 120 ms, hit rate 83%, 1 running, 7 waiting, "
             "pool 20% in use"
         )
-        assert plain_line(TopFigures(URL)) == "no data yet"
+        assert plain_line(TopMetrics(URL)) == "no data yet"
 
     def test_numbers_are_as_long_as_they_are_worth(self) -> None:
         assert [number(one) for one in (None, 0, 0.25, 9.94, 12.3, 4100)] == ["-", "0", "0.2", "9.9", "12", "4,100"]
@@ -198,7 +198,7 @@ class TestTheFigures:
 class TestTheGlyphs:
     @given(st.lists(st.integers(0, 10**6), min_size=6, max_size=6), st.integers(6, 300))
     def test_a_bar_is_full_and_shows_all_that_is_there_in_proportion(self, values: list[int], width: int) -> None:
-        given_cells = shares(values, width)
+        given_cells = proportional_widths(values, width)
         assert sum(given_cells) == (width if sum(values) else 0)
         for value, cells in zip(values, given_cells, strict=True):
             assert (value > 0) == (cells > 0)

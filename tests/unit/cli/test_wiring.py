@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire.checkpoints import quiet
-from quire.cli.serve.wiring import file_stamps, supervised
+from quire.cli.serve.wiring import file_stamps, model_opener
 from quire.client.engines import park_plan, served
-from quire.client.engines.park_plan import ParkPlan, Weighed
+from quire.client.engines.park_plan import ModelPlan, ParkPlan
 from quire.config import OnDemandModel, load_settings
 from quire.errors import CheckpointError, ConfigError
 from tests.support.errors import raises_code
@@ -54,7 +54,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     made = Loading()
 
     def plan_park(models: list[OnDemandModel], *_more: Any) -> ParkPlan:
-        return ParkPlan(100, {one.name: Weighed(Path(one.name), 7) for one in models})
+        return ParkPlan(100, {one.name: ModelPlan(Path(one.name), 7) for one in models})
 
     monkeypatch.setattr(park_plan, "plan_park", plan_park)
     monkeypatch.setattr(served, "plan_worker", made.plan_worker)
@@ -65,13 +65,13 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 def test_a_worker_is_on_its_way_before_anything_else_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> None:
         made = loading(monkeypatch)
-        async with supervised([PARKED, ONE, TWO], SETTINGS, FIRST) as wiring:
+        async with model_opener([PARKED, ONE, TWO], SETTINGS, FIRST) as wiring:
             assert made.told == ["begun one by the first worker"]
             made.may_load.set()
-            async with wiring.opened(ONE, quiet) as one, wiring.opened(TWO, quiet) as two:
+            async with wiring.open(ONE, quiet) as one, wiring.open(TWO, quiet) as two:
                 assert [str(one), str(two)] == ["one", "two"]
             assert made.told == ["begun one by the first worker", "begun two", "ended two", "ended one"]
-            async with wiring.opened(ONE, quiet) as one:
+            async with wiring.open(ONE, quiet) as one:
                 assert made.told[-1] == "begun one"
         assert made.told[-1] == "ended one"
 
@@ -82,19 +82,19 @@ def test_a_model_is_opened_with_its_own_memory_context_and_sampling(monkeypatch:
     async def go() -> None:
         made = loading(monkeypatch)
         made.may_load.set()
-        async with supervised([ONE, PARKED], SETTINGS, FIRST) as wiring:
+        async with model_opener([ONE, PARKED], SETTINGS, FIRST) as wiring:
             sizes = await wiring.weigh()
             assert (sizes.memory_bytes, dict(sizes.needed_bytes), dict(sizes.problems)) == (
                 100,
                 {"one": 7, "parked": 7},
                 {},
             )
-            async with wiring.opened(PARKED, quiet):
+            async with wiring.open(PARKED, quiet):
                 settings, more = made.planned["parked"]
                 assert (settings.memory_bytes, settings.max_sequence_tokens) == (7, 64)
-                assert more["own"] == served.OwnSettings(1, {"temperature": 0.5}, runs_at_low_priority=True)
+                assert more["options"] == served.ModelOptions(1, {"temperature": 0.5}, runs_at_low_priority=True)
                 told: list[tuple[str, int, int]] = []
-            async with wiring.opened(PARKED, lambda *one: told.append(one)):
+            async with wiring.open(PARKED, lambda *one: told.append(one)):
                 made.planned["parked"][1]["progress"]("loading", 1, 2)
                 assert told == [("loading", 1, 2)]
 
@@ -105,7 +105,7 @@ def test_who_leaves_while_a_model_loads_does_not_wait_for_it(monkeypatch: pytest
     async def go() -> None:
         made = loading(monkeypatch)
         with pytest.raises(ConfigError):
-            async with supervised([ONE], SETTINGS, FIRST):
+            async with model_opener([ONE], SETTINGS, FIRST):
                 raise ConfigError("no keys")
         assert made.told == ["begun one by the first worker", "ended one"]
 
@@ -116,9 +116,9 @@ def test_a_model_that_is_not_there_is_told_to_who_asks_for_it(tmp_path: Path) ->
     gone = OnDemandModel("gone", str(tmp_path / "none.gguf"), is_kept=True)
 
     async def go() -> None:
-        async with supervised([gone], SETTINGS, FIRST) as wiring:
+        async with model_opener([gone], SETTINGS, FIRST) as wiring:
             with raises_code(CheckpointError, "file_not_readable"):
-                async with wiring.opened(gone, quiet):
+                async with wiring.open(gone, quiet):
                     pass
 
     asyncio.run(go())
@@ -129,7 +129,7 @@ def test_what_went_wrong_with_the_server_is_told_before_what_went_wrong_with_a_m
 
     async def go() -> None:
         with pytest.raises(ConfigError):
-            async with supervised([gone], SETTINGS, FIRST):
+            async with model_opener([gone], SETTINGS, FIRST):
                 raise ConfigError("no keys")
 
     asyncio.run(go())
@@ -156,13 +156,13 @@ def test_a_model_that_comes_back_is_read_again_only_if_its_files_are_others(
 
         monkeypatch.setattr(served, "plan_worker", plan_worker)
         monkeypatch.setattr(
-            park_plan, "plan_park", lambda models, *_more: ParkPlan(9, {one.name: Weighed(file, 7) for one in models})
+            park_plan, "plan_park", lambda models, *_more: ParkPlan(9, {one.name: ModelPlan(file, 7) for one in models})
         )
-        async with supervised([PARKED], SETTINGS, FIRST) as wiring:
+        async with model_opener([PARKED], SETTINGS, FIRST) as wiring:
             for written, wanted in ((b"one", 1), (b"one", 1), (b"other", 2)):
                 if file.read_bytes() != written:
                     file.write_bytes(written)
-                async with wiring.opened(PARKED, quiet):
+                async with wiring.open(PARKED, quiet):
                     assert num_read == wanted
 
     asyncio.run(go())

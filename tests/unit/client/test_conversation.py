@@ -117,5 +117,5 @@ def test_a_budget_and_a_pattern_are_not_both_held(model: TextModel) -> None:
 
 def test_descriptions_are_shown_and_are_no_part_of_a_grammar(model: TextModel) -> None:
     schema = {**FINE, "description": "what it takes", "title": "T"}
-    assert b"what it takes" in json.encode(Tool("f", parameters=schema).shown)
+    assert b"what it takes" in json.encode(Tool("f", parameters=schema).declaration)
     assert "what it takes" not in grammar_of(model, Tool("f", parameters=schema))

@@ -367,10 +367,10 @@ def test_no_tokens_may_be_asked_for_where_the_prompts_own_logprobs_are_wanted() 
 
 
 def test_the_models_own_settings_are_the_defaults() -> None:
-    settled = SamplingParams(top_p=0.5).settle({"temperature": 0.2, "top_p": 0.9}, frozenset({3, 400}), 300)
+    settled = SamplingParams(top_p=0.5).resolve({"temperature": 0.2, "top_p": 0.9}, frozenset({3, 400}), 300)
     assert (settled.temperature, settled.top_p, settled.top_k) == (0.2, 0.5, 0)
     assert settled.stop_token_ids == {3}
-    assert SamplingParams(ignore_eos=True, stop_token_ids=(5,)).settle({}, frozenset({3}), 300).stop_token_ids == {5}
+    assert SamplingParams(ignore_eos=True, stop_token_ids=(5,)).resolve({}, frozenset({3}), 300).stop_token_ids == {5}
 
 
 @pytest.mark.parametrize("given", [
@@ -386,8 +386,8 @@ def test_whatever_is_passed_a_wrong_parameter_is_a_refusal_and_not_a_crash(given
 def test_none_is_nothing_and_a_generator_is_read_once() -> None:
     empty: dict[str, Any] = {"stop": None, "logit_bias": None, "banned_token_ids": None}
     params = SamplingParams(**empty, stop_token_ids=(x for x in (3, 3, 4)))  # type: ignore[arg-type]
-    settled = params.settle({}, frozenset(), 300)
-    assert settled.stop_token_ids == params.settle({}, frozenset(), 300).stop_token_ids == {3, 4}
+    settled = params.resolve({}, frozenset(), 300)
+    assert settled.stop_token_ids == params.resolve({}, frozenset(), 300).stop_token_ids == {3, 4}
     assert (settled.logit_bias, settled.banned_token_ids, params.stop) == ((), (), ())
 
 

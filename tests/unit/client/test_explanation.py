@@ -12,7 +12,7 @@ import pytest
 from quire.client.engines import client
 from quire.client.engines.async_engine import AsyncEngine
 from quire.client.engines.llm import LLM
-from quire.client.prefix.explanation import differences, explanation
+from quire.client.prefix.explanation import explanation, namespace_differences
 from quire.client.request.params import SamplingParams
 from quire.core.divergence import Divergence, MissReason
 from quire.core.request import Request, ResolvedSampling
@@ -140,7 +140,7 @@ def test_another_namespace_is_told_by_what_differs(named: dict[str, str]) -> Non
     ours = opened.text.info.namespace("group")
     other = replace(ours, **named)  # type: ignore[arg-type]
     part = next(iter(named)).replace("kv_layout", "format")
-    assert differences(ours, other) == (part,)
+    assert namespace_differences(ours, other) == (part,)
     found = Divergence(0, MissReason.OTHER_NAMESPACE, other_namespace=other)
     told = explanation(opened.text.tokenizer, ours, [1, 2, 3], found)
     assert told.sentence == f"the same tokens are cached, but for another {part}"

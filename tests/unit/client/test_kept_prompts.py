@@ -21,8 +21,8 @@ def test_the_nearest_begins_like_the_prompt_for_longest_and_the_newest_of_them_i
 def test_an_answer_is_kept_behind_its_prompt() -> None:
     kept = KeptPrompts()
     kept.add(ONE, "a", packed([1, 2]))
-    kept.answered("a", packed([3, 4]))
-    kept.answered("who", packed([3, 4]))
+    kept.add_answer("a", packed([3, 4]))
+    kept.add_answer("who", packed([3, 4]))
     ((one, num),) = kept.nearest(ONE, packed([1, 2, 3, 9]))
     assert (num, one.num_prompt_tokens, len(one.tokens) // WIDTH) == (3, 2, 4)
 
@@ -34,7 +34,7 @@ def test_whatever_comes_the_bounds_hold_and_nothing_is_left_of_what_was_dropped(
         tokens = packed([dice.randrange(3) for _ in range(dice.randrange(1, 900))])
         nearest = kept.nearest(name, tokens)
         kept.add(name, f"r{dice.randrange(1500)}", tokens, nearest[0][0] if nearest and dice.random() < 0.3 else None)
-        kept.answered(f"r{number}", tokens[:400])
+        kept.add_answer(f"r{number}", tokens[:400])
         assert kept.num_bytes <= 60_000
     assert len(kept) <= 60_000 // 512
     sizes = [one.num_bytes for _, one in kept.by_request.values()]

@@ -15,7 +15,7 @@ from tests.support.servers.talkers import talker
 
 def refused(**given: Any) -> InvalidParameterError:
     with pytest.raises(InvalidParameterError) as told:
-        SamplingParams(**given).settle({}, frozenset(), 300)
+        SamplingParams(**given).resolve({}, frozenset(), 300)
     return told.value
 
 

@@ -13,7 +13,7 @@ from quire.client.reply.outputs import (
     Piece,
     ReasoningPart,
     ToolCallPart,
-    joined,
+    merge_pieces,
 )
 from quire.core.step import TokenLogprobs
 
@@ -44,7 +44,7 @@ def parts(pieces: list[Piece], index: int) -> list[tuple[Part, str]]:
 
 @given(several())
 def test_joining_keeps_every_part_of_every_answer_in_its_order(pieces: list[Piece]) -> None:
-    whole = joined(pieces)
+    whole = merge_pieces(pieces)
     for index in (0, 1):
         before, after = ([one for one in row if one.index == index] for row in (pieces, whole))
         assert [(one.part, one.delta) for one in after] == parts(pieces, index)
@@ -58,12 +58,12 @@ def test_joining_keeps_every_part_of_every_answer_in_its_order(pieces: list[Piec
 
 @given(several(), several())
 def test_it_does_not_matter_how_often_pieces_are_joined(first: list[Piece], second: list[Piece]) -> None:
-    assert joined([*joined(first), *second]) == joined([*first, *second])
+    assert merge_pieces([*merge_pieces(first), *second]) == merge_pieces([*first, *second])
 
 
 @given(several())
 def test_pieces_count_the_same_alone_and_joined(pieces: list[Piece]) -> None:
-    assert sum(one.num_bytes for one in joined(pieces)) == sum(one.num_bytes for one in pieces)
+    assert sum(one.num_bytes for one in merge_pieces(pieces)) == sum(one.num_bytes for one in pieces)
 
 
 def test_only_what_an_answer_says_is_its_text() -> None:

@@ -105,10 +105,10 @@ def test_prompts_of_other_tenants_and_cache_groups_are_not_compared() -> None:
 def test_only_requests_that_lost_something_are_warned() -> None:
     prompts = GuardedPrompts()
     prompts.play([*clocks(6), system("Something else.", "And now?")])
-    assert prompts.guard.of_request("r6", prompts.now_s)[0].kind == "times"
-    assert prompts.guard.of_request("r1", prompts.now_s) == []
-    assert prompts.guard.of_request("r7", prompts.now_s) == []
-    assert prompts.guard.of_request("nobody", prompts.now_s) == []
+    assert prompts.guard.warnings_of_request("r6", prompts.now_s)[0].kind == "times"
+    assert prompts.guard.warnings_of_request("r1", prompts.now_s) == []
+    assert prompts.guard.warnings_of_request("r7", prompts.now_s) == []
+    assert prompts.guard.warnings_of_request("nobody", prompts.now_s) == []
 
 
 def test_what_is_shown_of_a_line_is_short_and_harmless() -> None:

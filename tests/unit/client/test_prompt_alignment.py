@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.client.prefix import prompt_alignment
-from quire.client.prefix.prompt_alignment import GRAM, MAX_GAPS, gaps_between, num_common, packed
+from quire.client.prefix.prompt_alignment import MAX_GAPS, MIN_RUN, gaps_between, num_common, packed
 
 TOKENS = st.lists(st.integers(0, 3), max_size=400)
 
@@ -35,14 +35,14 @@ def test_gaps_and_runs_follow_one_another_and_runs_are_the_same_on_both_sides(on
         at, there = gap.stop + gap.num_alike, gap.other_stop + gap.num_alike
         assert one[gap.stop : at] == other[gap.other_stop : there]
         is_end = gap.stop == len(one) or gap.other_stop == len(other)
-        assert gap.num_alike >= GRAM or is_end
+        assert gap.num_alike >= MIN_RUN or is_end
         if gap.num_alike and gap.stop > gap.start and gap.other_stop > gap.other_start:
             assert one[gap.stop - 1] != other[gap.other_stop - 1], "a run begins as early as it can"
 
 
 @given(st.integers(1, 3000), st.integers(0, 50), st.integers(0, 50))
 def test_a_gap_is_as_long_as_what_was_put_in_on_either_side(num_behind: int, num_ours: int, num_theirs: int) -> None:
-    before, behind = list(range(100)), list(range(1000, 1000 + num_behind + GRAM))
+    before, behind = list(range(100)), list(range(1000, 1000 + num_behind + MIN_RUN))
     ours = before + [500] * num_ours + behind
     theirs = before + [600] * num_theirs + behind
     (gap, *more) = gaps_between(packed(ours), packed(theirs), 100) if num_ours or num_theirs else [None]
@@ -56,10 +56,10 @@ def test_a_gap_is_as_long_as_what_was_put_in_on_either_side(num_behind: int, num
 def test_a_run_is_followed_back_to_where_it_begins(shared: list[int], num_ours: int, num_theirs: int) -> None:
     ours, theirs = [7] * num_ours + shared, [8] * num_theirs + shared
     place = num_ours + len(shared) - 1, num_theirs + len(shared) - 1
-    found = prompt_alignment._moved_back(packed(ours), packed(theirs), place, (0, 0))
+    found = prompt_alignment._move_back(packed(ours), packed(theirs), place, (0, 0))
     assert found == (num_ours, num_theirs)
     least = num_ours + len(shared) // 2, 0
-    found = prompt_alignment._moved_back(packed(ours), packed(theirs), place, least)
+    found = prompt_alignment._move_back(packed(ours), packed(theirs), place, least)
     assert found == (least[0], num_theirs + len(shared) // 2)
 
 

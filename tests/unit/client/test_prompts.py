@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.client.request.text_model import MAX_BYTES_PER_TOKEN, MAX_UNRENDERED, TextModel
+from quire.client.request.text_model import MAX_BYTES_PER_TOKEN, MAX_CONVERSATION_FACTOR, TextModel
 from quire.errors import InvalidParameterError, InvalidTextError, RequestTooLargeError
 from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.tokenizer import Tokenizer
@@ -64,7 +64,7 @@ def test_a_conversation_that_could_not_fit_is_not_rendered(model: TextModel, mon
         raise AssertionError("it was rendered")
 
     monkeypatch.setattr(ChatTemplate, "render", never)
-    huge = "x" * (MAX_UNRENDERED * MAX_BYTES_PER_TOKEN * LONGEST)
+    huge = "x" * (MAX_CONVERSATION_FACTOR * MAX_BYTES_PER_TOKEN * LONGEST)
     for arguments in ({"tools": [{huge: 1}]}, {"documents": [{"text": [huge]}]}, {"extra": {"date_string": huge}}):
         with raises_code(RequestTooLargeError, "conversation_too_long"):
             model.chat([{"role": "user", "content": "x"}], TemplateArguments(**arguments))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from quire.checkpoints import directory, quiet
 from quire.client.engines import park_plan
-from quire.client.engines.park_plan import LEAST_KV_BYTES, PROCESS_BYTES, divided, models_in, plan_park, settings_of
+from quire.client.engines.park_plan import MIN_KV_BYTES, PROCESS_BYTES, divide_memory, models_in, plan_park, settings_of
 from quire.config import ModelSettings, OnDemandModel, load_settings
 from quire.config.parked_models import SAMPLING_LIMITS, all_models, parked_models
 from quire.errors import CheckpointError, ConfigError
@@ -79,20 +79,20 @@ def kept(*weights: int) -> list[OnDemandModel]:
 
 
 def test_models_that_are_kept_share_the_memory_by_weights_and_then_evenly() -> None:
-    assert divided(1_000, kept(100, 300), [100, 300]) == [400, 600]
+    assert divide_memory(1_000, kept(100, 300), [100, 300]) == [400, 600]
     with raises_code(ConfigError, "kept_models_too_large"):
-        divided(1_000, kept(500, 500), [500, 500])
+        divide_memory(1_000, kept(500, 500), [500, 500])
 
 
 def test_models_that_come_and_go_share_it_if_all_fit_and_else_get_what_they_need() -> None:
     three = [OnDemandModel(str(at), "m") for at in range(3)]
-    need = GIB + LEAST_KV_BYTES + PROCESS_BYTES
-    assert divided(30 * GIB, three, [GIB] * 3) == [10 * GIB] * 3
-    assert divided(6 * GIB, three, [GIB] * 3) == [need] * 3
-    assert divided(2 * GIB, three, [GIB] * 3) == [2 * GIB] * 3
+    need = GIB + MIN_KV_BYTES + PROCESS_BYTES
+    assert divide_memory(30 * GIB, three, [GIB] * 3) == [10 * GIB] * 3
+    assert divide_memory(6 * GIB, three, [GIB] * 3) == [need] * 3
+    assert divide_memory(2 * GIB, three, [GIB] * 3) == [2 * GIB] * 3
     said = [OnDemandModel("a", "m", memory_bytes=3 * GIB), *three[1:]]
-    assert divided(30 * GIB, said, [GIB] * 3)[0] == 3 * GIB
-    assert divided(6 * GIB, said, [GIB] * 3)[0] == 3 * GIB
+    assert divide_memory(30 * GIB, said, [GIB] * 3)[0] == 3 * GIB
+    assert divide_memory(6 * GIB, said, [GIB] * 3)[0] == 3 * GIB
 
 
 @given(st.lists(st.tuples(st.integers(0, 8 * GIB), st.booleans()), min_size=1, max_size=6), st.integers(GIB, 32 * GIB))
@@ -101,7 +101,7 @@ def test_no_model_gets_more_than_there_is_and_those_that_are_kept_fit_together(
 ) -> None:
     models = [OnDemandModel(str(at), "m", is_kept=is_kept) for at, (_, is_kept) in enumerate(weighed)]
     try:
-        needs = divided(total, models, [own for own, _ in weighed])
+        needs = divide_memory(total, models, [own for own, _ in weighed])
     except ConfigError:
         assert any(one.is_kept for one in models)
         return

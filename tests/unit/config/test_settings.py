@@ -234,7 +234,7 @@ def test_a_share_of_memory_is_the_rule_of_the_default_with_another_number(
 
 
 def test_the_machine_tells_how_much_memory_is_free() -> None:
-    assert 0 < machine.share_of_memory_bytes(0.0) <= machine.share_of_memory_bytes(1.0) < kinds.LARGEST_SIZE_BYTES
+    assert 0 < machine.memory_budget_bytes(0.0) <= machine.memory_budget_bytes(1.0) < kinds.MAX_SIZE_BYTES
 
 
 @pytest.mark.parametrize(

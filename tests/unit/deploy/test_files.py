@@ -10,7 +10,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from quire.config import SETTINGS, ServerSettings, load_settings
-from quire.observe.metrics import Metrics, Picture
+from quire.observe.metrics import Metrics, ModelSnapshot
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 FILES = [path for path in DEPLOY.rglob("*") if path.suffix in (".yaml", ".yml")]
@@ -70,7 +70,7 @@ def test_the_compose_file_starts_quire_with_keys_and_time_to_drain() -> None:
 def test_every_metric_of_the_dashboard_exists() -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "quire.json").read_text())
     metrics = Metrics()
-    metrics.watch(lambda: [Picture("m", 0, 0, 0.0, 1, 32, 0)])
+    metrics.set_sources(lambda: [ModelSnapshot("m", 0, 0, 0.0, 1, 32, 0)])
     page = metrics.page().decode()
     named = {re.sub(r"_(bucket|total)$", "", name) for name in re.findall(r"(?:vllm|quire):\w+", json.dumps(dashboard))}
     assert len(named) > 10

@@ -11,7 +11,7 @@ from quire.cli.fleet.commands import fleet_app
 from quire.fleet.gateway.discovery import NamedMembers, parse_source
 from quire.fleet.member.status import MemberStatus, encode_status
 from quire.fleet.ray.config import MemberCount, read_args, serve_config
-from quire.observe.metrics import Metrics, Picture
+from quire.observe.metrics import Metrics, ModelSnapshot
 
 KUBERNETES = Path(__file__).parents[3] / "deploy" / "kubernetes"
 
@@ -103,7 +103,7 @@ def test_probes_of_a_member_read_what_it_writes() -> None:
 
 def test_members_are_scaled_by_metrics_that_gateways_have() -> None:
     metrics = Metrics()
-    metrics.watch(lambda: [Picture("m", 0, 0, 0.0, 1, 32, 0)])
+    metrics.set_sources(lambda: [ModelSnapshot("m", 0, 0, 0.0, 1, 32, 0)])
     page = metrics.page().decode()
     (scaled,) = documents("fleet-keda.yaml")
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]

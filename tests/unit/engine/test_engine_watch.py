@@ -186,19 +186,19 @@ def test_an_idle_engine_is_due_after_a_period_and_at_once_while_a_drawing_is_und
     shown, clock = watched(engine), Ticking()
     watch = engine.watch
     assert watch is not None
-    assert watch.due_in(0.0) == 0.0
+    assert watch.seconds_until_due(0.0) == 0.0
     watch.work(clock)
     assert len(shown) == 1
-    assert watch.due_in(0.1) == pytest.approx(PERIOD_S - 0.1)
+    assert watch.seconds_until_due(0.1) == pytest.approx(PERIOD_S - 0.1)
     _pieces_of_one(monkeypatch)
     clock.now_s, clock.tick_s = 1.0, 0.003
     watch.work(clock)
-    assert watch.due_in(clock.now_s) == 0.0
+    assert watch.seconds_until_due(clock.now_s) == 0.0
 
 
 def test_a_step_that_began_before_anybody_looked_is_not_told(engine: Engine) -> None:
     shown = watched(engine)
     assert engine.watch is not None
-    engine.watch.ended(1.0)
+    engine.watch.end_step(1.0)
     engine.watch.work(Ticking())
     assert shown[0].steps == ()

@@ -193,7 +193,7 @@ def test_a_matcher_that_fails_ends_its_own_answer_alone() -> None:
 def test_the_latest_grammars_are_kept_compiled_as_far_as_their_texts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     texts = [grammar({"const": number}) for number in range(10, 20)]
-    monkeypatch.setattr(guides, "KEPT_BYTES", 4 * len(texts[0]))
+    monkeypatch.setattr(guides, "MAX_CACHED_BYTES", 4 * len(texts[0]))
     for at, text in enumerate(texts):
         world.ask(f"r{at}", text)
     assert list(world.guides.grammars) == texts[6:]
@@ -255,11 +255,11 @@ def chosen_with_guesses(world: World, drafts: tuple[int, ...], chosen: tuple[int
     """What counts of a step in which these were guessed and those chosen."""
     guessing(world, lambda _sequence, limit: drafts[:limit])
     scheduler = world.engine.scheduler
-    plan = scheduler.plan(0.0, world.guides.holds)
+    plan = scheduler.plan(0.0, world.guides.must_wait)
     world.guides.masks(plan, scheduler.planned)
     (item,) = plan.items
     result = StepResult(plan.step, {item.sequence_id: RowResult(chosen)})
-    return world.guides.guided(plan, scheduler.planned, result).rows[item.sequence_id]
+    return world.guides.apply(plan, scheduler.planned, result).rows[item.sequence_id]
 
 
 def spelled(text: str) -> tuple[int, ...]:

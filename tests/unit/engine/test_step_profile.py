@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.step import StepPlan, WorkItem
-from quire.engine.step_fit import TimedStep, fitted_profile
+from quire.engine.step_fit import TimedStep, fit_profile
 from quire.engine.step_profile import StepLoad, StepProfile
 from quire.errors import ConfigError, InvariantError
 from tests.support.errors import raises_code
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_profile_is_refused_with_how_to_make_one(tmp_path: Pat
 def test_costs_are_found_again_from_the_steps_they_made() -> None:
     random = Random(1)
     steps = [TimedStep(load, TRUE.duration_s(load)) for load in (some_load(random) for _ in range(400))]
-    found = fitted_profile("found", steps)
+    found = fit_profile("found", steps)
     assert found.relative_error < 0.02
     for load in (some_load(random) for _ in range(100)):
         assert found.duration_s(load) == pytest.approx(TRUE.duration_s(load), rel=0.1)
@@ -99,7 +99,7 @@ def test_noise_of_a_tenth_is_told_as_the_error_and_does_not_move_the_costs() -> 
         TimedStep(load, TRUE.duration_s(load) * random.choice((0.9, 1.1)))
         for load in (some_load(random) for _ in range(800))
     ]
-    found = fitted_profile("found", steps)
+    found = fit_profile("found", steps)
     assert 0.05 < found.relative_error < 0.15
     ratios = [found.duration_s(load) / TRUE.duration_s(load) for load in (some_load(random) for _ in range(100))]
     assert sum(ratios) / len(ratios) == pytest.approx(1.0, abs=0.03)
@@ -110,11 +110,11 @@ def test_noise_of_a_tenth_is_told_as_the_error_and_does_not_move_the_costs() -> 
 def test_more_tokens_never_take_less_time(seed: int) -> None:
     random = Random(seed)
     steps = [TimedStep(some_load(random), random.uniform(0.001, 1.0)) for _ in range(60)]
-    found = fitted_profile("noise", steps)
+    found = fit_profile("noise", steps)
     took = [found.duration_s(StepLoad(0, rows, 0)) for rows in range(1, 300, 7)]
     assert took == sorted(took)
 
 
 def test_too_few_steps_make_no_profile() -> None:
     with raises_code(InvariantError, "invariant_broken"):
-        fitted_profile("few", [TimedStep(StepLoad(1, 0, 1), 0.1)] * 39)
+        fit_profile("few", [TimedStep(StepLoad(1, 0, 1), 0.1)] * 39)

@@ -43,5 +43,5 @@ def test_no_two_mutants_have_the_same_name() -> None:
 def test_one_mutant_of_each_kind_is_killed_and_a_copy_without_a_bug_is_not() -> None:
     tests = ("tests/unit/core/memory/test_block_pool.py", "tests/unit/core/scheduling/test_waiting_queue.py")
     of_memory, of_scheduler = memory.MUTANTS[0], scheduler.MUTANTS[0]
-    harmless = Mutant("a word of a docstring", "core/digests.py", "Namespace", "beside the tokens", "but the tokens")
+    harmless = Mutant("a word of a docstring", "core/digests.py", "Namespace", "except tokens", "besides tokens")
     assert survivors([of_memory, of_scheduler, harmless], tests) == [harmless.name]

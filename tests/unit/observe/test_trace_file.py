@@ -89,7 +89,7 @@ def test_a_full_file_ends_with_a_line_that_says_so_and_never_grows_beyond_its_bo
         for _ in range(300):
             file.put(b"x" * 99 + b"\n")
         file.close()
-        assert file.why_ended is not None
+        assert file.end_reason is not None
         assert path.stat().st_size <= 2000
     assert path.read_text().splitlines()[-1] == (
         '{"is": "ended", "why": "the file has reached its limit of 2,000 bytes; raise trace_max_bytes"}'
@@ -104,7 +104,7 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(path: Path) -> None:
     file.put(b"a line\n")
     file.close()
     file.put(b"another\n")
-    assert file.why_ended == "cannot write to it: No space left on device"
+    assert file.end_reason == "cannot write to it: No space left on device"
 
 
 def test_a_disk_that_does_not_keep_up_ends_the_trace_and_nobody_waits(
@@ -122,7 +122,7 @@ def test_a_disk_that_does_not_keep_up_ends_the_trace_and_nobody_waits(
         file.put(b"x" * 9 + b"\n")
     goes_on.set()
     file.close()
-    assert file.why_ended == "the disk is too slow"
+    assert file.end_reason == "the disk is too slow"
     assert path.read_text().endswith('{"is": "ended", "why": "the disk is too slow"}\n')
 
 

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.sim.planning.planning import LeastFound, least_from_on
+from quire.sim.planning.planning import MinIndex, smallest_good
 
 
-def search(good: list[bool], num_above: int = 0, firsts: tuple[int, ...] = ()) -> LeastFound:
-    return least_from_on(len(good), good.__getitem__, num_above, firsts)
+def search(good: list[bool], num_above: int = 0, firsts: tuple[int, ...] = ()) -> MinIndex:
+    return smallest_good(len(good), good.__getitem__, num_above, firsts)
 
 
 def exhaustive(good: list[bool]) -> int | None:
@@ -19,7 +19,7 @@ def exhaustive(good: list[bool]) -> int | None:
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 6))
 def test_where_more_is_always_better_it_is_the_first_and_few_are_tried(first: int, num: int, num_above: int) -> None:
     found = search([place >= first for place in range(num)], num_above)
-    assert found.place == (first if first < num else None)
+    assert found.index == (first if first < num else None)
     assert found.is_monotone
     assert len(found.tried) <= 2 + num.bit_length() + num_above
 
@@ -27,7 +27,7 @@ def test_where_more_is_always_better_it_is_the_first_and_few_are_tried(first: in
 @given(st.lists(st.booleans(), min_size=1, max_size=24))
 def test_whoever_looks_at_all_above_finds_what_exhaustive_search_finds(good: list[bool]) -> None:
     found = search(good, num_above=len(good))
-    assert found.place == exhaustive(good)
+    assert found.index == exhaustive(good)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=24), st.integers(0, 5))
@@ -35,23 +35,23 @@ def test_all_that_were_tried_from_the_answer_on_are_good_and_the_one_below_is_no
     found = search(good, above)
     tried = dict(found.tried)
     assert all(tried[place] == good[place] for place in tried)
-    if found.place is None:
+    if found.index is None:
         assert not tried[max(tried)]
         return
-    assert all(is_good for place, is_good in tried.items() if place >= found.place)
-    assert found.place == 0 or tried[found.place - 1] is False
-    assert all(place in tried for place in range(found.place, min(found.place + 1 + above, len(good))))
+    assert all(is_good for place, is_good in tried.items() if place >= found.index)
+    assert found.index == 0 or tried[found.index - 1] is False
+    assert all(place in tried for place in range(found.index, min(found.index + 1 + above, len(good))))
 
 
 def test_an_exception_above_the_answer_moves_it_up_and_is_told() -> None:
     good = [False, False, True, True, False, True, True, True]
-    assert search(good, num_above=2).place == 5
+    assert search(good, num_above=2).index == 5
     assert not search(good, num_above=2).is_monotone
 
 
 def test_firsts_are_tried_in_turn_so_that_the_largest_need_not_be_run() -> None:
     good = [place >= 4 for place in range(64)]
     found = search(good, num_above=1, firsts=(0, 1, 3, 7, 15, 31, 63))
-    assert found.place == 4
+    assert found.index == 4
     assert max(place for place, _ in found.tried) == 7
-    assert search([False] * 5, firsts=(0, 1, 3, 4)).place is None
+    assert search([False] * 5, firsts=(0, 1, 3, 4)).index is None

@@ -6,18 +6,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from quire.sim.fleet.report import FleetReport, MemberFigures, Spread
+from quire.sim.fleet.report import FleetReport, MemberMetrics, Spread
 from quire.sim.planning.curves import CurvePoint, PlanCurves
 from quire.sim.planning.effects import SettingEffect
 from quire.sim.planning.objectives import LatencyObjective
 from quire.sim.planning.page import PlanResult, plan_page
-from quire.sim.planning.planning import CapacityPlan, Least, Trial
+from quire.sim.planning.planning import CapacityPlan, Minimum, Trial
 from quire.sim.planning.svg_plots import Plot, PlotLine, PlotMark, nice_ticks, svg_plot
 from quire.sim.planning.watched_latencies import LoadFacts
 from quire.verdicts import SpeedVerdict, change_of
 
 SPREAD = Spread(1.0, 2.0, 3.0, 4.0)
-REPORT = FleetReport(9, 0, 0, 0, 0, 0, 9, 0, 9, 1.0, SPREAD, SPREAD, (MemberFigures(0, 9, 9, 0.5),), "")
+REPORT = FleetReport(9, 0, 0, 0, 0, 0, 9, 0, 9, 1.0, SPREAD, SPREAD, (MemberMetrics(0, 9, 9, 0.5),), "")
 CURVES = PlanCurves(
     (CurvePoint(10.0, 2, 10, 1.0, 0.5, 1.0, 2.0, 1.1, 0.7), CurvePoint(20.0, 2, 20, 1.0)),
     (CurvePoint(0.5, 2, 10, 0.5, 0.5, 1.0, 2.0, 1.1, 0.7), CurvePoint(2.0, 2, 10, 2.0)),
@@ -27,8 +27,8 @@ CURVES = PlanCurves(
 
 def result(*, is_met: bool = True, name: str = "trace") -> PlanResult:
     trials = (Trial(1, 10, False, None), Trial(2, 10, is_met, REPORT))
-    least = Least(2 if is_met else None, REPORT, 1, REPORT, trials, is_monotone=False)
-    pool = Least(10, REPORT, 8, REPORT, trials, is_monotone=True) if is_met else None
+    least = Minimum(2 if is_met else None, REPORT, 1, REPORT, trials, is_monotone=False)
+    pool = Minimum(10, REPORT, 8, REPORT, trials, is_monotone=True) if is_met else None
     limits = () if is_met else ("members are busy",)
     facts = LoadFacts(9, 9, 100, 4.0, 1, ("normal",))
     plan = CapacityPlan(facts, 5, least, pool, 2 if is_met else None, 10 if is_met else None, limits)

@@ -16,9 +16,9 @@ from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored
 from quire.errors import ConfigError
 from quire.worker.child.kv_events import END, KVEventPublisher, block_hash
 from quire.worker.child.kv_snapshot import (
-    OWN,
     PIECE_BLOCKS,
     POSITION,
+    QUIRE_TOPIC,
     SNAPSHOT,
     KVAnswer,
     Position,
@@ -55,13 +55,13 @@ class Router:
     def answers(self, question: bytes, publisher: KVEventPublisher) -> list[KVAnswer]:
         """What is said in words of our own, up to the last of it."""
         self.asking.send_multipart([b"", question])
-        assert publisher.replay.poll(60_000)
+        assert publisher.replay_socket.poll(60_000)
         answers: list[KVAnswer] = []
         while not answers or isinstance(answers[-1], SnapshotPiece):
             publisher.publish(9.0)
             assert self.asking.poll(60_000)
             empty, mark, answer = self.asking.recv_multipart()
-            assert (empty, mark) == (b"", OWN)
+            assert (empty, mark) == (b"", QUIRE_TOPIC)
             answers.append(decode_kv_answer(answer))
         return answers
 
@@ -79,7 +79,7 @@ class Router:
 def batches(publisher: KVEventPublisher, router: Router) -> list[Any]:
     """All that was published, by way of a replay: a subscriber may have come too late for the first."""
     router.ask(0)
-    assert publisher.replay.poll(60_000)
+    assert publisher.replay_socket.poll(60_000)
     publisher.publish(9.0)
     return [msgspec.msgpack.decode(frames[3]) for frames in router.replayed()]
 
@@ -140,7 +140,7 @@ def test_what_is_asked_from_a_number_on_is_replayed_from_there_while_it_is_kept(
         publisher.emit(BlockRemoved((bytes([at]) * 32,)))
         publisher.publish(float(at))
     router.ask(4)
-    assert publisher.replay.poll(60_000)
+    assert publisher.replay_socket.poll(60_000)
     publisher.publish(9.0)
     assert [int.from_bytes(frames[2], "big") for frames in router.replayed()] == [4, 5]
     assert [batch[0] for batch in batches(publisher, router)] == [3.0, 4.0, 5.0]
@@ -157,7 +157,7 @@ def test_a_snapshot_comes_in_pieces_of_bounded_size_and_says_where_to_go_on(rout
     publisher.emit(STORED)
     publisher.publish(1.0)
     stored = [run_of(100 * at, 50) for at in range(30)]
-    publisher.follow(lambda: iter(stored))
+    publisher.enable_snapshots(lambda: iter(stored))
     *pieces, end = router.answers(SNAPSHOT, publisher)
     assert end == SnapshotEnd(b"kv", 1, len(pieces))
     assert [piece.index for piece in pieces if isinstance(piece, SnapshotPiece)] == list(range(len(pieces)))
@@ -172,9 +172,9 @@ def test_a_snapshot_comes_in_pieces_of_bounded_size_and_says_where_to_go_on(rout
 def test_what_happens_during_a_snapshot_is_told_after_it(router: Router) -> None:
     publisher = KVEventPublisher(router.settings)
     stored = [run_of(0, PIECE_BLOCKS)]
-    publisher.follow(lambda: iter(list(stored)))
+    publisher.enable_snapshots(lambda: iter(list(stored)))
     router.asking.send_multipart([b"", SNAPSHOT])
-    assert publisher.replay.poll(60_000)
+    assert publisher.replay_socket.poll(60_000)
     publisher.publish(1.0)
     stored.clear()
     publisher.emit(AllBlocksCleared())
@@ -197,7 +197,7 @@ def test_two_who_ask_at_once_share_one_snapshot_and_a_third_gets_the_next(router
         made.append(1)
         return iter([STORED])
 
-    publisher.follow(stored)
+    publisher.enable_snapshots(stored)
     publisher.snapshots.request((b"a",))
     publisher.snapshots.request((b"b",))
     first = publisher.snapshots.next_answer(b"", 0)
@@ -224,10 +224,10 @@ def test_where_a_publisher_stands_can_be_asked_also_by_way_of_another(router: Ro
     other = KVEventPublisher(KVEventSettings("inproc://other", has_incarnation_topic=True))
     assert other.topic != publisher.topic
     router.asking.send_multipart([b"client", b"", POSITION])
-    assert publisher.replay.poll(60_000)
+    assert publisher.replay_socket.poll(60_000)
     publisher.publish(2.0)
     assert router.asking.poll(60_000)
-    assert router.asking.recv_multipart() == [b"client", b"", OWN, encode_kv_answer(second)]
+    assert router.asking.recv_multipart() == [b"client", b"", QUIRE_TOPIC, encode_kv_answer(second)]
     publisher.close()
     other.close()
 

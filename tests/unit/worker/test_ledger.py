@@ -43,7 +43,7 @@ def ledger() -> Ledger:
     """With one request that a worker has taken."""
     books = Ledger(vocabulary_size=10)
     books.add(REQUEST)
-    books.due(0.0)
+    books.due_commands(0.0)
     books.take([Queued("a", epoch=1)], [])
     return books
 
@@ -63,8 +63,8 @@ def test_more_cached_tokens_than_the_prompt_has_are_an_error() -> None:
 def test_a_request_that_began_and_is_refused_by_the_next_worker_ends_with_the_reason() -> None:
     books, events = ledger(), list[RequestEvent]()
     books.take([Token("a", 0, 3, 1, None, epoch=1)], [])
-    books.crash([])
-    books.due(0.0)
+    books.record_crash([])
+    books.due_commands(0.0)
     books.take([Refused.of("a", QueueFullError(1, 1), 2)], events)
     assert [type(event) for event in events] == [SequenceFinished, Finished]
     assert isinstance(events[0], SequenceFinished)
@@ -80,8 +80,8 @@ def test_who_made_the_first_pass_may_count_better_at_the_end_and_nobody_else(
     books.take([FirstToken("a", 0, epoch=1), Token("a", 0, 1, 1, None, epoch=1)], told)
     epoch = 1
     if says_first_again:
-        books.crash([])
-        books.due(1.0)
+        books.record_crash([])
+        books.due_commands(1.0)
         epoch = 2
         books.take([FirstToken("a", 2, epoch=2)], told)
     end = SequenceFinished("a", 0, FinishReason.STOP, 1, None, epoch=epoch)

@@ -8,7 +8,7 @@ import pytest
 
 from quire.engine.grammar_thread import NICENESS
 from quire.worker.child import process
-from quire.worker.child.process import at_low_priority
+from quire.worker.child.process import run_at_low_priority
 
 
 def niceness(thread_id: int) -> int:
@@ -19,7 +19,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = tmp_path / "autogroup"
-    monkeypatch.setattr(process, "SESSION", session)
+    monkeypatch.setattr(process, "AUTOGROUP_FILE", session)
     found: list[int] = []
     before = niceness(threading.get_native_id())
 
@@ -34,7 +34,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
         assert session.read_text() == str(NICENESS)
         return "done"
 
-    assert at_low_priority(work) == "done"
+    assert run_at_low_priority(work) == "done"
     assert found == [NICENESS, NICENESS]
     assert niceness(threading.get_native_id()) == before
     assert session.read_text() == "0"
@@ -43,7 +43,7 @@ def test_the_work_and_what_it_starts_is_patient_and_who_waits_is_not(
 def test_what_the_work_raises_is_raised_and_a_system_without_priorities_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "SESSION", tmp_path / "none" / "autogroup")
+    monkeypatch.setattr(process, "AUTOGROUP_FILE", tmp_path / "none" / "autogroup")
 
     def refused(*_given: int) -> None:
         raise PermissionError
@@ -54,5 +54,5 @@ def test_what_the_work_raises_is_raised_and_a_system_without_priorities_is_no_ob
         raise KeyError("x")
 
     with pytest.raises(KeyError):
-        at_low_priority(work)
-    assert at_low_priority(lambda: 3) == 3
+        run_at_low_priority(work)
+    assert run_at_low_priority(lambda: 3) == 3

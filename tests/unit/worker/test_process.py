@@ -81,20 +81,20 @@ class Named:
     def __init__(self) -> None:
         self.request_ids: list[str] = []
 
-    def name(self, request_ids: list[str]) -> None:
+    def record_request_ids(self, request_ids: list[str]) -> None:
         self.request_ids = request_ids
 
     def clear_in_flight(self) -> None:
         self.request_ids = []
 
-    def beat(self) -> None:
+    def record_heartbeat(self) -> None:
         """It lives."""
 
 
 def test_a_request_that_was_let_in_is_not_blamed_for_the_next_command(pair: Pair) -> None:
     status: Any = Named()
     host = Worker(talker().engine, pair.channel, status, None)
-    host.began(["r1"])
+    host.note_requests(["r1"])
     assert status.request_ids == ["r1"]
     assert host.next_command(waits=False) is None
     assert status.request_ids == []
@@ -107,5 +107,5 @@ def test_a_worker_sets_aside_what_it_loaded_before_it_is_ready(pair: Pair, monke
     pair.parent.send(messages.encode_message(commands.Close()))
     status: Any = Named()
     command = Open("64", ModelSettings(), QueueConfig(), b"key")
-    assert worker._live(command, lambda *_: talker().engine, pair.channel, status) == 0
+    assert worker._serve(command, lambda *_: talker().engine, pair.channel, status) == 0
     assert told == ["set aside", "Ready"]

@@ -24,14 +24,14 @@ def test_what_was_under_way_and_what_came_meanwhile_is_answered_as_alone_with_th
             for _ in range(2):
                 before = model.supervisor.ledger.num_progress
                 await until(lambda: model.supervisor.ledger.num_progress > before + COUNT)  # noqa: B023
-                await model.set_aside()
+                await model.suspend()
                 assert not model.is_ready
                 assert children() == []
                 held = model.supervisor.ledger.num_progress
                 late = asyncio.ensure_future(model.generate("question 1", params(1)))
                 await asyncio.sleep(0)
                 assert model.supervisor.ledger.num_progress == held
-                await model.go_on()
+                await model.resume()
                 assert model.is_ready
             completions = await asking
             assert same(completions, undisturbed_ones)
@@ -51,12 +51,12 @@ def test_a_request_that_is_left_or_late_while_it_is_set_aside_ends_there() -> No
                 model.generate("late", SamplingParams(max_tokens=200, ignore_eos=True), timeout_s=1.0)
             )
             await until(lambda: model.supervisor.ledger.num_progress > 4)
-            await model.set_aside()
+            await model.suspend()
             left.cancel()
             await asyncio.gather(left, return_exceptions=True)
             assert (await late).answers[0].finish_reason == "deadline"
             assert model.supervisor.num_open == 0
-            await model.go_on()
+            await model.resume()
             assert (await model.generate("question 0", params(0))).answers == alone.answers
 
     (alone,) = undisturbed(1)
@@ -69,7 +69,7 @@ def test_a_model_that_is_closed_while_it_is_set_aside_ends_what_waits() -> None:
         async with model:
             asking = asyncio.ensure_future(model.generate("question", params(1, 200)))
             await until(lambda: model.supervisor.ledger.num_progress > 4)
-            await model.set_aside()
+            await model.suspend()
         with pytest.raises(EngineDeadError):
             await asking
 
@@ -87,15 +87,15 @@ def test_a_model_that_cannot_be_loaded_again_says_why_and_ends_what_waits(
         async with served(step_s=0.01) as model:
             asking = asyncio.ensure_future(model.generate("question", params(1, 200)))
             await until(lambda: model.supervisor.ledger.num_progress > 4)
-            await model.set_aside()
+            await model.suspend()
             needed.unlink()
             with raises_code(CheckpointError, "weights_are_gone"):
-                await model.go_on()
+                await model.resume()
             with pytest.raises(QuireError):
                 await asking
             with pytest.raises(EngineDeadError):
-                await model.go_on()
-            await model.set_aside()  # there is nothing left to end
+                await model.resume()
+            await model.suspend()  # there is nothing left to end
 
     run(main)
 
@@ -104,8 +104,8 @@ def test_a_model_that_computes_in_this_process_cannot_be_set_aside() -> None:
     async def main() -> None:
         async with AsyncEngine(talker()) as model:
             with raises_code(InvariantError, "invariant_broken"):
-                await model.set_aside()
+                await model.suspend()
             with raises_code(InvariantError, "invariant_broken"):
-                await model.go_on()
+                await model.resume()
 
     run(main)

@@ -147,7 +147,7 @@ def test_an_answer_that_has_ended_alone_stays_so_when_the_worker_is_killed() -> 
                 if piece.finish_reason is not None and not model.supervisor.num_restarts:
                     os.kill(model.supervisor.pid or 0, signal.SIGKILL)
                     await until(lambda: model.supervisor.num_restarts == 1)
-                    assert piece.index not in {one.index for one in entry.left}
+                    assert piece.index not in {one.index for one in entry.open_answers}
             asked.close()
             assert asked.completion().answers == alone.answers
 
@@ -226,14 +226,14 @@ def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: p
         nonlocal ahead_s
         async with served(limits=Limits(stuck_s=60.0)) as model:
             os.kill(model.supervisor.pid or 0, signal.SIGSTOP)
-            looks_at, num_looks = model.supervisor.look_at, 0
+            looks_at, num_looks = model.supervisor.check_progress, 0
 
             def counted(life: Any, now_s: float) -> None:
                 nonlocal num_looks
                 num_looks += 1
                 looks_at(life, now_s)
 
-            monkeypatch.setattr(model.supervisor, "look_at", counted)
+            monkeypatch.setattr(model.supervisor, "check_progress", counted)
             ahead_s, num_before = 1_000.0, num_looks  # the container was paused: no look in between
             await until(lambda: num_looks > num_before + 3)
             assert model.supervisor.num_restarts == 0
@@ -249,7 +249,7 @@ def test_a_pause_of_the_parent_gives_its_worker_all_its_time_anew(monkeypatch: p
 
 @pytest.mark.parametrize("command", [("false",), ("/no/such/program",)])
 def test_a_worker_that_never_comes_to_life_is_an_error_and_not_a_loop(command: tuple[str, ...]) -> None:
-    limits = Limits(max_restarts_without_progress=3, first_delay_s=0.0)
+    limits = Limits(max_workers_without_progress=3, first_delay_s=0.0)
 
     async def main() -> None:
         failures: list[BaseException] = []
@@ -367,10 +367,10 @@ def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
     async def main() -> None:
         async with served() as model:
             asked = model.submit_ids(model.text.prompt("question"), params(1, 480))
-            beats = {model.supervisor.flight().num_beats}
+            beats = {model.supervisor.worker_status().num_heartbeats}
             while len(beats) < 20:  # nothing else runs on this loop meanwhile
                 time.sleep(0.005)
-                beats.add(model.supervisor.flight().num_beats)
+                beats.add(model.supervisor.worker_status().num_heartbeats)
             async for _ in asked:
                 pass
             assert asked.completion().num_output_tokens == 480
@@ -380,7 +380,7 @@ def test_while_the_parent_is_busy_the_worker_goes_on_stepping() -> None:
 
 
 def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
-    limits = Limits(max_restarts_without_progress=2)
+    limits = Limits(max_workers_without_progress=2)
 
     async def main() -> None:
         async with served(limits=limits) as model:
@@ -393,7 +393,7 @@ def test_an_idle_worker_may_be_killed_any_number_of_times() -> None:
 
 
 def test_clients_who_give_up_do_not_make_a_hopeless_worker_look_alive() -> None:
-    limits = Limits(max_restarts_without_progress=3, first_delay_s=0.0)
+    limits = Limits(max_workers_without_progress=3, first_delay_s=0.0)
 
     async def main() -> None:
         supervisor = Supervisor(
@@ -439,7 +439,7 @@ def test_a_stuck_worker_does_not_let_the_queue_grow() -> None:
         limits = Limits(stuck_s=600.0, close_s=0.1)
         async with served(settings, faults=fault("hang", 0), limits=limits, queue=queue) as model:
             asking = [asyncio.create_task(model.generate("poison", params(POISON_SEED)))]
-            await until(lambda: bool(model.supervisor.flight().request_ids))  # its first step is its last
+            await until(lambda: bool(model.supervisor.worker_status().request_ids))  # its first step is its last
             asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(40)]
             await until(lambda: sum(task.done() for task in asking) == 32)
             assert all(isinstance(task.exception(), QueueFullError) for task in asking if task.done())
@@ -473,7 +473,7 @@ def test_a_tenant_is_let_in_though_another_has_all_that_wait_for_a_worker_that_i
         limits = Limits(stuck_s=20.0, close_s=0.1)
         async with served(settings, faults=fault("hang", 0), limits=limits, queue=queue) as model:
             asking = [asyncio.create_task(model.generate("poison", params(POISON_SEED)))]
-            await until(lambda: bool(model.supervisor.flight().request_ids))  # its first step is its last
+            await until(lambda: bool(model.supervisor.worker_status().request_ids))  # its first step is its last
             asking += [asyncio.create_task(model.generate(f"q{at}", params(at))) for at in range(20)]
             await until(lambda: sum(task.done() for task in asking) == 12)
             others = [asyncio.create_task(model.generate(f"b{at}", params(at), tenant="b")) for at in range(3)]

@@ -13,7 +13,7 @@ from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.engine.calls import GetBlock
 from quire.engine.engine import ModelIdentity, ModelInfo
 from quire.errors import EngineDeadError
-from quire.worker.child.shared_status import Flight
+from quire.worker.child.shared_status import WorkerStatus
 from quire.worker.messages import LoadProgress, Open, Ready
 from quire.worker.parent.session import WorkerSession
 from quire.worker.parent.supervisor import State, Supervisor
@@ -43,7 +43,7 @@ def test_where_there_is_no_worker_nothing_is_sent_and_there_is_nothing_to_look_a
         supervisor.clear_cache()
         assert (supervisor.pid, supervisor.ledger.num_progress, supervisor.is_ready) == (None, 0, False)
         with raises_code(EngineDeadError, "engine_dead"):
-            supervisor.flight()
+            supervisor.worker_status()
         await supervisor.close()
         assert await supervisor.drain(1.0)
         assert supervisor.state is State.CLOSED
@@ -72,7 +72,7 @@ def test_a_supervisor_that_fails_itself_tells_who_waits_for_it(monkeypatch: pyte
         async def broken() -> None:
             raise RuntimeError("out of order")
 
-        monkeypatch.setattr(supervisor, "_live_once", broken)
+        monkeypatch.setattr(supervisor, "_run_worker", broken)
         with raises_code(EngineDeadError, "supervisor_failed"):
             await supervisor.start()
         await supervisor.close()
@@ -101,15 +101,15 @@ def test_a_request_that_was_begun_elsewhere_is_let_in_beside_those_of_its_tenant
 
 def test_a_beat_is_timed_by_who_sees_it_move() -> None:
     class Process:
-        num_beats = 1
+        num_heartbeats = 1
 
-        def flight(self) -> Flight:
-            return Flight(self.num_beats, ())
+        def status(self) -> WorkerStatus:
+            return WorkerStatus(self.num_heartbeats, ())
 
     process: Any = Process()
     session = WorkerSession(process, 5.0)
     assert [session.last_progress_s(now_s) for now_s in (10.0, 11.0)] == [10.0, 10.0]
-    process.num_beats = 7
+    process.num_heartbeats = 7
     assert [session.last_progress_s(now_s) for now_s in (12.0, 13.0)] == [12.0, 12.0]
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from quire.core.inspect.snapshots import CellCounts, EngineSnapshot, PoolCells, TreePicture
 from quire.engine.commands import StartSnapshots, StopSnapshots
 from quire.worker.messages import ToWorker
-from quire.worker.parent.worker_watch import MAX_WORKERS, WorkerWatch
+from quire.worker.parent.worker_watch import MAX_WORKER_RECORDS, WorkerWatch
 from tests.support.machine.patience import PATIENCE_S
 from tests.support.servers.served import served
 
@@ -32,39 +32,39 @@ def test_who_watches_goes_on_watching_whatever_worker_comes() -> None:
     shown: list[EngineSnapshot] = []
     watch.watch(shown.append, 0.4)
     for _ in range(3):
-        watch.began()
-        watch.ready()
+        watch.add_worker()
+        watch.mark_ready()
         watch.show(SNAPSHOT)
-        watch.ended("died")
+        watch.mark_ended("died")
     assert sent == [StartSnapshots(0.4)] * 3
     assert shown == [SNAPSHOT] * 3
 
 
 def test_nobody_is_shown_what_comes_after_the_end_and_no_new_worker_is_asked() -> None:
     watch, sent = make()
-    watch.began()
-    watch.ready()
+    watch.add_worker()
+    watch.mark_ready()
     shown: list[EngineSnapshot] = []
     watch.watch(shown.append, 0.4)
     watch.unwatch()
     watch.show(SNAPSHOT)
-    watch.ended("died")
-    watch.began()
-    watch.ready()
+    watch.mark_ended("died")
+    watch.add_worker()
+    watch.mark_ready()
     assert sent == [StartSnapshots(0.4), StopSnapshots()]
     assert shown == []
 
 
 def test_lives_are_remembered_up_to_a_bound() -> None:
     watch, _ = make()
-    for number in range(MAX_WORKERS + 5):
-        watch.began()
-        watch.ready()
-        watch.ended(f"why {number}")
-    assert len(watch.workers) == MAX_WORKERS
-    assert [one.number for one in watch.workers] == list(range(6, MAX_WORKERS + 6))
+    for number in range(MAX_WORKER_RECORDS + 5):
+        watch.add_worker()
+        watch.mark_ready()
+        watch.mark_ended(f"why {number}")
+    assert len(watch.workers) == MAX_WORKER_RECORDS
+    assert [one.number for one in watch.workers] == list(range(6, MAX_WORKER_RECORDS + 6))
     last = watch.workers[-1]
-    assert (last.state, last.why) == ("ended", f"why {MAX_WORKERS + 4}")
+    assert (last.state, last.why) == ("ended", f"why {MAX_WORKER_RECORDS + 4}")
     assert last.ended_s is not None
     assert last.started_s <= last.ended_s
 

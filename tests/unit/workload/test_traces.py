@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
+from quire.workload.trace_requests import TraceRules, apply_rules, trace_requests
 from quire.workload.traces import CLASSES, ID_TOKENS, MAX_TOKEN_ID, Row, Trace, TraceError, read_trace, write_trace
 
 SHAREGPT = {"input_toks": 3, "output_toks": 2, "arrival_time_ns": 1_500_000_000, "input_tok_ids": [0, 7, 9]}
@@ -58,9 +58,9 @@ def test_scaled_token_ids_share_what_they_shared() -> None:
     rows = (Row(0.0, 400, 8, token_ids=common + (1,) * 80), Row(1.0, 352, 8, token_ids=common + (2,) * 32))
     trace = Trace("t", rows).fitted(102)
     one, other = (asked.prompt for asked in trace_requests(trace))
-    assert len(one) == int(400 * trace.factor)
+    assert len(one) == int(400 * trace.length_scale)
     num_common = next(at for at, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    assert num_common == int(len(common) * trace.factor)
+    assert num_common == int(len(common) * trace.length_scale)
     visits = list(trace.visits())
     assert [sum(span.num_tokens for span in visit.turns[0].spans) for visit in visits] == [len(one), len(other)]
     assert visits[0].turns[0].spans[:20] == visits[1].turns[0].spans[:20]
@@ -104,7 +104,7 @@ def test_a_sample_that_was_written_gives_the_same_requests(tmp_path: Path) -> No
     rows = tuple(Row(float(at), 1_024, 5, (at % 7, at)) for at in range(40))
     trace, rules = Trace("t", rows), TraceRules(2.0, 0.5, 3, {"high": 0.4})
     path = tmp_path / "t.jsonl"
-    kept = [row for _, row in ruled_rows(trace, rules)]
+    kept = [row for _, row in apply_rules(trace, rules)]
     write_trace(path, kept)
     again = list(trace_requests(read_trace(path)))
     sampled = list(trace_requests(trace, rules))

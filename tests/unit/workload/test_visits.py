@@ -112,7 +112,7 @@ def test_equal_hashes_at_equal_places_are_equal_spans_after_scaling() -> None:
     [
         ("", "begins with"),
         ("hello\n", "begins with 'hello'"),
-        (AZURE, "has none"),
+        (AZURE, "got none"),
         (AZURE + "yesterday,1,2\n", "line 2"),
         (AZURE + "2023-11-16 18:15:46.6,-4,2\n", "0 to"),
         ('{"timestamp": 1}\n', "line 1"),

@@ -2,11 +2,11 @@
 
 A request takes an admission slot before its body is read and releases it after the last byte of the response, so a
 flood of refused requests costs only the parsing of headers. The core's fair shares (`core/scheduling/shares.py`) decide
-which tenant gets a slot and which request is displaced. Bodies in transfer are bounded per key, so that a key with many
-unfinished uploads does not block others.
+which tenant gets a slot, and which request is *displaced*: ended with an error that asks its client to retry. Request
+bodies in transfer are bounded per key, so that a key with many unfinished uploads does not block others.
 
 Every Retry-After sent to a tenant, by any part of the server, is a reservation: a client that retries at that time is
-admitted here and by the engine.
+admitted, here and by the engine.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from math import ceil
 from time import monotonic
 
 from quire.api.access.auth import Caller
-from quire.api.access.billing import Bill, check_quota, opened_bill, rate_headers
+from quire.api.access.billing import Bill, check_quota, open_bill, rate_headers
 from quire.api.access.conversation_store import ConversationStore
 from quire.api.access.operator_log import IgnoredLog, log_warning
 from quire.api.access.origins import Origins
 from quire.api.access.page_sessions import PageSessions
 from quire.api.http.body import Receive, read_body
 from quire.api.http.errors import ApiError, api_error_of
-from quire.api.http.limits import ARRIVING_SHARE, BODY_S, FULL_RETRY_S
+from quire.api.http.limits import BODY_S, FULL_RETRY_S, MAX_UPLOADS_SHARE
 from quire.api.http.request_record import RequestRecord
 from quire.api.models.registry import Models
 from quire.client.prefix.prefix_guard import PrefixGuard
@@ -38,7 +38,7 @@ from quire.errors import DisplacedError, DrainingError
 from quire.observe.metrics import Metrics
 
 OPEN = ""
-"""The only kind of request in these shares, because the priority class is not known before the body is read."""
+"""The only kind of request in these shares: the priority class, their usual kind, is in the body, not read yet."""
 CLOSE_GRACE_S = 2.0
 """Time for ended streams to send their error at shutdown."""
 NOT_NOW = (429, 503)
@@ -54,7 +54,7 @@ class AdmissionSettings:
     origins: Origins = field(default_factory=Origins)
     """The web pages that may use the server."""
     are_images_dropped: bool = False
-    """Whether images in requests are replaced by a text; otherwise requests with images are refused."""
+    """Whether images in requests are replaced by a placeholder text; otherwise requests with images are refused."""
     has_page: bool = True
     """Whether the server has web pages: a chat at `/`, and `/dashboard`."""
     stable_prefix: StablePrefix | None = None
@@ -76,17 +76,17 @@ class Admission:
         self.observers: list[Callable[[RequestRecord], None]] = []
         """Called with every admitted request after it has ended, for any reason."""
         self.is_draining = False
-        self._emptied = asyncio.Event()
+        self._no_open_requests = asyncio.Event()
         self._shares = Shares(Bounds(self.settings.max_open_requests, (OPEN,), state="open"))
         self._reservations = RetryReservations()
-        self._arriving: Counter[str] = Counter()
-        """Number of bodies in transfer, by tenant."""
+        self._num_uploads: Counter[str] = Counter()
+        """Number of request bodies in transfer, by tenant."""
         self.reuse_log = ReuseLog()
         """Cache lookups of recent prompts of all models."""
         self.prefix_guard = PrefixGuard(log_warning, metrics.count_guarded)
         """Detects prompt lines that repeatedly cause cache misses."""
         self.ignored_log = IgnoredLog()
-        """Logs parameters that no dialect (the request format of an API) reads."""
+        """Logs unknown body parameters, which no dialect (an API's request format) reads."""
         self.page_sessions = PageSessions()
         """Sessions of pages that the operator opened with `quire dashboard`, which need no API key."""
         self.text_pool = TextPool()
@@ -95,24 +95,24 @@ class Admission:
     def work_spent(self) -> WorkSpent:
         """Return the CPU time spent on processing text, in this process and in the engines."""
         stats = [model.stats() for model in self.models]
-        return sum((one.work for one in stats if one is not None), self.text_pool.budget.spent())
+        return sum((engine.work for engine in stats if engine is not None), self.text_pool.budget.spent())
 
     @property
     def is_ready(self) -> bool:
-        """Whether a new request would be served."""
+        """Whether a new request would be admitted and served."""
         return not self.is_draining and self.models.is_ready
 
     @asynccontextmanager
     async def charged_body(
         self, record: RequestRecord, caller: Caller, receive: Receive
     ) -> AsyncIterator[tuple[bytes, Bill]]:
-        """Take an admission slot, read the body, and charge it to the quota before it is parsed. The slot is held until
-        the response is sent; a refusal with a status in NOT_NOW refunds the charge."""
+        """Take an admission slot until the context ends, read the body, and charge it to the quota before parsing.
+        An error with a status in NOT_NOW refunds the charge."""
         self._enter(record, caller)
         try:
-            longest = self.models.max_sequence_tokens
-            body = await self._body(record, caller, receive, longest)
-            bill = opened_bill(caller, len(body), longest)
+            max_tokens = self.models.max_sequence_tokens
+            body = await self._get_body(record, caller, receive, max_tokens)
+            bill = open_bill(caller, len(body), max_tokens)
             try:
                 yield body, bill
             except Exception as error:
@@ -125,7 +125,7 @@ class Admission:
             self._leave(record, caller)
 
     def _enter(self, record: RequestRecord, caller: Caller) -> None:
-        """Take a slot, displacing another request if needed. Raises CapacityError, or ApiError by the key's quota."""
+        """Take a slot, displacing another request if needed. Raises CapacityError, or ApiError for the quota."""
         if self.is_draining:
             raise DrainingError("the server is shutting down; use another one, or retry later")
         quota = caller.quota
@@ -135,47 +135,46 @@ class Admission:
                 "wait for one to end"
             )
             raise ApiError(429, "rate_limit_exceeded", message, None, FULL_RETRY_S, rate_headers(caller))
-        self._take_place(record, caller.tenant)
+        self._take_slot(record, caller.tenant)
         quota.num_open += 1
         self.open_requests[record.request_id] = (record, caller)
-        self._emptied.clear()
+        self._no_open_requests.clear()
 
     def _leave(self, record: RequestRecord, caller: Caller) -> None:
         self.ignored_log.note(record)
         caller.quota.num_open -= 1
         if record.request_id in self._shares:  # a displaced request has already released its slot
             self._shares.give_back(record.request_id)
-            self._shares.left(monotonic())
+            self._shares.record_departure(monotonic())
         del self.open_requests[record.request_id]
         for observer in self.observers:
             observer(record)
         if not self.open_requests:
-            self._emptied.set()
+            self._no_open_requests.set()
 
-    async def _body(self, record: RequestRecord, caller: Caller, receive: Receive, longest: int | None) -> bytes:
-        """Read the request's body. A key with an exhausted quota or too many bodies in transfer is rejected before."""
+    async def _get_body(self, record: RequestRecord, caller: Caller, receive: Receive, max_tokens: int | None) -> bytes:
+        """Read the request's body. Raises ApiError before if the quota is exhausted or too many uploads run."""
         declared, tenant = record.headers.get("content-length"), caller.tenant
         num_declared = int(declared[:20]) if declared is not None and declared.isdecimal() else 0
         async with record.before_engine():
-            check_quota(caller, num_declared, longest)
-            self._check_arriving(caller)
-            self._arriving[tenant] += 1
+            check_quota(caller, num_declared, max_tokens)
+            self._check_uploads(caller)
+            self._num_uploads[tenant] += 1
             try:
                 return await read_body(receive, declared, lambda: self.text_pool.pause(tenant))
             finally:
-                self._arriving[tenant] -= 1
-                if not self._arriving[tenant]:
-                    del self._arriving[tenant]
+                self._num_uploads[tenant] -= 1
+                if not self._num_uploads[tenant]:
+                    del self._num_uploads[tenant]
 
-    def _check_arriving(self, caller: Caller) -> None:
-        most, num_arriving = self.settings.max_open_requests, self._arriving[caller.tenant]
-        limit = most if caller.is_anonymous else max(1, int(most * ARRIVING_SHARE))
-        if num_arriving >= limit:
+    def _check_uploads(self, caller: Caller) -> None:
+        max_open, num_uploads = self.settings.max_open_requests, self._num_uploads[caller.tenant]
+        limit = max_open if caller.is_anonymous else max(1, int(max_open * MAX_UPLOADS_SHARE))
+        if num_uploads >= limit:
             message = (
-                f"expected at most {limit} request bodies in transfer for this key, {num_arriving} are arriving; "
-                "send them faster"
+                f"expected at most {limit} request bodies in transfer for this key, got {num_uploads}; send them faster"
             )
-            # After BODY_S each of these bodies has arrived or timed out.
+            # After BODY_S, each of these bodies has been received or has timed out.
             raise ApiError(429, "rate_limit_exceeded", message, None, BODY_S, rate_headers(caller))
 
     def note_refusal(self, record: RequestRecord, refusal: ApiError) -> None:
@@ -183,19 +182,19 @@ class Admission:
         if refusal.retry_after_s is not None and record.tenant:
             self._reservations.reserve(record.tenant, monotonic(), max(1, ceil(refusal.retry_after_s)))
 
-    def _take_place(self, record: RequestRecord, tenant: str) -> None:
+    def _take_slot(self, record: RequestRecord, tenant: str) -> None:
         """Take a slot by the fair shares. Raises QueueFullError or TenantShareError."""
         now_s, shares = monotonic(), self._shares
         record.has_reservation = self._reservations.redeem(tenant, now_s)
         room = shares.request_place(tenant, OPEN, now_s, has_reservation=record.has_reservation)
-        while isinstance(room, Granted) and room.gives_up is not None and self._has_begun(room.gives_up):
-            # A running request is not displaced; it is excluded, and the shares choose another one.
-            shares.settle(room.gives_up)
+        while isinstance(room, Granted) and room.displaced_name is not None and self._has_begun(room.displaced_name):
+            # A running request is not displaced: it is excluded, and the shares choose another request.
+            shares.settle(room.displaced_name)
             room = shares.judge(tenant, OPEN)
         if isinstance(room, Denied):
             raise room.error
-        if room.gives_up is not None:
-            self._displace(self.open_requests[room.gives_up][0])
+        if room.displaced_name is not None:
+            self._displace(self.open_requests[room.displaced_name][0])
         if room.has_reservation:
             shares.take_promised(record.request_id, tenant, now_s)
         else:
@@ -209,16 +208,15 @@ class Admission:
         self._shares.give_back(record.request_id)
         record.end(DisplacedError(record.tenant, retry_after_s))
 
-    async def drain(self, within_s: float, hurry: asyncio.Event) -> int:
-        """Stop admitting requests, wait for the open ones, then end the rest with an error; return how many."""
+    async def drain(self, timeout_s: float, hurry: asyncio.Event) -> int:
+        """Stop admitting, wait for open requests until `hurry` is set, end the rest with an error; return how many."""
         self.is_draining = True
         self.models.drain()
         if self.open_requests:
-            emptied = asyncio.ensure_future(self._emptied.wait())
-            hurried = asyncio.ensure_future(hurry.wait())
-            await asyncio.wait({emptied, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-            for waiting in (emptied, hurried):
-                waiting.cancel()
+            tasks = [asyncio.ensure_future(event.wait()) for event in (self._no_open_requests, hurry)]
+            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
         late = [record for record, _ in self.open_requests.values()]
         for record in late:
             record.end(
@@ -226,5 +224,5 @@ class Admission:
             )
         if late:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), CLOSE_GRACE_S)
+                await asyncio.wait_for(self._no_open_requests.wait(), CLOSE_GRACE_S)
         return len(late)

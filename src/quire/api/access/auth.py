@@ -1,9 +1,9 @@
 """Authentication. Every route has a guard, a function that admits or rejects its requests; a route without a guard
 cannot be added.
 
-`require_key` admits callers with an API key. `require_admin` admits callers with an admin key, and pages opened by the
-operator with `quire dashboard`. Both admit every caller of a server without keys. `require_token` exchanges the token
-of such a page. `public` admits every caller.
+`require_key` admits callers with an API key. `require_admin` admits callers with an admin key, and pages that the
+operator opened with `quire dashboard`. Both admit every caller of a server without keys. `require_token` admits such a
+page once, and exchanges its token for a key. `public` admits every caller.
 """
 
 from collections.abc import Awaitable, Callable
@@ -26,12 +26,12 @@ DEFAULT_TENANT = "default"
 
 
 SHARED = "group:"
-"""Prefix of cache groups that several keys share. A tenant's own group has another prefix; names contain no colon."""
+"""Prefix of cache groups that several keys share; a tenant's own group has the prefix `tenant:`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The source of a request: the tenant that is charged, its most urgent priority class, and its quota."""
+    """The sender of a request: the tenant that is charged, its most urgent priority class, and its quota."""
 
     tenant: str
     ceiling: PriorityClass
@@ -39,9 +39,9 @@ class Caller:
     is_anonymous: bool = False
     """Whether the server has no keys, so that all clients are this caller."""
     is_admin: bool = False
-    """Whether the presented key is an admin key; never derived from the tenant's name."""
+    """Whether the request's key is an admin key; never derived from the tenant's name."""
     cache_group: str = ""
-    """The keys that share cached blocks; empty: the tenant's blocks are not shared."""
+    """The group of keys with which the tenant shares cached blocks; empty: it shares none."""
 
 
 class Gate:
@@ -61,7 +61,7 @@ class Gate:
         """The caller of all requests without keys, and of pages that the operator opened."""
 
     def caller(self, authorization: str | None, x_api_key: str | None) -> Caller:
-        """Return the caller with the presented key. Raises ApiError 401 if the key is missing or unknown."""
+        """Return the caller with the key in these headers. Raises ApiError 401 if the key is missing or unknown."""
         if not self.ring.is_locked:
             return self._anonymous
         secret = _bearer(authorization) or x_api_key
@@ -102,7 +102,7 @@ def is_page_admitted(request: Request) -> bool:
 
 
 async def require_token(request: Request) -> None:
-    """Begin a page's session with its token, which becomes invalid. Raises ApiError."""
+    """Begin a page's session with its token, which is valid once. Raises ApiError."""
     sessions: PageSessions = request.app.state.admission.page_sessions
     request.scope["quire.page_key"] = sessions.begin(_bearer(request.headers.get("authorization")), monotonic())
 
@@ -118,8 +118,8 @@ def _bearer(authorization: str | None) -> str | None:
 
 def _terms(key: Key, num_gateways: int) -> Terms:
     """Return this gateway's part of the key's limits, at least 1 each so that the key can be used at every gateway."""
-    allowed = (key.requests_per_minute, key.tokens_per_minute, key.concurrent)
-    return Terms(*(None if one is None else max(1, one // num_gateways) for one in allowed))
+    limits = (key.requests_per_minute, key.tokens_per_minute, key.concurrent)
+    return Terms(*(None if limit is None else max(1, limit // num_gateways) for limit in limits))
 
 
 def _unauthorized(*, is_missing: bool) -> ApiError:
@@ -151,11 +151,11 @@ class GuardedRoute(Route):
 
 
 class GuardedRoutes(list[BaseRoute]):
-    """The routes of an application; every way of adding a route in the framework calls `append`."""
+    """The routes of an application. Every method of the framework that adds a route calls `append`."""
 
     def append(self, route: BaseRoute) -> None:
         """Add a route. Raises InvariantError for a route without a guard."""
         if not isinstance(route, GuardedRoute):
             path = getattr(route, "path", route)
-            raise InvariantError(f"expected one guard for a route, {path} has 0; add it with add_route")
+            raise InvariantError(f"expected a route with a guard, got {path} without one; add the route with add_route")
         super().append(route)

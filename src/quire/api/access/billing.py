@@ -1,4 +1,4 @@
-"""Charge requests to the quota of their key. Pure but for the clock.
+"""Charge requests to the quota of their key. Reads only the clock, and changes only the quota.
 
     before the body is read   nothing is charged, but a key with an exhausted quota is refused
     after the body is read    one request, and a token for every 8 bytes: before parsing, rendering and tokenization
@@ -17,7 +17,7 @@ from quire.api.access.auth import Caller
 from quire.api.http.errors import ApiError
 
 TEXT_BYTES_PER_TOKEN = 8
-"""More bytes than a token of any usual text has, so that the estimate never exceeds the number of tokens."""
+"""More than the average bytes per token of usual text, so that the estimate stays below the number of tokens."""
 
 
 @dataclass(slots=True)
@@ -30,20 +30,20 @@ class Bill:
     _num_output_tokens: int = 0
 
     def settle(self, num_requests: int, num_prompt_tokens: int) -> None:
-        """Correct the charge to the exact number of requests and prompt tokens."""
-        self._take(num_requests - self.num_requests, num_prompt_tokens - self.num_tokens)
+        """Replace the estimated charge by the exact number of requests and prompt tokens."""
+        self._charge(num_requests - self.num_requests, num_prompt_tokens - self.num_tokens)
 
     def count_output(self, num_tokens: int) -> None:
         """Charge output tokens; `num_tokens` is the total of all answers so far."""
-        self._take(0, num_tokens - self._num_output_tokens)
+        self._charge(0, num_tokens - self._num_output_tokens)
         self._num_output_tokens = num_tokens
 
     def refund(self) -> None:
         """Return the whole charge."""
-        self._take(-self.num_requests, -self.num_tokens)
+        self._charge(-self.num_requests, -self.num_tokens)
 
-    def _take(self, num_requests: int, num_tokens: int) -> None:
-        """Change the charge; negative numbers return tokens to the buckets."""
+    def _charge(self, num_requests: int, num_tokens: int) -> None:
+        """Add to the charge; negative numbers reduce it and refill the buckets."""
         now_s, quota = monotonic(), self.caller.quota
         for bucket, count in ((quota.requests, num_requests), (quota.tokens, num_tokens)):
             if bucket is not None and count > 0:
@@ -54,44 +54,44 @@ class Bill:
         self.num_tokens += num_tokens
 
 
-def text_tokens(num_bytes: int, longest: int | None) -> int:
+def text_tokens(num_bytes: int, max_tokens: int | None) -> int:
     """Return the estimated tokens charged for a body before it is parsed.
 
-    At most `longest`, the maximum sequence length of the models, if known: no prompt is tokenized beyond it. So a
-    refused body never costs more than the longest valid prompt.
+    The estimate is at most `max_tokens`, the maximum sequence length of the models, if known: no prompt is tokenized
+    beyond it. So a refused body never costs more than the longest valid prompt.
     """
     estimate = -(-num_bytes // TEXT_BYTES_PER_TOKEN)
-    return estimate if longest is None else min(estimate, longest)
+    return estimate if max_tokens is None else min(estimate, max_tokens)
 
 
-def check_quota(caller: Caller, num_bytes: int, longest: int | None) -> int:
+def check_quota(caller: Caller, num_bytes: int, max_tokens: int | None) -> int:
     """Return the tokens charged for a body of `num_bytes`. Raises ApiError with the time to wait if one request with
     these tokens exceeds the quota."""
-    now_s, quota, num_tokens = monotonic(), caller.quota, text_tokens(num_bytes, longest)
-    for what, bucket, count in (("requests", quota.requests, 1), ("tokens", quota.tokens, num_tokens)):
+    now_s, quota, num_tokens = monotonic(), caller.quota, text_tokens(num_bytes, max_tokens)
+    for unit, bucket, count in (("requests", quota.requests, 1), ("tokens", quota.tokens, num_tokens)):
         wait_s = bucket.wait_s(count, now_s) if bucket is not None else 0.0
         if bucket is not None and wait_s > 0:
-            message = f"expected at most {bucket.per_minute} {what} a minute for this key; try again in {wait_s:.0f} s"
+            message = f"expected at most {bucket.per_minute} {unit} a minute for this key; try again in {wait_s:.0f} s"
             raise ApiError(429, "rate_limit_exceeded", message, None, wait_s, rate_headers(caller))
     return num_tokens
 
 
-def opened_bill(caller: Caller, num_bytes: int, longest: int | None) -> Bill:
+def open_bill(caller: Caller, num_bytes: int, max_tokens: int | None) -> Bill:
     """Charge one request and the tokens of a body. Raises ApiError with the time to wait if the quota is exceeded."""
-    num_tokens = check_quota(caller, num_bytes, longest)
+    num_tokens = check_quota(caller, num_bytes, max_tokens)
     bill = Bill(caller)
     bill.settle(1, num_tokens)
     return bill
 
 
 def rate_headers(caller: Caller) -> tuple[tuple[str, str], ...]:
-    """Return the customary `x-ratelimit-` headers for the limits that the key has."""
+    """Return `x-ratelimit-` headers, as other APIs send them, for the limits that the key has."""
     now_s, headers = monotonic(), []
-    for what, bucket in (("requests", caller.quota.requests), ("tokens", caller.quota.tokens)):
+    for unit, bucket in (("requests", caller.quota.requests), ("tokens", caller.quota.tokens)):
         if bucket is not None:
             headers += [
-                (f"x-ratelimit-limit-{what}", str(bucket.per_minute)),
-                (f"x-ratelimit-remaining-{what}", str(bucket.left(now_s))),
-                (f"x-ratelimit-reset-{what}", f"{bucket.reset_s(now_s):.3f}s"),
+                (f"x-ratelimit-limit-{unit}", str(bucket.per_minute)),
+                (f"x-ratelimit-remaining-{unit}", str(bucket.available(now_s))),
+                (f"x-ratelimit-reset-{unit}", f"{bucket.reset_s(now_s):.3f}s"),
             ]
     return tuple(headers)

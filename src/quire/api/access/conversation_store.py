@@ -1,10 +1,10 @@
 """Stored conversations that clients continue by id, in one SQLite file. Each is accessible to its tenant only.
 
 A conversation is stored completely under the id of its last answer, as chat messages, the format that all dialects
-share. So continuing one equals sending all of it again, and old ones can be dropped without breaking newer ones. When
-the store is full, the tenant with most bytes loses its oldest conversations. Thread-safe; called from threads.
+share. So continuing by id equals resending all messages, and dropping old conversations does not break newer ones. When
+the store is full, the tenant with most bytes loses its oldest conversations. Thread-safe; called from worker threads.
 
-A lock file beside it restricts the store to one server at a time, because each server counts the stored bytes itself.
+A lock file next to the store lets only one server use it at a time, because each server counts the stored bytes itself.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS conversations (
     UNIQUE (tenant, answer_id)
 )
 """
-OTHERS = stat.S_IRWXG | stat.S_IRWXO
+NOT_OWNER_BITS = stat.S_IRWXG | stat.S_IRWXO
 ROW_BYTES = 200
 """Approximate size of a row without its messages."""
 
@@ -46,9 +46,9 @@ class KeptConversation(msgspec.Struct, frozen=True):
 
     messages: list[dict[str, Any]]
     fields: dict[str, Any] = {}
-    """Fields of the first request body that later bodies may omit."""
+    """Fields of the first request body that later bodies may omit, such as the system text."""
     response: dict[str, Any] = msgspec.field(default_factory=dict, name="told")
-    """The response as it was sent, for dialects that can retrieve it."""
+    """The response as it was sent, for APIs with a route that returns it."""
 
 
 class ConversationStore:
@@ -57,10 +57,10 @@ class ConversationStore:
     def __init__(self, path: Path, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._logged_s = float("-inf")
-        with ExitStack() as held:
-            self.database = _opened(path, held)
-            self._held = held.pop_all()
+        self._last_log_s = float("-inf")
+        with ExitStack() as stack:
+            self.database = _open_database(path, stack)
+            self._lock_file = stack.pop_all()
         query = "SELECT tenant, SUM(LENGTH(conversation) + ?) FROM conversations GROUP BY tenant"
         self._num_bytes: Counter[str] = Counter(dict(self.database.execute(query, (ROW_BYTES,))))
 
@@ -69,7 +69,7 @@ class ConversationStore:
         return self._num_bytes.total()
 
     def keep(self, tenant: str, answer_id: str, conversation: KeptConversation) -> bool:
-        """Store a conversation under its answer's id. Return false if it cannot be written."""
+        """Store a conversation under its last answer's id. Return whether it could be written."""
         packed = zlib.compress(msgspec.json.encode(conversation), level=1)
         with self._lock:
             try:
@@ -99,7 +99,7 @@ class ConversationStore:
         self._num_bytes = num_bytes  # updated after the transaction was committed
 
     def _make_room(self) -> None:
-        """Free space on a full disk: drop the largest tenant's oldest conversation and truncate the journal."""
+        """Free space on a full disk: drop the largest tenant's oldest conversation, and truncate the journal."""
         self.database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         largest = max(self._num_bytes, key=self._num_bytes.__getitem__)
         with self.database:
@@ -109,9 +109,9 @@ class ConversationStore:
 
     def _log(self, error: sqlite3.Error) -> None:
         now_s = monotonic()
-        if now_s - self._logged_s >= LOG_S:
-            self._logged_s = now_s
-            LOG.error("cannot store conversations: %s; responses have store false until storing works again", error)
+        if now_s - self._last_log_s >= LOG_S:
+            self._last_log_s = now_s
+            LOG.error('cannot store conversations: %s; until that works again, responses have "store": false', error)
 
     def find(self, tenant: str, answer_id: str) -> KeptConversation | None:
         """Return the tenant's conversation; None if it was dropped, never existed, or belongs to another tenant."""
@@ -121,7 +121,7 @@ class ConversationStore:
         return None if row is None else msgspec.json.decode(zlib.decompress(row[0]), type=KeptConversation)
 
     def forget(self, tenant: str, answer_id: str) -> None:
-        """Delete the tenant's conversation, but not those that continue it."""
+        """Delete the tenant's conversation, but not the conversations that continue it."""
         with self._lock:
             query = "SELECT number, LENGTH(conversation) FROM conversations WHERE tenant = ? AND answer_id = ?"
             row = self.database.execute(query, (tenant, answer_id)).fetchone()
@@ -134,7 +134,7 @@ class ConversationStore:
         """Close the database and release the lock."""
         with self._lock:
             self.database.close()
-            self._held.close()
+            self._lock_file.close()
 
     def _drop_oldest(self, tenant: str) -> int:
         """Drop the tenant's oldest conversation; return the bytes freed."""
@@ -146,17 +146,17 @@ class ConversationStore:
         return int(size) + ROW_BYTES
 
 
-def _opened(path: Path, held: ExitStack) -> sqlite3.Connection:
+def _open_database(path: Path, stack: ExitStack) -> sqlite3.Connection:
     """Open the database file, created with mode 0600. Raises ConfigError if it has a wider mode or cannot be written.
-    `held` owns the lock, which is on a separate file because SQLite locks the database file itself."""
+    `stack` releases the lock, which is on a separate file because SQLite locks the database file itself."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _lock(path, held)
+        _lock_store(path, stack)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         mode = path.stat().st_mode
-        if mode & OTHERS:
+        if mode & NOT_OWNER_BITS:
             raise ConfigError(
-                f"expected a store that only its owner can read, {path} has mode {stat.S_IMODE(mode):o}; run chmod 600",
+                f"expected a store only its owner can read, got {path} with mode {stat.S_IMODE(mode):o}; run chmod 600",
                 ("store",),
                 code="store_not_private",
             )
@@ -168,9 +168,9 @@ def _opened(path: Path, held: ExitStack) -> sqlite3.Connection:
     return database
 
 
-def _lock(path: Path, held: ExitStack) -> None:
+def _lock_store(path: Path, stack: ExitStack) -> None:
     descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    held.callback(os.close, descriptor)
+    stack.callback(os.close, descriptor)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

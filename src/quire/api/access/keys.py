@@ -1,8 +1,8 @@
-"""API keys: random, stored as SHA-256 in a file that only its owner can read, compared with all keys in constant time.
+"""API keys: random, stored as SHA-256 in a file that only its owner can read, and compared in constant time.
 
 A key has 256 random bits, so an unsalted hash is safe against guessing. The file is reloaded when it changes, so a
 revoked key is refused within a second, without a restart. If the file cannot be read, all requests are rejected, unless
-the process has run out of file descriptors: then the last keys stay in force, and reading is retried.
+the process has run out of file descriptors: then the keys read last stay valid, and reading is retried.
 """
 
 import errno
@@ -32,12 +32,12 @@ PREFIX = "quire-"
 RANDOM_BYTES = 32
 RELOAD_S = 1.0
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Errors from opening a file that have other causes than the file."""
+"""Errors of opening a file whose cause is not the file, but a shortage in the process or system."""
 LOG = logging.getLogger("quire.keys")
 
 
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key as stored in the file, which omits default values. The key's name is the name of its tenant."""
+    """One key as the file has it; default values are omitted. The key's name is the name of its tenant."""
 
     name: str
     sha256: str
@@ -49,23 +49,23 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     admin: bool = False
     """Whether the key also grants access to the operator's routes."""
     cache_group: str = ""
-    """Keys with the same group share cached blocks. Empty: this key shares none."""
+    """Keys of the same group share cached blocks. Empty: this key shares none."""
 
     def __post_init__(self) -> None:
         _check_name("key", self.name, "its user, such as alice or ci-bot", "invalid_key_name")
-        others = "the users that may notice each other's prompts, such as team-a"
-        _check_name("cache group", self.cache_group or self.name, others, "invalid_cache_group")
+        users = "the users that may notice each other's prompts, such as team-a"
+        _check_name("cache group", self.cache_group or self.name, users, "invalid_cache_group")
         if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
             raise ConfigError(f"key {self.name}: expected 64 hexadecimal digits as sha256; create the key again")
-        classes = [one.value for one in PriorityClass]
+        classes = [priority.value for priority in PriorityClass]
         if self.max_class not in classes:
-            rule = f"key {self.name}: expected max_class to be one of {', '.join(classes)}, got {self.max_class!r}"
-            raise ConfigError(rule, code="unknown_max_class")
-        for what in ("requests_per_minute", "tokens_per_minute", "concurrent"):
-            value = getattr(self, what)
+            message = f"key {self.name}: expected max_class to be one of {', '.join(classes)}, got {self.max_class!r}"
+            raise ConfigError(message, code="unknown_max_class")
+        for field in ("requests_per_minute", "tokens_per_minute", "concurrent"):
+            value = getattr(self, field)
             if value is not None and value < 1:
-                rule = f"key {self.name}: expected {what} of at least 1, got {value}; leave it out for no limit"
-                raise ConfigError(rule, code="invalid_key_limit")
+                message = f"key {self.name}: expected {field} of at least 1, got {value}; leave it out for no limit"
+                raise ConfigError(message, code="invalid_key_limit")
 
     @property
     def ceiling(self) -> PriorityClass:
@@ -73,10 +73,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
         return PriorityClass(self.max_class)
 
 
-def _check_name(what: str, name: str, after: str, code: str) -> None:
+def _check_name(kind: str, name: str, example: str, code: str) -> None:
     if not re.fullmatch(NAME, name):
-        rule = f"expected a {what} name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}"
-        raise ConfigError(f"{rule}; name it after {after}", code=code)
+        message = f"expected a {kind} name of up to 64 letters, digits, dots, dashes and underscores, got {name!r}"
+        raise ConfigError(f"{message}; name it after {example}", code=code)
 
 
 def digest_of(secret: str) -> str:
@@ -85,15 +85,15 @@ def digest_of(secret: str) -> str:
 
 
 def find(keys: Sequence[Key], secret: str) -> Key | None:
-    """Return the key with this secret, or None. The time does not depend on which key matches, or whether one does."""
-    digest, found = digest_of(secret), None
+    """Return the key with this secret, or None. The time taken does not depend on whether, or which, key matches."""
+    digest, match = digest_of(secret), None
     for key in keys:
         if hmac.compare_digest(key.sha256, digest):
-            found = key
-    return found
+            match = key
+    return match
 
 
-class NoFileLeftError(ConfigError):
+class DescriptorShortageError(ConfigError):
     """The process has too many open files to read the keys file, whose content may be valid."""
 
     code = "too_many_open_files"
@@ -112,11 +112,11 @@ def read_keys(path: Path) -> tuple[Key, ...] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        kind = NoFileLeftError if error.errno in SHORTAGES else ConfigError
-        raise kind(f"cannot read the keys file {path}: {error.strerror}; check its owner") from error
+        error_type = DescriptorShortageError if error.errno in SHORTAGES else ConfigError
+        raise error_type(f"cannot read the keys file {path}: {error.strerror}; check its owner") from error
     if mode & 0o077:
-        rule = f"expected a keys file that only its owner can read, {path} has mode {mode:04o}; run: chmod 600 {path}"
-        raise ConfigError(rule, code="keys_file_not_private")
+        message = f"expected a keys file that only its owner can read, got mode {mode:04o}; run: chmod 600 {path}"
+        raise ConfigError(message, code="keys_file_not_private")
     try:
         keys = tuple(msgspec.json.decode(raw, type=_File).keys)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -133,16 +133,16 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def write_keys(path: Path, keys: Sequence[Key]) -> None:
     """Replace the file atomically; only the owner can read it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(_File(list(keys))), indent=2) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(path)
+        temporary.replace(path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -151,30 +151,30 @@ def add_key(path: Path, name: str, **terms: Any) -> str:
     secret = PREFIX + secrets.token_urlsafe(RANDOM_BYTES)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     key = Key(name, digest_of(secret), created=created, **terms)
-    with _locked(path):
+    with _file_lock(path):
         keys = read_keys(path) or ()
-        if any(one.name == name for one in keys):
-            rule = f"expected an unused key name, {name!r} exists; revoke it first, or choose another"
-            raise ConfigError(rule, code="key_name_taken")
+        if any(existing.name == name for existing in keys):
+            message = f"expected an unused key name, got {name!r}; revoke that key, or choose another name"
+            raise ConfigError(message, code="key_name_taken")
         write_keys(path, [*keys, key])
     return secret
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove a key, which is then refused. A file without keys still requires one, so all requests are refused."""
-    with _locked(path):
-        keys = _with_key(path, name)
+    """Remove a key, which is then refused. With an empty keys file, all requests are refused."""
+    with _file_lock(path):
+        keys = _keys_including(path, name)
         write_keys(path, [key for key in keys if key.name != name])
 
 
 def group_key(path: Path, name: str, cache_group: str) -> None:
-    """Set the group of keys with which a key shares cached blocks; empty: it shares none."""
-    with _locked(path):
-        keys = _with_key(path, name)
+    """Set the group of keys with which this key shares cached blocks; empty: it shares none."""
+    with _file_lock(path):
+        keys = _keys_including(path, name)
         write_keys(path, [replace(key, cache_group=cache_group) if key.name == name else key for key in keys])
 
 
-def _with_key(path: Path, name: str) -> Sequence[Key]:
+def _keys_including(path: Path, name: str) -> Sequence[Key]:
     """Return all keys. Raises ConfigError if none has this name."""
     keys = read_keys(path) or ()
     if not any(key.name == name for key in keys):
@@ -184,10 +184,10 @@ def _with_key(path: Path, name: str) -> Sequence[Key]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Lock the file from reading to writing; otherwise a concurrent change could restore a revoked key."""
+def _file_lock(path: Path) -> Iterator[None]:
+    """Hold a lock on the file from reading to writing; otherwise a concurrent change could restore a revoked key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)  # its folder, because every change replaces the file itself
+    descriptor = os.open(path.parent, os.O_RDONLY)  # the folder is locked, because every change replaces the file
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -199,9 +199,9 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 class KeyRing:
-    """The keys in force. Without a keys file every client is admitted.
+    """The valid keys. Without a keys file every client is admitted.
 
-    Once keys were required they stay required: if the file disappears, all requests are rejected.
+    Once a keys file was read, keys stay required: if the file disappears, all requests are rejected.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -210,7 +210,7 @@ class KeyRing:
         self._keys: tuple[Key, ...] | None = None
         self._stamp: tuple[int, ...] | None = None
         self.problem: str | None = None
-        """Why the file cannot be read; all requests are rejected until it can be. None: no problem."""
+        """Why the file cannot be read; until it can be, all requests are rejected. None: no problem."""
 
     @property
     def is_locked(self) -> bool:
@@ -219,7 +219,7 @@ class KeyRing:
         return self._keys is not None
 
     def find(self, secret: str) -> Key | None:
-        """Return the key with this secret if it is in force."""
+        """Return the valid key with this secret, if any."""
         self._reload()
         return find(self._keys or (), secret)
 
@@ -235,7 +235,7 @@ class KeyRing:
         try:
             keys = read_keys(self._path)
             self.problem = f"the keys file {self._path} is gone; restore it" if keys is None and was_locked else None
-        except NoFileLeftError as error:
+        except DescriptorShortageError as error:
             if was_locked:
                 LOG.error("keeping the keys that were read last: %s", error)
                 return
@@ -250,10 +250,10 @@ class KeyRing:
 def _stamp(path: Path) -> tuple[int, ...] | None:
     """Return a value that changes when the file's content, owner or mode may have changed; None if there is no file."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return None
     except OSError as error:
-        # The file may exist but be unreadable, which differs from a missing file.
+        # Not None: the file may exist and be unreadable.
         return (-1, error.errno or 0)
-    return found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_size
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

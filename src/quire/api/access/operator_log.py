@@ -1,8 +1,8 @@
-"""Log lines for the operator: parameters that no dialect reads, and prompts that repeatedly miss the cache."""
+"""Log lines for the operator: unknown body parameters, and prompt lines that repeatedly cause cache misses."""
 
 import logging
 
-from quire.api.http.errors import shown_name
+from quire.api.http.errors import printable_name
 from quire.api.http.request_record import RequestRecord
 from quire.client.prefix.prefix_guard import PrefixWarning
 
@@ -29,18 +29,18 @@ class IgnoredLog:
             record.method,
             record.path,
             record.tenant,
-            ", ".join(map(shown_name, new)),
+            ", ".join(map(printable_name, new)),
         )
 
 
-def log_warning(found: PrefixWarning) -> None:
-    """Log the tenant, the kind and the cost. Lines of prompts are confidential and never logged."""
+def log_warning(warning: PrefixWarning) -> None:
+    """Log a warning's tenant, kind and cost. The prompt line is confidential and never logged."""
     PREFIX_LOG.warning(
         "tenant %s, model %s: %s cost %d tokens in the last hour, in %d requests; GET /cache/warnings on the admin "
         "socket shows the line",
-        found.tenant,
-        found.model,
-        found.description,
-        found.num_lost_tokens,
-        found.num_requests,
+        warning.tenant,
+        warning.model,
+        warning.description,
+        warning.num_lost_tokens,
+        warning.num_requests,
     )

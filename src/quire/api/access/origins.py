@@ -1,4 +1,4 @@
-"""Rules for web pages that use this server, because a browser sends a page's requests from its user's machine.
+"""Rules for web pages that use this server: browsers send requests of foreign pages, too, from their user's machine.
 
                      without keys                                       with keys
     Host             this server's own name, or allowed; else 403       any, because of reverse proxies
@@ -20,9 +20,9 @@ from quire.api.http.request_record import Headers
 
 ANY = "*"
 JSON = "application/json"
-ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - named, not listened on
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - only compared, not listened on
 METHODS = "GET, HEAD, POST, DELETE"
-USUAL_HEADERS = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta"
+COMMON_HEADERS = "authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta"
 HEADER_NAMES = re.compile(r"[A-Za-z0-9_-]+( ?, ?[A-Za-z0-9_-]+)*")
 PREFLIGHT_S = 600
 VARY = (b"vary", b"origin")
@@ -35,7 +35,7 @@ class Origins:
     bound: str = "127.0.0.1"
     """The address on which the server listens."""
     hosts: frozenset[str] = frozenset()
-    """Other names of the server, without ports; `*`: any."""
+    """Further names of the server, without ports; `*`: any."""
     allowed: frozenset[str] = frozenset()
     """Origins whose pages may use the server; `*`: any."""
 
@@ -45,7 +45,7 @@ class Origins:
         if host is not None and not self._is_own(host):
             raise _forbidden("host", f"expected a Host of this server, got {shortened(host)}", "--allow-host NAME")
         origin = headers.get("origin")
-        if origin is not None and not self.allows(origin) and not _is_same(origin, host):
+        if origin is not None and not self.allows(origin) and not _is_same_origin(origin, host):
             raise _forbidden("origin", f"expected an allowed Origin, got {shortened(origin)}", "--allow-origin ORIGIN")
         _check_type(headers.get("content-type"))
 
@@ -66,14 +66,14 @@ class Origins:
             yield b"access-control-expose-headers", b"*"
 
     def is_preflight(self, headers: Headers) -> bool:
-        """Return whether an OPTIONS request is the CORS preflight of an allowed page; browsers send no key with it."""
+        """Return whether an OPTIONS request is the CORS preflight of an allowed page; preflights carry no key."""
         origin = headers.get("origin")
         return "access-control-request-method" in headers and origin is not None and self.allows(origin)
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
         """Return the headers of a preflight response: allowed methods, and all header names that the page requests."""
         requested = headers.get("access-control-request-headers") or ""
-        names = requested if HEADER_NAMES.fullmatch(requested) else USUAL_HEADERS
+        names = requested if HEADER_NAMES.fullmatch(requested) else COMMON_HEADERS
         return [
             (b"access-control-allow-methods", METHODS.encode()),
             (b"access-control-allow-headers", names.encode()),
@@ -88,27 +88,27 @@ class Origins:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        # Accept addresses, because only domain names can be rebound. A server that listens on all addresses accepts any
-        # of them, because the addresses that lead to it, also through proxies, cannot be listed.
+        # Addresses are accepted, because only domain names can be rebound. A server that listens on all addresses
+        # accepts any address: those that lead to it, also through proxies, cannot be listed.
         return address.is_loopback or self.bound in ANY_ADDRESS
 
 
 def _without_port(host: str) -> str:
     """Return the name in a Host header: `localhost` for `localhost:8000`, `::1` for `[::1]:8000`."""
-    found = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.strip())
-    return host if found is None else found[1] or found[2] or ""
+    match = re.fullmatch(r"\[([^\]]*)\](?::\d*)?|([^:]*)(?::\d*)?", host.strip())
+    return host if match is None else match[1] or match[2] or ""
 
 
-def _is_same(origin: str, host: str | None) -> bool:
+def _is_same_origin(origin: str, host: str | None) -> bool:
     """Return whether the page was served by this server, or by the proxy in front of it."""
-    scheme, _, rest = origin.lower().partition("://")
-    return host is not None and scheme in ("http", "https") and rest == host.strip().lower()
+    scheme, _, authority = origin.lower().partition("://")
+    return host is not None and scheme in ("http", "https") and authority == host.strip().lower()
 
 
 def _check_type(content_type: str | None) -> None:
     """Raise ApiError for forms and plain text, which a page can post to any server without a preflight, unlike JSON.
 
-    A missing type is accepted, because a page that sends none has sent its Origin, which was checked.
+    A missing type is accepted: a page that sends none has sent its Origin, which was checked.
     """
     if content_type is None or content_type.partition(";")[0].strip().lower() == JSON:
         return
@@ -119,6 +119,6 @@ def _check_type(content_type: str | None) -> None:
     raise ApiError(415, "unsupported_media_type", message)
 
 
-def _forbidden(what: str, why: str, flag: str) -> ApiError:
-    message = f"{why}; a server without keys rejects foreign web pages: start it with {flag}, or with keys"
-    return ApiError(403, f"{what}_not_allowed", message)
+def _forbidden(header: str, reason: str, flag: str) -> ApiError:
+    message = f"{reason}; a server without keys rejects foreign web pages: start it with {flag}, or with keys"
+    return ApiError(403, f"{header}_not_allowed", message)

@@ -2,9 +2,9 @@
 
     admin socket ── token ──► quire dashboard ── in the URL, after # ──► page ── token ──► key ──► admin routes
 
-A token starts one session, within TOKEN_S; the page exchanges it for a key that stays in its tab. Other users of the
-machine can read a token from the browser's command line. So a second use of a token ends its session, because one of
-the two uses may be by another user.
+A token starts one session, within TOKEN_S; the page exchanges the token for a key that stays in its tab. Other users
+of the machine can read a token from the browser's command line. So a second use of a token ends its session, because
+one of the two uses may be by another user.
 """
 
 import hmac
@@ -25,9 +25,9 @@ RANDOM_BYTES = 32
 @dataclass(slots=True)
 class _Session:
     token: str
-    until_s: float
+    expires_s: float
     key: str = ""
-    """Empty: the session has not begun."""
+    """Empty: the token has not been used yet."""
 
 
 class PageSessions:
@@ -46,9 +46,7 @@ class PageSessions:
         """Start the session of a token and return its key. Raises ApiError for an unknown, expired or used token."""
         session = self._find(token, now_s, is_key=False)
         if session is None:
-            message = (
-                f"expected a token that quire dashboard made within the last {TOKEN_S:g} s; run quire dashboard again"
-            )
+            message = f"expected a quire dashboard token of the last {TOKEN_S:g} s; run quire dashboard again"
             raise ApiError(401, "invalid_api_key", message)
         if session.key:
             self._sessions.remove(session)
@@ -57,20 +55,20 @@ class PageSessions:
                 "the page that it opened is closed now; run quire dashboard again"
             )
             raise ApiError(410, "used_up", message)
-        session.key, session.until_s = secrets.token_urlsafe(RANDOM_BYTES), now_s + IDLE_S
+        session.key, session.expires_s = secrets.token_urlsafe(RANDOM_BYTES), now_s + IDLE_S
         return session.key
 
     def admits(self, key: str | None, now_s: float) -> bool:
         """Return whether this is the key of a session, and extend the session."""
         session = self._find(key, now_s, is_key=True)
         if session is not None:
-            session.until_s = now_s + IDLE_S
+            session.expires_s = now_s + IDLE_S
         return session is not None
 
     def _find(self, secret: str | None, now_s: float, *, is_key: bool) -> _Session | None:
-        wanted, found = (secret or "").encode("utf-8", "replace"), None
+        encoded, match = (secret or "").encode("utf-8", "replace"), None
         for session in self._sessions:
-            own = session.key if is_key else session.token
-            if hmac.compare_digest(own.encode(), wanted) and own and now_s < session.until_s:
-                found = session
-        return found
+            expected = session.key if is_key else session.token
+            if hmac.compare_digest(expected.encode(), encoded) and expected and now_s < session.expires_s:
+                match = session
+        return match

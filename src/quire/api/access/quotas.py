@@ -1,4 +1,4 @@
-"""Quotas of a key: requests per minute, tokens per minute, and concurrent requests. Pure; times are arguments.
+"""Quotas of a key: requests per minute, tokens per minute, and concurrent requests. Times are arguments.
 
 A token bucket has a capacity of one minute's quota and refills evenly. Its state is one number, the time at which it
 will be full again: taking increases that time, and no refill step is needed. Output tokens are taken as they arrive, so
@@ -21,7 +21,7 @@ class Bucket:
     """Time at which the bucket will be full if nothing more is taken."""
 
     def wait_s(self, count: int, now_s: float) -> float:
-        """Return the time until `count` may be taken; 0: now. A count above the capacity needs only a full bucket."""
+        """Return the seconds until `count` may be taken; 0: now. A count above the capacity needs a full bucket."""
         needed_s = min(count, self.per_minute) * WINDOW_S / self.per_minute
         wait_s = self.reset_s(now_s) + needed_s - WINDOW_S
         return wait_s if wait_s > ROUNDING_S else 0.0
@@ -34,23 +34,23 @@ class Bucket:
         """Return `count` to the bucket."""
         self.full_at_s -= count * WINDOW_S / self.per_minute
 
-    def left(self, now_s: float) -> int:
+    def available(self, now_s: float) -> int:
         """Return the number that may be taken now."""
-        there_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S
-        count = min(self.per_minute, max(0, int(there_s * self.per_minute / WINDOW_S)))
-        # Must agree with `wait_s`, from which rounding may differ by one.
+        refilled_s = WINDOW_S - self.reset_s(now_s) + ROUNDING_S
+        count = min(self.per_minute, max(0, int(refilled_s * self.per_minute / WINDOW_S)))
+        # The count must agree with `wait_s`; because of rounding it can be off by one.
         if count < self.per_minute and self.wait_s(count + 1, now_s) == 0:
             return count + 1
         return count - 1 if count and self.wait_s(count, now_s) > 0 else count
 
     def reset_s(self, now_s: float) -> float:
-        """Return the time until the bucket is full."""
+        """Return the seconds until the bucket is full."""
         return max(0.0, self.full_at_s - now_s)
 
 
 @dataclass(slots=True)
 class Quota:
-    """The limits of one tenant and its current use. None: no limit."""
+    """The limits of one tenant and its current use; a limit of None is no limit."""
 
     requests: Bucket | None = None
     tokens: Bucket | None = None
@@ -60,7 +60,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The limits of a key. None: no limit."""
+    """The limits of a key as the operator set them. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

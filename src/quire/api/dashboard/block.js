@@ -1,10 +1,10 @@
-// The facts of the chosen block: requested by its number, shown as a list of terms.
+// The details of the selected block: requested by its number, shown as a list of terms.
 import { NAMES, STATES } from "./cells.js";
 import { request } from "./watch.js";
 import { many, span, whole } from "./words.js";
 
-const MOST_SHOWN = 6;
-const MOST_NAMES = 3;
+const MAX_SHOWN = 6;
+const MAX_NAMES = 3;
 
 export class BlockCard {
   #loading = null;
@@ -66,18 +66,18 @@ export class BlockCard {
   }
 
   #requests(names) {
-    const more = names.length - MOST_NAMES;
-    return `${names.slice(0, MOST_NAMES).join(", ")}${more > 0 ? ` and ${whole(more)} more` : ""}`;
+    const more = names.length - MAX_NAMES;
+    return `${names.slice(0, MAX_NAMES).join(", ")}${more > 0 ? ` and ${whole(more)} more` : ""}`;
   }
 
-  /** Numbers to go to: the first and the last few. */
-  #blocks(numbers, between) {
+  /** Buttons for the first and the last few of these blocks. */
+  #blocks(numbers, separator) {
     if (!numbers.length) return null;
-    const half = MOST_SHOWN / 2, list = document.createElement("span");
-    const shown = numbers.length <= MOST_SHOWN ? numbers : [...numbers.slice(0, half), null, ...numbers.slice(-half)];
+    const half = MAX_SHOWN / 2, list = document.createElement("span");
+    const shown = numbers.length <= MAX_SHOWN ? numbers : [...numbers.slice(0, half), null, ...numbers.slice(-half)];
     list.className = "blocks";
     shown.forEach((number, at) => {
-      if (at) list.append(` ${between} `);
+      if (at) list.append(` ${separator} `);
       if (number === null) return list.append("…");
       const button = document.createElement("button");
       button.type = "button";

@@ -1,30 +1,30 @@
-// Where each node of the prefix tree lies, without a page: from left to right by tokens from the beginning of a prompt,
-// from top to bottom by how many hold it.
+// The layout of the prefix tree, without access to the page: from left to right by tokens from the beginning of a
+// prompt, from top to bottom by how many sequences use a node.
 
-/** What a node and all below it weigh: hot ones more, cold ones a little. */
-function weigh(nodes) {
+/** The weight of each node with all nodes below it: nodes with more references weigh more. */
+function weightsOf(nodes) {
   const below = nodes.map(() => 0), weights = nodes.map(() => 0);
-  for (let at = nodes.length - 1; at >= 0; at -= 1) {
-    weights[at] = Math.max(below[at], 1 + 3 * nodes[at].num_references);
-    if (nodes[at].parent >= 0) below[nodes[at].parent] += weights[at];
+  for (let index = nodes.length - 1; index >= 0; index -= 1) {
+    weights[index] = Math.max(below[index], 1 + 3 * nodes[index].num_references);
+    if (nodes[index].parent >= 0) below[nodes[index].parent] += weights[index];
   }
   return weights;
 }
 
-/** For each node, in parts of the whole: from which token to which, from which height to which. Parents come first. */
+/** For each node: its first and last token, and its top and height as fractions of the whole. Parents come first. */
 export function branches(nodes) {
-  const weights = weigh(nodes), whole = nodes.reduce((sum, { parent }, at) => sum + (parent < 0 ? weights[at] : 0), 0) || 1;
+  const weights = weightsOf(nodes), whole = nodes.reduce((sum, node, i) => sum + (node.parent < 0 ? weights[i] : 0), 0) || 1;
   const children = nodes.map(() => []), roots = [], places = [];
-  nodes.forEach(({ parent }, at) => (parent < 0 ? roots : children[parent]).push(at));
-  const place = (inside, start, top) => {
-    inside.sort((one, other) => weights[other] - weights[one] || one - other);
-    for (const at of inside) {
-      const height = weights[at] / whole, end = start + nodes[at].num_tokens;
-      places[at] = { start, end, top, height };
+  nodes.forEach(({ parent }, index) => (parent < 0 ? roots : children[parent]).push(index));
+  const place = (siblings, start, top) => {
+    siblings.sort((a, b) => weights[b] - weights[a] || a - b);
+    for (const index of siblings) {
+      const height = weights[index] / whole, end = start + nodes[index].num_tokens;
+      places[index] = { start, end, top, height };
       top += height;
     }
   };
   place(roots, 0, 0);
-  nodes.forEach((_, at) => place(children[at], places[at].end, places[at].top));
-  return { places, children, roots, numTokens: places.reduce((most, { end }) => Math.max(most, end), 0) };
+  nodes.forEach((_, index) => place(children[index], places[index].end, places[index].top));
+  return { places, children, roots, numTokens: places.reduce((highest, { end }) => Math.max(highest, end), 0) };
 }

@@ -1,8 +1,8 @@
-// Canvases as sharp as the screen, which a pointer or the arrow keys can point into.
+// Canvases with the screen's resolution, in which the pointer or the arrow keys select items.
 
 export const FONT = "12px system-ui, sans-serif";
 
-/** A canvas that has the size of its box. `draw` gets its context, in pixels of the page, whenever it must be drawn. */
+/** A canvas with the size of its box. `draw` gets its context, in CSS pixels, whenever it must be drawn. */
 export class Sheet {
   width = 0;
   height = 0;
@@ -36,8 +36,8 @@ export class Sheet {
 }
 
 /**
- * Let a pointer or keys choose one of the things on a canvas. `things` has `count()`, `find(x, y)` and `describe(at)`;
- * `step(at, key)` says where an arrow key leads, `point(at)` shows which it is, `choose(at)` what Enter or a click does.
+ * Lets the pointer or keys select an item on a canvas. `things` has `count()`, `find(x, y)` and `describe(index)`, and
+ * optionally `step(index, key)` for arrow keys, `point(index)` to show the item, `choose(index)` for Enter or a click.
  */
 export class Pointing {
   at = -1;
@@ -91,7 +91,7 @@ export class Pointing {
     return Math.max(0, Math.min(count - 1, next));
   }
 
-  /** Point at this one, from elsewhere. */
+  /** Select an item, or none with -1. */
   move(at) {
     this.#move(at);
   }
@@ -103,7 +103,7 @@ export class Pointing {
     this.#things.point?.(at);
   }
 
-  /** What it points at may have changed meanwhile. */
+  /** Update the description: the selected item may have changed. */
   refresh() {
     const count = this.#things.count();
     if (this.at >= count) this.at = -1;

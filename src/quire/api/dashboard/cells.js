@@ -1,9 +1,9 @@
-// The cells of the pool as bytes and as pixels, without a page: what the map draws, and where.
+// The cells of the pool map, each for one or more blocks, as bytes and as pixels, without access to the page.
 
 export const STATES = ["free", "cached", "used", "shared", "pinned", "computing"];
-/** As the page shows them. */
+/** The names of the states on the page. */
 export const NAMES = ["free", "cached", "held by one", "shared", "pinned", "being computed"];
-/** For a screen on which a cell is large enough, and for eyes that do not distinguish colours. */
+/** A letter for each state, shown if cells are large enough: not all users distinguish the colours. */
 export const LETTERS = ["·", "C", "1", "", "P", "N"];
 const STATE = 7;
 const DIM = 8;
@@ -12,26 +12,26 @@ const NOTHING = 255;
 export const stateOf = (cell) => cell & STATE;
 export const referencesOf = (cell) => cell >> 3;
 
-/** Block 0 is never handed out: the first cell stands for block 1, or for as many from it on as a cell has. */
+/** Block 0 is never allocated: the first cell is block 1, or the first `perCell` blocks from block 1 on. */
 export const blockOf = (cell, perCell) => cell * perCell + 1;
 export const cellOf = (block, perCell) => Math.floor((block - 1) / perCell);
 
 export function decode(text) {
   const bytes = atob(text), cells = new Uint8Array(bytes.length);
-  for (let at = 0; at < bytes.length; at += 1) cells[at] = bytes.charCodeAt(at);
+  for (let index = 0; index < bytes.length; index += 1) cells[index] = bytes.charCodeAt(index);
   return cells;
 }
 
-/** How large a cell is, in pixels of the screen, and how many stand in a row, so that all fit. */
-export function layout(count, width, mostHeight, mostSize) {
-  let size = Math.floor(Math.sqrt((width * mostHeight) / Math.max(1, count)));
-  size = Math.max(1, Math.min(size, mostSize, width));
-  while (size > 1 && Math.ceil(count / Math.floor(width / size)) * size > mostHeight) size -= 1;
+/** The size of a cell in screen pixels, and the numbers of columns and rows, so that all cells fit. */
+export function layout(count, width, maxHeight, maxSize) {
+  let size = Math.floor(Math.sqrt((width * maxHeight) / Math.max(1, count)));
+  size = Math.max(1, Math.min(size, maxSize, width));
+  while (size > 1 && Math.ceil(count / Math.floor(width / size)) * size > maxHeight) size -= 1;
   const columns = Math.max(1, Math.floor(width / size));
   return { size, columns, rows: Math.max(1, Math.ceil(count / columns)) };
 }
 
-/** What a cell looks like: its state, and of shared ones how many share it, in four steps. */
+/** The look of a cell: its state, and for shared blocks the number of references, in four steps. */
 export function lookOf(cell) {
   const state = stateOf(cell);
   if (state !== 3) return state;
@@ -39,7 +39,7 @@ export function lookOf(cell) {
   return references < 4 ? 3 : 16 + (references < 8 ? 0 : references < 16 ? 1 : 2);
 }
 
-/** The part of a cell's pixels that is filled, by its look: patterns distinguish states without colour. */
+/** Whether a pixel of a cell is filled: each look has a pattern, which distinguishes states without colour. */
 function isFilled(look, x, y, inner) {
   if (inner < 3) return true;
   if (look === 0) return inner < 5 || x === 0 || y === 0 || x === inner - 1 || y === inner - 1;
@@ -58,12 +58,12 @@ export function sprite(look, size, fill, ground) {
   return pixels;
 }
 
-/** A picture of the cells, of which only what has changed is drawn again. */
+/** A picture of the cells; only cells that have changed are drawn again. */
 export class CellPicture {
   #drawn = new Uint8Array(0);
   #sprites = [];
 
-  /** `sprites[look]`, and at `look + 8` the same for cells that are dimmed at this moment. */
+  /** `sprites[look]` are the pixels of a cell, `sprites[look + 8]` those of a dimmed cell. */
   shape(count, { size, columns, rows }, sprites, ground) {
     this.size = size;
     this.columns = columns;
@@ -74,26 +74,26 @@ export class CellPicture {
     this.#sprites = sprites;
   }
 
-  /** Draw what differs; the rows of pixels that changed, or null. `only` is a state whose cells are not dimmed. */
+  /** Draw what has changed; return the changed pixel rows, or null. If `only` is a state, other cells are dimmed. */
   update(cells, only = null) {
     let first = -1, last = -1;
     const drawn = this.#drawn;
-    for (let at = 0; at < drawn.length; at += 1) {
-      const look = lookOf(cells[at]) + (only === null || stateOf(cells[at]) === only ? 0 : DIM);
-      if (drawn[at] === look) continue;
-      drawn[at] = look;
-      this.#put(at, this.#sprites[look]);
-      if (first < 0) first = at;
-      last = at;
+    for (let index = 0; index < drawn.length; index += 1) {
+      const look = lookOf(cells[index]) + (only === null || stateOf(cells[index]) === only ? 0 : DIM);
+      if (drawn[index] === look) continue;
+      drawn[index] = look;
+      this.#put(index, this.#sprites[look]);
+      if (first < 0) first = index;
+      last = index;
     }
     if (first < 0) return null;
     const top = Math.floor(first / this.columns) * this.size;
     return { top, height: (Math.floor(last / this.columns) + 1) * this.size - top };
   }
 
-  #put(at, pixels) {
+  #put(index, pixels) {
     const { size, width } = this;
-    let to = Math.floor(at / this.columns) * size * width + (at % this.columns) * size;
+    let to = Math.floor(index / this.columns) * size * width + (index % this.columns) * size;
     for (let from = 0; from < pixels.length; from += size, to += width) {
       for (let x = 0; x < size; x += 1) this.pixels[to + x] = pixels[from + x];
     }

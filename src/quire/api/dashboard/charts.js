@@ -1,5 +1,5 @@
-// Charts with axes: lines over the last hour, and the steps of the batch as stacked bars. Each describes in words
-// what it shows, and what is pointed at.
+// Charts with axes: lines over the last hour, and the engine's steps as stacked bars. Each describes in words what
+// it shows, and the selected item.
 import { Pointing, Sheet } from "./canvas.js";
 import { css, filling } from "./palette.js";
 import { ago, many, median, roundUp, short, span, whole } from "./words.js";
@@ -8,10 +8,10 @@ const LEFT = 54;
 const RIGHT = 8;
 const TOP = 10;
 const BOTTOM = 22;
-const MOST_GAP_S = 45;
+const MAX_GAP_S = 45;
 const BAR = 6;
 
-/** Lines and figures of the value axis; where a value is. */
+/** Draw the lines and figures of the value axis; return the function from values to y. */
 export function axis(context, width, height, top, format) {
   const bottom = height - BOTTOM, scale = (value) => bottom - ((bottom - TOP) * value) / top;
   context.textAlign = "right";
@@ -29,7 +29,7 @@ export function axis(context, width, height, top, format) {
   return scale;
 }
 
-/** Over how long the rows are shown: an hour, and less of a server that is young. */
+/** Lengths of the time axis: an hour, or less if the server started recently. */
 const SPANS_S = [120, 300, 900, 1800, 3600];
 
 /** One quantity over the last hour. */
@@ -37,7 +37,7 @@ export class LineChart {
   rows = [];
   now_s = 0;
 
-  /** `field` of the rows in this colour, written by `format`; `top` is the end of its axis, where that is known. */
+  /** Shows `field` of the rows in this colour, formatted by `format`; `top` is the end of the axis, if it is fixed. */
   constructor(at, name, { field, colour, format, top = null }) {
     Object.assign(this, { field, colour, format, top, summary: at(`${name}-summary`) });
     this.sheet = new Sheet(at(`${name}-chart`), (context, width, height) => this.#draw(context, width, height));
@@ -57,14 +57,14 @@ export class LineChart {
     if (isSame) return;
     this.sheet.redraw();
     this.pointing.refresh();
-    this.summary.textContent = this.#summed();
+    this.summary.textContent = this.#summaryText();
   }
 
-  #summed() {
+  #summaryText() {
     const values = this.rows.map((row) => row[this.field]).filter((value) => value != null);
     if (!values.length) return "Nothing in the last hour.";
-    const [now, middle, most] = [values.at(-1), median(values), Math.max(...values)].map(this.format);
-    return `Now ${now}, median ${middle}, highest ${most}.`;
+    const [now, middle, highest] = [values.at(-1), median(values), Math.max(...values)].map(this.format);
+    return `Now ${now}, median ${middle}, highest ${highest}.`;
   }
 
   #describe(row) {
@@ -73,7 +73,7 @@ export class LineChart {
 
   get #span_s() {
     const age_s = this.now_s - (this.rows[0]?.at_s ?? this.now_s);
-    return SPANS_S.find((one) => one >= age_s) ?? SPANS_S.at(-1);
+    return SPANS_S.find((span_s) => span_s >= age_s) ?? SPANS_S.at(-1);
   }
 
   #x(at_s, width) {
@@ -81,10 +81,10 @@ export class LineChart {
   }
 
   #find(x) {
-    let nearest = -1, least = 12;
+    let nearest = -1, minDistance = 12;
     this.rows.forEach((row, at) => {
-      const away = Math.abs(this.#x(row.at_s, this.sheet.width) - x);
-      if (away < least) [nearest, least] = [at, away];
+      const distance = Math.abs(this.#x(row.at_s, this.sheet.width) - x);
+      if (distance < minDistance) [nearest, minDistance] = [at, distance];
     });
     return nearest;
   }
@@ -108,14 +108,14 @@ export class LineChart {
     context.lineWidth = 1.5;
     context.lineJoin = "round";
     context.beginPath();
-    let before_s = -Infinity;
+    let previous_s = -Infinity;
     for (const row of this.rows) {
       const value = row[this.field];
       if (value == null) continue;
       const x = this.#x(row.at_s, width), y = scale(value);
-      if (row.at_s - before_s > MOST_GAP_S) context.moveTo(x - 1, y);
+      if (row.at_s - previous_s > MAX_GAP_S) context.moveTo(x - 1, y);
       context.lineTo(x, y);
-      before_s = row.at_s;
+      previous_s = row.at_s;
     }
     context.stroke();
   }
@@ -132,7 +132,7 @@ export class LineChart {
   }
 }
 
-/** What each of the last steps computed: answers' tokens below, prompts' above. */
+/** The tokens that each of the last steps computed: output tokens below, prompt tokens above. */
 export class StepChart {
   steps = [];
 
@@ -158,9 +158,9 @@ export class StepChart {
     this.sheet.redraw();
     this.pointing.refresh();
     const { rows, step } = steps.at(-1) ?? {};
-    const lasted = span(median(steps.map(({ ms }) => ms)) / 1000);
+    const duration = span(median(steps.map(({ ms }) => ms)) / 1000);
     this.summary.textContent = steps.length
-      ? `Step ${whole(step)}: ${many(rows, "row")}. The median step took ${lasted}.`
+      ? `Step ${whole(step)}: ${many(rows, "row")}. The median step took ${duration}.`
       : "No step yet: there was no request.";
   }
 
@@ -179,11 +179,11 @@ export class StepChart {
   }
 
   #draw(context, width, height) {
-    const shown = this.#shown, sums = shown.map((one) => one.prompt_tokens + one.output_tokens);
+    const shown = this.#shown, sums = shown.map((step) => step.prompt_tokens + step.output_tokens);
     const scale = axis(context, width, height, roundUp(Math.max(1, ...sums)), short);
     const output = filling(context, "output", "solid"), prompt = filling(context, "prompt", "stripes");
-    shown.forEach((one, at) => {
-      const x = this.#left(at, shown.length, width), split = scale(one.output_tokens);
+    shown.forEach((step, at) => {
+      const x = this.#left(at, shown.length, width), split = scale(step.output_tokens);
       context.fillStyle = output;
       context.fillRect(x, split, BAR - 1, scale(0) - split);
       context.fillStyle = prompt;
@@ -204,7 +204,7 @@ export class StepChart {
   }
 }
 
-/** A line as small as a word, beside its figure. */
+/** A line chart as small as a word, next to its figure. */
 export class Spark {
   values = [];
 
@@ -219,7 +219,7 @@ export class Spark {
   }
 
   #draw(context, width, height) {
-    const top = Math.max(...this.values.filter((one) => one != null), 0) || 1;
+    const top = Math.max(...this.values.filter((value) => value != null), 0) || 1;
     context.strokeStyle = css("accent");
     context.lineWidth = 1.5;
     context.lineJoin = "round";

@@ -1,4 +1,4 @@
-// The dashboard: joins the stream to what shows it. What the server sends is drawn or written as text, never as markup.
+// The dashboard: passes snapshots to its views. What the server sends is drawn or written as text, never as markup.
 import { BlockCard } from "./block.js";
 import { LineChart, Spark, StepChart } from "./charts.js";
 import { followTheme, filling } from "./palette.js";
@@ -11,7 +11,7 @@ import { hasKey, setKey, takeKeyOfAddress, Watch } from "./watch.js";
 import { NONE, percent, short, span, whole } from "./words.js";
 
 const VERSION = 1;
-const MOST_MEASURES = 100;
+const MAX_MEASURES = 100;
 const SPARK_ROWS = 60;
 const at = (id) => document.getElementById(id);
 const write = (id, words) => { if (at(id).textContent !== words) at(id).textContent = words; };
@@ -36,7 +36,7 @@ const sparks = Object.entries({ rate: "output_tokens_per_s", first: "ttft_p50_s"
   .map(([name, field]) => [new Spark(at(`${name}-spark`)), field]);
 const watch = new Watch(take, showState);
 
-// -- what comes -------------------------------------------------------------------------------------------------------
+// -- snapshots --------------------------------------------------------------------------------------------------------
 
 function take(snapshot) {
   if (snapshot.v !== VERSION) {
@@ -44,7 +44,7 @@ function take(snapshot) {
     return showState({ state: "lost", words: "the server is newer than this page; load it again" });
   }
   store.take(snapshot);
-  // What comes faster than it can be drawn is drawn once.
+  // If several snapshots arrive before a frame, only the last one is drawn.
   if (!latest) requestAnimationFrame(draw);
   latest = snapshot;
 }
@@ -57,7 +57,7 @@ function draw() {
   at("top").classList.remove("shut");
   figures(latest);
   choices(latest);
-  // A gateway has no blocks, tree and steps of its own.
+  // A gateway has no blocks, prefix tree and steps.
   at("grid").classList.toggle("of-fleet", Boolean(fleet));
   if (!fleet) {
     pool.update(memory);
@@ -70,7 +70,7 @@ function draw() {
   tables.update(latest);
   latest = null;
   // For measurements of this page.
-  if (performance.getEntriesByName("update").length >= MOST_MEASURES) performance.clearMeasures("update");
+  if (performance.getEntriesByName("update").length >= MAX_MEASURES) performance.clearMeasures("update");
   performance.measure("update", { start: began, end: performance.now() });
 }
 
@@ -92,13 +92,13 @@ function figures({ pool: { counts, num_blocks }, running, queue, totals, fleet, 
 }
 
 function choices({ model: shown, models }) {
-  // A busy model changes its state every few seconds: a list that is open must not.
+  // A busy model changes its state every few seconds; the list must not change while it is open.
   const shownAs = ({ name, state }) => ["ready", "busy"].includes(state) ? name : `${name} (${state})`;
   const known = models.map(shownAs).join("\u0001");
   const chooser = at("model");
   if (chooser.dataset.known !== known) {
     chooser.dataset.known = known;
-    chooser.replaceChildren(...models.map((one) => new Option(shownAs(one), one.name)));
+    chooser.replaceChildren(...models.map((choice) => new Option(shownAs(choice), choice.name)));
   }
   if (chooser.value !== shown) chooser.value = shown;
 }
@@ -112,7 +112,7 @@ function showState({ state, words = "", wait_s = 0, status = 0 }) {
   at("top").classList.toggle("shut", state === "refused" || at("content").hidden);
   write("connection-sign", SIGNS[state]);
   const labels = { live: "Live", connecting: "Connecting …", paused: "Paused", lost: `Lost: ${words}` };
-  // Beside what is read aloud: a countdown is not.
+  // In an element of its own: screen readers must not read the countdown aloud.
   write("connection-wait", wait_s ? `retrying in ${wait_s} s` : "");
   write("connection-words", labels[state] ?? "Not let in");
   at("forget").hidden = !hasKey();
@@ -149,18 +149,18 @@ function choose(name) {
   listen();
 }
 
-function pause(isIt) {
-  isPaused = isIt;
-  at("pause").textContent = isIt ? "Go on" : "Pause";
-  if (!isIt) return listen();
+function setPaused(value) {
+  isPaused = value;
+  at("pause").textContent = value ? "Go on" : "Pause";
+  if (!value) return listen();
   watch.stop();
   return showState({ state: "paused" });
 }
 
 // -- controls ---------------------------------------------------------------------------------------------------------
 
-at("pause").addEventListener("click", () => pause(!isPaused));
-at("model").addEventListener("change", ({ target }) => { if (isPaused) pause(false); choose(target.value); });
+at("pause").addEventListener("click", () => setPaused(!isPaused));
+at("model").addEventListener("change", ({ target }) => { if (isPaused) setPaused(false); choose(target.value); });
 at("gate-form").addEventListener("submit", (event) => {
   event.preventDefault();
   setKey(at("admin-key").value.trim());

@@ -1,4 +1,4 @@
-// Colours: they stand in the style sheet, and are read from it, so that canvases follow the theme.
+// Colours: they are defined in the style sheet and read from it, so that canvases follow the theme.
 
 const THEME = "quire.theme";
 const PROBE = document.createElement("span");
@@ -9,7 +9,7 @@ const NAMES = [
 
 export const colours = {};
 
-/** The colours of the theme of this moment, as [r, g, b]. */
+/** Read the colours of the current theme, as [r, g, b]. */
 function read() {
   PROBE.hidden = true;
   document.body.append(PROBE);
@@ -25,16 +25,16 @@ export const css = (name, alpha = 1) => {
   return `rgb(${r} ${g} ${b} / ${alpha})`;
 };
 
-/** So much of one colour, the rest of another. */
-export const mixed = (one, other, part) => one.map((value, at) => Math.round(value * part + other[at] * (1 - part)));
+/** A mixture of two colours; `part` is the fraction of the first. */
+export const mixed = (a, b, part) => a.map((value, index) => Math.round(value * part + b[index] * (1 - part)));
 
-const straight = (one) => (one <= 0.03928 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
-const luminance = ([r, g, b]) => 0.2126 * straight(r / 255) + 0.7152 * straight(g / 255) + 0.0722 * straight(b / 255);
+const linear = (value) => (value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+const luminance = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
 
-/** Black or white, whichever can be read on it. */
+/** Black or white, whichever has more contrast to this colour. */
 export const inkOn = (rgb) => (luminance(rgb) > 0.179 ? [0, 0, 0] : [255, 255, 255]);
 
-/** Of a block that so many hold, or of a node of the tree. */
+/** The colour name of a block, or of a node of the tree, with this number of references. */
 export function heat(references) {
   if (references < 1) return "cached";
   if (references < 2) return "used";
@@ -43,7 +43,7 @@ export function heat(references) {
 
 const tiles = new Map();
 
-/** A filling that is distinct without its colour: "solid", "stripes", "dots" or "grid". */
+/** A fill style whose pattern is distinct without its colour: "solid", "stripes", "dots" or "grid". */
 export function filling(context, name, kind) {
   const key = `${name} ${kind} ${css(name)} ${css("card")}`;
   if (kind === "solid") return css(name);
@@ -52,19 +52,19 @@ export function filling(context, name, kind) {
 }
 
 function tile(name, kind) {
-  const size = 6, made = new OffscreenCanvas(size, size), context = made.getContext("2d");
+  const size = 6, canvas = new OffscreenCanvas(size, size), context = canvas.getContext("2d");
   context.fillStyle = css(mixed(colours[name], colours.card, kind === "dots" ? 0.18 : 0.45));
   context.fillRect(0, 0, size, size);
   context.fillStyle = css(name);
-  for (let at = 0; at < size; at += 1) {
-    if (kind === "stripes") context.fillRect(at, size - 1 - at, 2, 1), context.fillRect(at - size, size - 1 - at, 2, 1);
-    if (kind === "grid") context.fillRect(at, 0, 1, 2), context.fillRect(0, at, 2, 1);
+  for (let x = 0; x < size; x += 1) {
+    if (kind === "stripes") context.fillRect(x, size - 1 - x, 2, 1), context.fillRect(x - size, size - 1 - x, 2, 1);
+    if (kind === "grid") context.fillRect(x, 0, 1, 2), context.fillRect(0, x, 2, 1);
   }
   if (kind === "dots") context.fillRect(1, 1, 2, 2), context.fillRect(4, 4, 1, 1);
-  return made;
+  return canvas;
 }
 
-/** Follow the system's setting or the user's choice; `redraw` is called when it changes, and not at first. */
+/** Follow the system's theme or the user's choice; `redraw` is called after each change, but not initially. */
 export function followTheme(choice, redraw) {
   const change = () => {
     document.documentElement.dataset.theme = choice.value;

@@ -1,5 +1,5 @@
-// The pool as a map: one cell for each block, drawn as pixels; a lens for what the pointer is at; and the chain of the
-// block that was chosen, over the map.
+// The pool as a map: one cell for each block, or for several, drawn as pixels; a lens for the cells at the pointer; and
+// the selected block's chain (its ancestors in the prefix tree), drawn over the map.
 import { Pointing, Sheet } from "./canvas.js";
 import { blockOf, CellPicture, cellOf, decode, layout, LETTERS, lookOf, NAMES, referencesOf, sprite, STATES, stateOf } from "./cells.js";
 import { colours, css, inkOn, mixed } from "./palette.js";
@@ -7,8 +7,8 @@ import { many, percent, whole } from "./words.js";
 
 const COLOURS = { 0: "free", 1: "cached", 2: "used", 3: "shared-2", 16: "shared-4", 17: "shared-8", 18: "shared-16",
   4: "pinned", 5: "computing" };
-const MOST_HEIGHT = 400;
-const MOST_CELL = 22;
+const MAX_HEIGHT = 400;
+const MAX_CELL = 22;
 const LENS = { columns: 11, rows: 7, size: 22 };
 const LITTLE_ENDIAN = new Uint8Array(new Uint32Array([1]).buffer)[0] === 1;
 
@@ -23,7 +23,7 @@ export class PoolMap {
   #shaped = "";
   #only = null;
   #chain = [];
-  /** What the lens shows while nothing is pointed at. */
+  /** The cell that the lens shows while no cell is pointed at. */
   #seen = null;
 
   constructor(at, choose) {
@@ -68,7 +68,7 @@ export class PoolMap {
     });
   }
 
-  /** All of it: another size, or other colours. */
+  /** Draw everything again, after a change of size or colours. */
   redraw() {
     this.#shaped = "";
     for (const { swatch, state } of this.legend) this.#paintSwatch(swatch, state);
@@ -76,13 +76,13 @@ export class PoolMap {
     this.lens.redraw();
   }
 
-  /** A cell around which there is something to see. */
+  /** A cell near the first used block, which the lens shows initially. */
   #interesting() {
     const held = this.#cells.findIndex((cell) => stateOf(cell) > 1), { columns = 0 } = this.#picture;
     return held < 0 ? null : Math.min(held + 3 * columns + (LENS.columns >> 1), this.#cells.length - 1);
   }
 
-  /** Show where these blocks are, from the root on; with none, the map as it is. */
+  /** Highlight the blocks of a chain, from the root on; an empty chain ends the highlighting. */
   show(chain) {
     this.#chain = chain;
     this.#mark();
@@ -108,7 +108,7 @@ export class PoolMap {
 
   #shape(width, count) {
     const ratio = devicePixelRatio, picture = this.#picture, ground = packed(colours.card), sprites = [];
-    const shape = layout(count, width, MOST_HEIGHT * ratio, Math.round(MOST_CELL * ratio));
+    const shape = layout(count, width, MAX_HEIGHT * ratio, Math.round(MAX_CELL * ratio));
     for (const [look, name] of Object.entries(COLOURS)) {
       sprites[Number(look)] = sprite(Number(look), shape.size, packed(colours[name]), ground);
       const pale = packed(mixed(colours[name], colours.card, 0.14));
@@ -125,7 +125,7 @@ export class PoolMap {
     this.#mark();
   }
 
-  /** What lies over the map: the chosen chain, and the cell that is pointed at. */
+  /** Draw the overlay: the selected chain, and the cell that is pointed at. */
   #mark() {
     const { size, columns, width, height } = this.#picture, context = this.over;
     if (!size) return;

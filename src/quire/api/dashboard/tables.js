@@ -1,4 +1,4 @@
-// What stands in tables and lists. Nodes are kept, and only words that differ are written; nothing is ever markup.
+// Tables and lists. Nodes are reused, and only text that has changed is written; nothing is ever written as markup.
 import { ago, many, percent, short, span, whole } from "./words.js";
 
 const CLASSES = ["HIGH", "NORMAL", "LOW"];
@@ -14,7 +14,7 @@ const REASONS = {
 
 const write = (node, words) => { if (node.textContent !== words) node.textContent = words; };
 
-/** As many children as there are rows, made by `make` and filled by `fill`. */
+/** Give `parent` one child per row, created by `make` and filled by `fill`. */
 function fit(parent, rows, make, fill) {
   while (parent.children.length > rows.length) parent.lastElementChild.remove();
   rows.forEach((row, at) => fill(parent.children[at] ?? parent.appendChild(make()), row));
@@ -22,7 +22,7 @@ function fit(parent, rows, make, fill) {
 
 const element = (name, className = "") => Object.assign(document.createElement(name), { className });
 
-/** A body of a table whose rows have this many cells; the first of each names its row. */
+/** Fill a table body with rows of `count` cells; the first cell of each is the row's header. */
 function table(body, rows, count, classes = []) {
   const make = () => {
     const made = element("tr");
@@ -33,8 +33,8 @@ function table(body, rows, count, classes = []) {
   fit(body, rows, make, (made, cells) => cells.forEach((cell, at) => write(made.children[at], cell)));
 }
 
-/** How long a bar is: of the longest. */
-function measure(bar, part) {
+/** Set the length of a bar, as a fraction of the longest. */
+function setLength(bar, part) {
   const width = `${(100 * part).toFixed(1)}%`;
   if (bar.style.width !== width) bar.style.width = width;
 }
@@ -61,17 +61,17 @@ export class Tables {
       row[column] = (row[column] ?? 0) + num_requests;
       row.sum += num_requests;
     }
-    const rows = [...tenants].sort(([, one], [, other]) => other.sum - one.sum);
+    const rows = [...tenants].sort(([, a], [, b]) => b.sum - a.sum);
     const cells = rows.map(([tenant, row]) =>
-      [tenant, ...CLASSES.map((one) => (row[one] ? whole(row[one]) : "–")), whole(row.sum)]);
+      [tenant, ...CLASSES.map((name) => (row[name] ? whole(row[name]) : "–")), whole(row.sum)]);
     table(this.at("queue-rows"), cells, 5, ["", "figure", "figure", "figure", "figure"]);
     this.#empty("queue", !rows.length, "No request is waiting.");
   }
 
   #misses(misses) {
     const rows = misses.filter(({ num_tokens, num_requests }) => num_tokens || num_requests)
-      .sort((one, other) => other.num_tokens - one.num_tokens);
-    const most = rows[0]?.num_tokens || 1, sum = rows.reduce((all, { num_tokens }) => all + num_tokens, 0) || 1;
+      .sort((a, b) => b.num_tokens - a.num_tokens);
+    const highest = rows[0]?.num_tokens || 1, sum = rows.reduce((all, { num_tokens }) => all + num_tokens, 0) || 1;
     const make = () => {
       const made = element("li"), track = element("span", "track");
       track.append(element("span", "bar"));
@@ -83,15 +83,15 @@ export class Tables {
       write(name, reason.replaceAll("_", " "));
       write(figure, `${short(num_tokens)} tokens · ${percent(num_tokens / sum)}`);
       write(note, `${many(num_requests, "request")}: ${REASONS[reason] ?? "see the guide"}`);
-      measure(track.firstElementChild, num_tokens / most);
+      setLength(track.firstElementChild, num_tokens / highest);
     });
     this.#empty("miss", !rows.length, "Nothing has missed in the last hour.");
   }
 
   #running(running) {
-    const cells = running.map((one) => [
-      one.request_id, one.tenant, one.class, one.phase, `${whole(one.computed)} / ${whole(one.known)}`,
-      `${whole(one.cached_tokens)} of ${whole(one.prompt_tokens)}`, whole(one.output_tokens),
+    const cells = running.map((row) => [
+      row.request_id, row.tenant, row.class, row.phase, `${whole(row.computed)} / ${whole(row.known)}`,
+      `${whole(row.cached_tokens)} of ${whole(row.prompt_tokens)}`, whole(row.output_tokens),
     ]);
     table(this.at("running-rows"), cells, 7, ["code", "", "", "", "figure", "figure", "figure"]);
     this.#empty("running", !running.length, "No request runs.");
@@ -125,9 +125,9 @@ export class Tables {
   #fleet(fleet) {
     this.at("fleet").hidden = !fleet;
     if (!fleet) return;
-    const rows = fleet.members.map((one) => [
-      one.address, one.state, whole(one.num_requests), whole(one.num_tokens_in_flight), whole(one.num_blocks),
-      percent(one.kv_usage), one.exactness || "–",
+    const rows = fleet.members.map((member) => [
+      member.address, member.state, whole(member.num_requests), whole(member.num_tokens_in_flight),
+      whole(member.num_blocks), percent(member.kv_usage), member.exactness || "–",
     ]);
     table(this.at("fleet-rows"), rows, 7, ["code", "", "figure", "figure", "figure", "figure", "code"]);
     const moved = `${many(fleet.num_moved, "request")} moved, ${whole(fleet.num_moved_inexact)} of them to other bits`;

@@ -1,4 +1,4 @@
-// The last requests over time: how long each waited, read its prompt, answered, and stood aside.
+// The timeline of the last requests: when each waited, was in prefill, generated output, and was preempted.
 import { Pointing, Sheet } from "./canvas.js";
 import { lanes } from "./lanes.js";
 import { css, filling } from "./palette.js";
@@ -11,8 +11,8 @@ const KINDS = {
   preempted: ["preempted", "grid"],
 };
 const BOTTOM = 22;
-const MOST_ROW = 16;
-/** The window that shows all of them. */
+const MAX_ROW_HEIGHT = 16;
+/** Lengths of the shown window; the smallest that contains all requests is used. */
 const WINDOWS_S = [15, 30, 60, 120, 300, 600, 1800];
 
 export class Timeline {
@@ -36,12 +36,12 @@ export class Timeline {
   }
 
   get #row() {
-    return Math.min(MOST_ROW, (this.sheet.height - BOTTOM) / Math.max(1, this.#found.numRows));
+    return Math.min(MAX_ROW_HEIGHT, (this.sheet.height - BOTTOM) / Math.max(1, this.#found.numRows));
   }
 
   #place() {
     const first_s = Math.min(this.#now_s, ...this.#requests.map(({ segments }) => segments[0]?.[1] ?? Infinity));
-    const all_s = WINDOWS_S.find((one) => one >= this.#now_s - first_s) ?? WINDOWS_S.at(-1);
+    const all_s = WINDOWS_S.find((window_s) => window_s >= this.#now_s - first_s) ?? WINDOWS_S.at(-1);
     this.#seconds = Number(this.span.value) || all_s;
     this.#found = lanes(this.#requests, this.#now_s - this.#seconds);
   }
@@ -56,10 +56,10 @@ export class Timeline {
     this.#place();
     this.sheet.redraw();
     this.pointing.refresh();
-    const open = requests.filter(({ segments }) => segments.at(-1)?.[2] === null), aside = requests.filter(
+    const open = requests.filter(({ segments }) => segments.at(-1)?.[2] === null), paused = requests.filter(
       ({ segments }) => segments.some(([kind]) => kind === "preempted"),
     );
-    const words = `${many(requests.length, "request")} of late, ${open.length} of them open, ${aside.length} preempted.`;
+    const words = `${many(requests.length, "request")} of late, ${open.length} of them open, ${paused.length} preempted.`;
     this.summary.textContent = requests.length ? words : "No request yet.";
   }
 
@@ -76,7 +76,7 @@ export class Timeline {
 
   #draw(context, width, height) {
     const row = this.#row, high = row > 3 ? row - 1 : row;
-    const fillings = Object.fromEntries(Object.entries(KINDS).map(([kind, how]) => [kind, filling(context, ...how)]));
+    const fillings = Object.fromEntries(Object.entries(KINDS).map(([kind, fill]) => [kind, filling(context, ...fill)]));
     this.#axis(context, width, height);
     for (const { request: { segments }, row: at } of this.#found.placed) {
       for (const [kind, start_s, end_s] of segments) {

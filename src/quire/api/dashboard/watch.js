@@ -1,16 +1,16 @@
-// The stream of snapshots: requested with the key of this tab, read however its events were cut, and requested again
-// after growing waits when it breaks. The key is kept in this tab alone.
+// The stream of snapshots: requested with the key of this tab, read in pieces of any size, and requested again after
+// increasing delays when it breaks. The key is stored for this tab only.
 
 const KEY = "quire.admin-key";
 const WAITS_S = [0.5, 1, 2, 4, 8, 15];
-/** Longer than a server that lives is ever silent. */
+/** Longer than the interval of events of any running server. */
 const SILENCE_MS = 15_000;
-const MOST_CHARACTERS = 16_000_000;
+const MAX_CHARACTERS = 16_000_000;
 
 export const setKey = (key) => (key ? sessionStorage.setItem(KEY, key) : sessionStorage.removeItem(KEY));
 export const hasKey = () => Boolean(sessionStorage.getItem(KEY));
 
-/** What came after the # of the address is taken out of it: a key, or a token that the server exchanges for one, once. */
+/** Move the key after the # of the address to this tab's storage; a token is first exchanged for a key, once. */
 export async function takeKeyOfAddress() {
   const parts = new URLSearchParams(location.hash.slice(1)), token = parts.get("token");
   if (token === null && !parts.has("key")) return false;
@@ -34,7 +34,7 @@ export class Refused extends Error {
   }
 }
 
-/** One response of the page's own server. */
+/** Send a request to the page's own server. */
 export async function request(path, signal, method = "GET") {
   const key = sessionStorage.getItem(KEY), headers = key ? { Authorization: `Bearer ${key}` } : {};
   const answer = await fetch(path, { method, signal, cache: "no-store", headers });
@@ -43,7 +43,7 @@ export async function request(path, signal, method = "GET") {
   throw new Refused(answer.status, body?.error?.message ?? `the server responded with ${answer.status}`);
 }
 
-/** Takes pieces of a stream of events; gives the name and data of each event that is whole. */
+/** Parses pieces of an event stream; returns name and data of each complete event. */
 export class EventReader {
   #rest = "";
   #name = "";
@@ -51,7 +51,7 @@ export class EventReader {
 
   read(piece) {
     const text = this.#rest + piece;
-    if (text.length > MOST_CHARACTERS) throw new Error("an event of the stream is too long");
+    if (text.length > MAX_CHARACTERS) throw new Error("an event of the stream is too long");
     const lines = text.split("\n");
     this.#rest = lines.pop();
     return lines.map((line) => this.#take(line.endsWith("\r") ? line.slice(0, -1) : line)).filter(Boolean);
@@ -69,7 +69,7 @@ export class EventReader {
   }
 }
 
-/** How long to wait before the next request, after so many failures; not all pages of a server at once. */
+/** Seconds to wait after a number of failures; random, so that not all pages of a server retry at once. */
 export const waitAfter = (failures, random = Math.random) =>
   WAITS_S[Math.min(failures, WAITS_S.length - 1)] * (0.75 + random() / 2);
 
@@ -84,7 +84,7 @@ export class Watch {
     this.#onState = onState;
   }
 
-  /** Of one model, or of the server's first. The stream before is stopped. */
+  /** Follow one model, or the server's first. The previous stream is stopped. */
   start(model) {
     this.stop();
     this.#stopping = new AbortController();

@@ -1,12 +1,12 @@
-"""Serve a request of any dialect: `Dialect.answer` takes the body in, `StreamResponse` sends the response.
+"""Serve a request of any dialect (request format of an API): `Dialect.answer` handles it, `StreamResponse` sends.
 
     slot ─► body ─► charge ─► parse ─► resolve ─► check queue ─► render ─► submit ─► pieces ─► the dialect's bytes
                               └──────────────────── ends when the client disconnects ──────────────────────────┘
 
-HTTP headers are sent with the first bytes from the dialect's writer. Errors before that have their own HTTP status;
-later errors are events in the stream. For the same reason keep-alives start only then: a keep-alive sent during a long
-queue wait or a long prefill would open the stream with status 200, and a later error could no longer set the status.
-The exception is a model that is not loaded: comments are sent while the client waits for it.
+HTTP headers are sent with the first bytes from the dialect's writer. Errors before that set the HTTP status; later
+errors are events in the stream. For the same reason keep-alives are sent only after the headers: a keep-alive during a
+long queue wait or a long prefill would open the stream with status 200, and a later error could not set the status.
+The exception is a model that is not loaded: SSE comments are sent as keep-alives while the client waits for it.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.cache_report import CacheReport
 from quire.api.dialects.error_formats import SERVER_ERRORS
 from quire.api.dialects.field_names import FieldNames, ignored_names
-from quire.api.dialects.resolved_request import ResolvedRequest, resolved
+from quire.api.dialects.resolved_request import ResolvedRequest, resolve
 from quire.api.dialects.response_writer import PieceBatch, ResponseWriter
 from quire.api.http.body import ClientGoneError, parse_object, while_client_stays
 from quire.api.http.errors import ApiError, ReaderStuckError, api_error_of, invalid
 from quire.api.http.limits import ON_LOOP_BYTES, STREAM_SILENT_S
 from quire.api.http.request_record import RequestRecord, figures_of
 from quire.api.http.sse import COMMENT, HEADERS, Send, send_whole
-from quire.api.models.registry import ModelEntry, within_context
+from quire.api.models.registry import ModelEntry, prefix_context_errors
 from quire.client.engines.client import EngineClient
 from quire.client.reply.outputs import LOGPROB_BYTES, Piece
 from quire.client.reply.reply import Reply
@@ -53,13 +53,13 @@ class BodyEndpoint:
     and stops when the client disconnects."""
 
     names: FieldNames
-    """The field names that a body may have."""
+    """The field names that the dialect knows."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the response. When this returns or raises, none of the request's work is still running."""
+        """Send the response. When this returns or raises, all work of the request has ended."""
         record: RequestRecord = scope["quire.record"]
         try:
             async with self._admission.charged_body(record, scope["quire.caller"], receive) as (body, bill):
@@ -77,22 +77,22 @@ class BodyEndpoint:
 
     async def fields_of(self, body: bytes, record: RequestRecord) -> Any:
         """Decode a body's bytes and return its validated fields."""
-        return await self.sized(
-            record, len(body), lambda: self.parse(checked_names(parse_object(body), self.names, record))
+        return await self.run_sized(
+            record, len(body), lambda: self.parse(check_names(parse_object(body), self.names, record))
         )
 
     async def run(self, record: RequestRecord, work: Callable[[], T]) -> T:
         """Process text in a worker thread, when it is the tenant's turn."""
         return await self._admission.text_pool.run(record.tenant, work)
 
-    async def sized(self, record: RequestRecord, num_bytes: int, work: Callable[[], T]) -> T:
-        """Run small work at once and large work in a thread, because the hand-over costs more than small work does."""
+    async def run_sized(self, record: RequestRecord, num_bytes: int, work: Callable[[], T]) -> T:
+        """Run small work here and large work in a worker thread: handing small work over costs more than doing it."""
         return work() if num_bytes <= ON_LOOP_BYTES else await self.run(record, work)
 
 
 class TextEndpoint(BodyEndpoint):
-    """An endpoint that processes text without the engine, with the same admission and charge as other requests. Its
-    work always runs in a worker thread, because bodies and responses may be megabytes."""
+    """An endpoint that processes text without the engine. Requests are admitted and charged like others. The work is
+    always done in a worker thread, because bodies and responses may have megabytes."""
 
     def result(self, fields: Any, tenant: str, text: TextModel) -> dict[str, Any]:
         """Return the response as a JSON object."""
@@ -108,10 +108,10 @@ class TextEndpoint(BodyEndpoint):
 
 
 class Dialect(BodyEndpoint):
-    """An API whose requests a model answers. It turns bodies into requests, and replies into the API's bytes.
+    """One API's format: converts bodies to engine requests, and engine replies to the bytes of responses.
 
-    Each dialect is a package next to this file. A dialect does not read the engine's output, submit requests or send
-    bytes; this module does. The fields that it parses are a subclass of `GenerationFields`.
+    Dialects are in the packages next to this file. A dialect does not submit requests, read the engine's output or send
+    bytes; this module does. `parse` returns a subclass of `GenerationFields`.
     """
 
     def render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
@@ -127,35 +127,35 @@ class Dialect(BodyEndpoint):
         """Handle one request: parse ─► resolve ─► check queue ─► render ─► submit; then send its output."""
         models, pool = self._admission.models, self._admission.text_pool
         stream = StreamResponse(send, record, bill.caller, self)
-        async with stream, AsyncExitStack() as held:
+        async with stream, AsyncExitStack() as stack:
             async with record.before_engine():
                 fields = await self.fields_of(body, record)
-                request = resolved(fields, models, bill.caller, record)
-                self._check_room(request, record)
-                loading = held.enter_async_context(models.using(request.model, request.tenant))
+                request = resolve(fields, models, bill.caller, record)
+                self._check_queue(request, record)
+                loading = stack.enter_async_context(models.using(request.model, request.tenant))
                 # A stream whose model may have to be loaded first gets keep-alives while it loads.
-                is_long = request.is_streamed and request.model.engine_client is None
-                client = await (stream.kept_alive(loading) if is_long else loading)
+                may_be_slow = request.is_streamed and request.model.engine_client is None
+                client = await (stream.with_keep_alives(loading) if may_be_slow else loading)
                 text = client.text
-                held.enter_context(within_context(text.max_sequence_tokens))
-                request, requests = await self.run(record, lambda: self._rendered(fields, request, text))
+                stack.enter_context(prefix_context_errors(text.max_sequence_tokens))
+                request, requests = await self.run(record, lambda: self._render(fields, request, text))
             record.is_streamed, record.max_tokens = request.is_streamed, request.params.max_tokens
             record.num_answers = request.params.n * len(requests)
             meter = TokenMeter(request.model, record, bill)
-            held.callback(self._close, record, meter)
-            for one in requests:
-                record.handles.append(client.submit(one, request.params, pool.budget))
+            stack.callback(self._close, record, meter)
+            for engine_request in requests:
+                record.handles.append(client.submit(engine_request, request.params, pool.budget))
             bill.settle(record.num_answers, sum(map(len, request.prompts)))
-            writer = await self.sized(record, len(body), lambda: self.writer(fields, request, text))
+            writer = await self.run_sized(record, len(body), lambda: self.writer(fields, request, text))
             report = CacheReport(self._admission, record, request, writer, text.tokenizer)
-            held.callback(report.close)
+            stack.callback(report.close)
             stream.begin(request, writer, meter, report)
             await stream.read()
             if request.conversation is not None:
                 await self.run(record, lambda: self._store(request, writer, record))
             await stream.end()
 
-    def _check_room(self, request: ResolvedRequest, record: RequestRecord) -> None:
+    def _check_queue(self, request: ResolvedRequest, record: RequestRecord) -> None:
         """Raise if the model's queue is full for this tenant and class."""
         model, priority = request.model, request.priority.value
         self._admission.models.check_waiting(model, request.tenant)
@@ -163,37 +163,35 @@ class Dialect(BodyEndpoint):
             model.engine_client.reserve_room(request.tenant, priority)
         record.model, record.priority = model.name, priority
 
-    def _rendered(
-        self, fields: Any, request: ResolvedRequest, text: TextModel
-    ) -> tuple[ResolvedRequest, list[Request]]:
+    def _render(self, fields: Any, request: ResolvedRequest, text: TextModel) -> tuple[ResolvedRequest, list[Request]]:
         """Return the request and one engine request per prompt. Runs in a worker thread: prompts may be long."""
         request = self.render(fields, request, text)
         return request, [make_request(text, ids, request.params, request) for ids in request.prompts]
 
     def _store(self, request: ResolvedRequest, writer: ResponseWriter, record: RequestRecord) -> None:
         """Store the conversation under its response's id, now that the response is complete."""
-        store, before = self._admission.settings.store, request.conversation
-        if store is None or before is None:
+        store, conversation = self._admission.settings.store, request.conversation
+        if store is None or conversation is None:
             return
         (handle,) = record.handles
         (answer,) = handle.reply.completion().answers
-        messages = [*before.messages, *writer.sent_back(answer)]
-        whole = KeptConversation(messages, before.fields, writer.stored(handle.reply))
-        if not store.keep(request.tenant, writer.answer_id, whole):
-            writer.not_stored()
+        messages = [*conversation.messages, *writer.history_messages(answer)]
+        complete = KeptConversation(messages, conversation.fields, writer.retrievable(handle.reply))
+        if not store.keep(request.tenant, writer.answer_id, complete):
+            writer.on_not_stored()
 
     def _close(self, record: RequestRecord, meter: "TokenMeter") -> None:
-        """Finish the request, whether it succeeded or failed: cancel what still runs, record its metrics."""
+        """Finish the request, whether it succeeded or failed: cancel its running prompts, and record its metrics."""
         for handle in record.handles:
             handle.close()
         meter.close()
-        # A request that the engine refused or displaced never ran: its zeros would falsely lower the latency metrics.
+        # A request that was refused or displaced never ran: its zeros would falsely lower the latency metrics.
         if record.is_accepted and not record.is_displaced:
             self._admission.metrics.observe(figures_of(record))
 
 
 class StreamResponse:
-    """One response while it is sent: waiting for the model and for output, the headers, the bytes, a possible error.
+    """One response while it is sent: waits for the model and for output; sends headers, bytes, and possibly an error.
 
     Iterating yields batches of pieces, each with the index of its prompt, until all prompts of the request are done. An
     empty batch means that no piece arrived for STREAM_SILENT_S. One timer serves the whole request.
@@ -210,12 +208,12 @@ class StreamResponse:
         self._caller = caller
         self._endpoint = endpoint
         self._is_open = False
-        """HTTP headers were sent: with the first bytes, or by a keep-alive before them."""
+        """Whether HTTP headers were sent, with the first bytes or with an earlier keep-alive."""
         self._has_begun = False
-        """The dialect's first bytes were sent."""
+        """Whether the dialect's first bytes were sent."""
         self._is_ended = False
-        self._begun: set[int] = set()
-        """Indices of the prompts of which output was already sent."""
+        self._prompts_with_output: set[int] = set()
+        """Indices of the prompts for which output was already sent."""
         self._is_silent = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -223,7 +221,7 @@ class StreamResponse:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """Send an error as the stream's last event if the headers were sent; otherwise let it propagate."""
         if self._timer is not None:
@@ -236,21 +234,21 @@ class StreamResponse:
         if refusal.status == 500:
             LOG.error("stream %s failed", self._record.request_id, exc_info=error)
         self._record.error = refusal.code
-        errors = self._writer.error if self._has_begun else SERVER_ERRORS.at(self._record.path).event
-        await self._write(errors(refusal), is_last=True)
+        encode_error = self._writer.error if self._has_begun else SERVER_ERRORS.of_path(self._record.path).event
+        await self._write(encode_error(refusal), is_last=True)
         return True
 
-    async def kept_alive(self, loading: Awaitable[EngineClient]) -> EngineClient:
+    async def with_keep_alives(self, loading: Awaitable[EngineClient]) -> EngineClient:
         """Wait for the model to load; during a long wait send SSE comments, which clients ignore."""
-        waiting = asyncio.ensure_future(loading)
+        task = asyncio.ensure_future(loading)
         try:
-            while not (await asyncio.wait({waiting}, timeout=STREAM_SILENT_S))[0]:
+            while not (await asyncio.wait({task}, timeout=STREAM_SILENT_S))[0]:
                 await self._comment()
-            return waiting.result()
+            return task.result()
         finally:
-            if not waiting.done():
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     def begin(self, request: ResolvedRequest, writer: ResponseWriter, meter: "TokenMeter", report: CacheReport) -> None:
         """Set up sending, after the request was submitted."""
@@ -258,15 +256,15 @@ class StreamResponse:
         self._replies = [handle.reply for handle in self._record.handles]
 
     async def read(self) -> None:
-        """Read all pieces; if the response is streamed, send each batch. Runs for every token, so it is short."""
+        """Read all pieces; if the response is streamed, send each batch. Short, because it loops for every token."""
         is_streamed, report = self._request.is_streamed, self._report
         async for batch in self:
-            self._meter.tick(batch)
+            self._meter.count(batch)
             check_finishes(batch, self._replies)
             if is_streamed:
                 await self._send_batch(batch)
             elif report.is_waiting:
-                report.take()
+                report.update()
 
     async def _send_batch(self, batch: PieceBatch) -> None:
         writer, replies = self._writer, self._replies
@@ -286,25 +284,25 @@ class StreamResponse:
         """Send the last bytes of a stream, or the whole response."""
         writer, report = self._writer, self._report
         if self._request.is_streamed:
-            report.take()
+            report.update()
             await self._write_part(writer.end(self._replies), is_last=True)
             return
         num_bytes = sum(piece.num_bytes for reply in self._replies for piece in reply.pieces)
         num_bytes += prompt_bytes(self._request, self._record.num_prompt_tokens)
-        data = await self._endpoint.sized(self._record, num_bytes, lambda: whole_answer(writer, self._record))
+        data = await self._endpoint.run_sized(self._record, num_bytes, lambda: encode_response(writer, self._record))
         headers = [*limit_headers(self._caller), *report.headers]
         await send_whole(self._send, data, headers, writer.content_type)
 
     def _num_bytes(self, batch: PieceBatch, request: ResolvedRequest) -> int:
-        """Estimate the bytes to write: the pieces, and before a prompt's first piece its log-probabilities."""
+        """Estimate the bytes to write: the pieces and, with a prompt's first piece, the prompt's log-probabilities."""
         num_bytes = sum([piece.num_bytes for _, piece in batch])
-        if len(self._begun) < len(self._replies):
-            self._begun.update(prompt_index for prompt_index, _ in batch)
+        if len(self._prompts_with_output) < len(self._replies):
+            self._prompts_with_output.update(prompt_index for prompt_index, _ in batch)
             num_bytes += prompt_bytes(request, self._record.num_prompt_tokens)
         return num_bytes
 
     async def _write_part(self, data: bytes, *, is_last: bool = False) -> None:
-        """Send bytes of the dialect. The first ones open the stream, if it is not open yet."""
+        """Send bytes of the dialect. The first call opens the stream if it is not open yet."""
         if self._has_begun:
             await self._write(data, is_last=is_last)
             return
@@ -331,10 +329,10 @@ class StreamResponse:
 
     def __aiter__(self) -> "StreamResponse":
         self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
-        self._came_s = self._loop.time()
+        self._last_piece_s = self._loop.time()
         self._timer = self._loop.call_later(STREAM_SILENT_S, self._check_silence)
-        for one in self._record.handles:
-            one.wake(self._ready)
+        for handle in self._record.handles:
+            handle.wake(self._ready)
         return self
 
     async def __anext__(self) -> PieceBatch:
@@ -343,20 +341,20 @@ class StreamResponse:
             if not self._ready.is_set() and not self._is_over:
                 await self._ready.wait()
             self._ready.clear()
-            batch = [(at, piece) for at, one in enumerate(self._record.handles) for piece in one.take()]
+            batch = [(index, piece) for index, handle in enumerate(self._record.handles) for piece in handle.take()]
             if batch or self._is_silent:
-                self._came_s, self._is_silent = self._loop.time(), False
+                self._last_piece_s, self._is_silent = self._loop.time(), False
                 return batch
             if self._is_over:
                 raise StopAsyncIteration
 
     @property
     def _is_over(self) -> bool:
-        return all(one.is_over for one in self._record.handles)
+        return all(handle.is_over for handle in self._record.handles)
 
     def _check_silence(self) -> None:
         """Emit an empty batch after STREAM_SILENT_S without pieces, and set the timer again."""
-        left_s = self._came_s + STREAM_SILENT_S - self._loop.time()
+        left_s = self._last_piece_s + STREAM_SILENT_S - self._loop.time()
         if left_s <= 0:
             self._is_silent, left_s = True, STREAM_SILENT_S
             self._ready.set()
@@ -364,18 +362,18 @@ class StreamResponse:
 
 
 class TokenMeter:
-    """Counts and charges output tokens as they arrive, and measures inter-token latency."""
+    """Counts output tokens as they arrive, charges them, and measures inter-token latency."""
 
     def __init__(self, model: ModelEntry, record: RequestRecord, bill: Bill) -> None:
         self._record = record
         self._bill = bill
-        self._observe_gap, self._produced = model.meters
+        self._observe_itl, self._count_produced = model.meters
         self._is_charged = bill.caller.quota.tokens is not None
         self._num_counted = 0
         self._last_s: dict[tuple[int, int], float] = {}
         """Time of the last token, by (prompt index, answer index)."""
 
-    def tick(self, batch: PieceBatch) -> None:
+    def count(self, batch: PieceBatch) -> None:
         """Count the tokens of the pieces that just arrived."""
         now_s = monotonic()
         counts: dict[tuple[int, int], int] = {}
@@ -386,23 +384,23 @@ class TokenMeter:
             last_s = self._last_s.get(answer)
             if last_s is not None and count:
                 for _ in range(count):
-                    self._observe_gap((now_s - last_s) / count)
+                    self._observe_itl((now_s - last_s) / count)
             self._last_s[answer] = now_s
-        self._count(self._num_counted + sum(counts.values()))
+        self._set_total(self._num_counted + sum(counts.values()))
 
     def close(self) -> None:
-        """Count and charge also the tokens that arrived and were not read."""
-        self._count(self._record.num_output_tokens)
+        """Also count and charge tokens that arrived but were not read."""
+        self._set_total(self._record.num_output_tokens)
 
-    def _count(self, num_tokens: int) -> None:
-        self._produced(num_tokens - self._num_counted)
+    def _set_total(self, num_tokens: int) -> None:
+        self._count_produced(num_tokens - self._num_counted)
         self._num_counted = num_tokens
         if self._is_charged:
             self._bill.count_output(num_tokens)
 
 
-def checked_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
-    """Return the body, and record names that no dialect reads for a header. Raises ApiError for a misspelt name."""
+def check_names(body: dict[str, Any], names: FieldNames, record: RequestRecord) -> dict[str, Any]:
+    """Record unknown field names for a response header, and return the body. Raises ApiError for a misspelt name."""
     record.ignored = ignored_names(body, names)
     return body
 
@@ -412,8 +410,8 @@ def limit_headers(caller: Caller) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in rate_headers(caller)]
 
 
-def whole_answer(writer: ResponseWriter, record: RequestRecord) -> bytes:
-    """Encode the complete response, with all answers."""
+def encode_response(writer: ResponseWriter, record: RequestRecord) -> bytes:
+    """Encode the complete response with all answers, which is not streamed."""
     return writer.whole([handle.reply for handle in record.handles])
 
 

@@ -9,11 +9,11 @@ from quire.api.http.errors import ApiError, invalid
 # fail_fast: a list with a million invalid items must produce one error, not a million.
 Ints = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-Lists = Annotated[list[Ints], Field(fail_fast=True)]
+IntLists = Annotated[list[Ints], Field(fail_fast=True)]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
-class Loose(BaseModel):
+class Schema(BaseModel):
     """Base of the schemas: known fields are validated; unknown names were already handled by `field_names`."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
@@ -23,7 +23,7 @@ Service = tuple[str | None, int | None, str | None]
 """Service tier, numeric priority (lower is more urgent) and cache salt (narrows the tenant's cache group)."""
 
 
-class GenerationFields(Loose):
+class GenerationFields(Schema):
     """Fields that the bodies of all dialects' generation endpoints have."""
 
     model: str | None = Field(None, description="One of the names in /v1/models.")
@@ -35,18 +35,18 @@ class GenerationFields(Loose):
         return None, None, None
 
 
-def validated(shape: type[Any], body: dict[str, Any]) -> Any:
+def validated(schema: type[Any], body: dict[str, Any]) -> Any:
     """Return the fields of a body. Raises ApiError for the first invalid one."""
     try:
-        return shape.model_validate(body)
+        return schema.model_validate(body)
     except ValidationError as error:
-        raise _first(error) from None
+        raise _first_error(error) from None
 
 
-def _first(error: ValidationError) -> ApiError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    # Union branches follow the field's name in `loc`; they mean nothing to a client.
-    name = str(found["loc"][0]) if found["loc"] else "body"
-    kind = "missing_parameter" if found["type"] == "missing" else "invalid_parameter"
-    where = ".".join(str(part) for part in found["loc"]) or name
-    return invalid(f"{where[:100]}: {found['msg']}", name, kind)
+def _first_error(error: ValidationError) -> ApiError:
+    details = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    # After the field's name, `loc` has names of union branches, which mean nothing to a client.
+    name = str(details["loc"][0]) if details["loc"] else "body"
+    code = "missing_parameter" if details["type"] == "missing" else "invalid_parameter"
+    path = ".".join(str(part) for part in details["loc"]) or name
+    return invalid(f"{path[:100]}: {details['msg']}", name, code)

@@ -1,7 +1,7 @@
 """The error format of each path: a client gets errors in its own API's format, wherever its request failed.
 
 A request with an unknown key, a foreign Origin or an unknown path fails before its route, and therefore its dialect, is
-known. So the path determines the format. All other paths, the operator's socket and invalid HTTP use OpenAI's.
+known. So the path determines the format. Other paths, the admin socket and invalid HTTP use the OpenAI format.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ class ErrorFormats:
 
     default: ErrorFormat
     by_path: Mapping[str, ErrorFormat] = field(default_factory=dict)
-    """Formats of the APIs that own a path and all paths below it."""
+    """By path: the error format for this path and all paths below it."""
 
-    def at(self, path: str) -> ErrorFormat:
+    def of_path(self, path: str) -> ErrorFormat:
         """Return the error format for requests to this path."""
-        owners = (one for owned, one in self.by_path.items() if path == owned or path.startswith(f"{owned}/"))
-        return next(owners, self.default)
+        matches = (value for owned, value in self.by_path.items() if path == owned or path.startswith(f"{owned}/"))
+        return next(matches, self.default)
 
 
 SERVER_ERRORS = ErrorFormats(OPENAI_ERRORS, {"/v1/messages": ANTHROPIC_ERRORS})

@@ -1,7 +1,7 @@
-"""Fields that other servers and official SDKs send and no dialect here reads. They are never taken for misspellings.
+"""Names of fields that other servers and official SDKs know. They are never taken for misspellings.
 
-The names are from those APIs' documentation in 2026, plus older names that clients still send. A name that one dialect
-reads is listed for the other dialects; names that a dialect reads are looked up first.
+The names are from the documentation of these APIs in 2026, plus older names that clients still send. Some are read by
+one dialect, and listed here because clients also send them to the others.
 """
 
 from collections.abc import Mapping

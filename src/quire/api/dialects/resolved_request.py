@@ -1,4 +1,4 @@
-"""A request resolved from a body, the same for all dialects: model, tenant, class, cache group; later its prompts."""
+"""A request in the form that all dialects share: model, tenant, priority class and cache group; later its prompts."""
 
 import hashlib
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ DEFAULT_PARAMS = SamplingParams()
 
 
 class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
-    """A request before submission. Model and options come from the body; the dialect's `render` adds the prompts."""
+    """A request before its submission. Model and options are from the body; the dialect's `render` adds the prompts."""
 
     model: ModelEntry
     is_streamed: bool = False
@@ -35,19 +35,19 @@ class ResolvedRequest(RequestOptions, frozen=True, kw_only=True):
     removed: Sequence[RemovedLine] = ()
     """Lines that were removed from system texts, for a response header."""
     conversation: KeptConversation | None = None
-    """Stored with the answer before the last bytes are sent, so that a client that has them can continue by id."""
+    """Stored with the answer before the last bytes are sent, so that clients can continue a complete response."""
 
     def with_chat(
         self, chat: ChatPrompt, params: SamplingParams, removed: Sequence[RemovedLine], stored: KeptConversation | None
     ) -> "ResolvedRequest":
         """Return a copy with the rendered conversation as its only prompt."""
-        prompts, parts, params = [chat.ids], [chat.parts], chat.applied(params)
+        prompts, parts, params = [chat.ids], [chat.parts], chat.apply_to(params)
         return replace(self, prompts=prompts, params=params, parts=parts, removed=removed, conversation=stored)
 
 
-def resolved(fields: GenerationFields, models: Models, caller: Caller, record: RequestRecord) -> ResolvedRequest:
-    """Return the model, tenant and priority of a body. Cheap, because a full queue may refuse the request right after.
-    The priority is capped at the key's ceiling."""
+def resolve(fields: GenerationFields, models: Models, caller: Caller, record: RequestRecord) -> ResolvedRequest:
+    """Return a request with the body's model, and its tenant and priority, capped at the key's ceiling. Cheap, because
+    a full queue may refuse the request right after."""
     model = models.named(fields.model)
     tier, number, salt = fields.service
     return ResolvedRequest(
@@ -63,23 +63,23 @@ def resolved(fields: GenerationFields, models: Models, caller: Caller, record: R
 
 
 def _requested_class(record: RequestRecord, number: int | None, tier: str | None) -> PriorityClass:
-    """Return the requested class. Lower numbers are more urgent; a header beats the body, a number beats a tier."""
+    """Return the requested class. Lower numbers are more urgent. A header overrides the body, a number the tier."""
     header = record.headers.get(CLASS_HEADER)
-    level = int(header) if header is not None and _is_whole(header) else number or 0
+    level = int(header) if header is not None and _is_integer(header) else number or 0
     if level:
         return PriorityClass.HIGH if level < 0 else PriorityClass.LOW
     return TIERS.get(tier or "", PriorityClass.NORMAL)
 
 
-def _is_whole(header: str) -> bool:
+def _is_integer(header: str) -> bool:
     return header.removeprefix("-").isdecimal() and len(header) < 12
 
 
 def _cache_group(caller: Caller, salt: str | None) -> str:
     """Return the cache group. A client's salt can narrow the group that the operator configured, never widen it."""
-    own = f"{SHARED}{caller.cache_group}" if caller.cache_group else f"tenant:{caller.tenant}"
+    group = f"{SHARED}{caller.cache_group}" if caller.cache_group else f"tenant:{caller.tenant}"
     if salt is None:
-        return own
+        return group
     if not 0 < len(salt) <= MAX_SALT_CHARS:
         raise invalid(f"expected 1 to {MAX_SALT_CHARS} characters as cache_salt, got {len(salt)}", "cache_salt")
-    return f"{own}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"
+    return f"{group}/salt:{hashlib.sha256(salt.encode()).hexdigest()}"

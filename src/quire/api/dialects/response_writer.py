@@ -1,5 +1,5 @@
-"""The base of response writers, which encode the pieces of a reply as the bytes of an API. Also helpers that convert an
-answer to a message of the continued conversation, in the internal form that all dialects share."""
+"""The base class of response writers, which encode a reply's pieces (output as it arrives) as the bytes of an API. Also
+converts an answer to a message of the continued conversation, in the internal form that all dialects share."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -54,17 +54,17 @@ class ResponseWriter:
 
     # -- for responses whose conversation is stored ----------------------------------------------------------------
 
-    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
-        """Return the messages that a client would resend for an answer, because a conversation continued by id must
-        equal the same conversation resent whole."""
+    def history_messages(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return an answer as the messages that a client would resend: a conversation continued by id must equal one
+        that is resent as a whole."""
         return [answer_message(answer, answer.tool_calls)]
 
-    def stored(self, reply: Reply) -> dict[str, Any]:
-        """Return the complete response, if this API can read it back later; else nothing."""
+    def retrievable(self, reply: Reply) -> dict[str, Any]:
+        """Return the complete response, if clients of this API can retrieve it later; else an empty object."""
         return {}
 
-    def not_stored(self) -> None:
-        """Called when the disk is full: the response is complete, but cannot be continued."""
+    def on_not_stored(self) -> None:
+        """Called when the conversation could not be written: the response is complete, but cannot be continued."""
 
 
 def call_message(call: ToolCall) -> dict[str, Any]:

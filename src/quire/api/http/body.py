@@ -1,7 +1,7 @@
 """Read request bodies of bounded size and parse them as strict JSON, stricter than Python's parser.
 
 Refused: more than MAX_BODY_BYTES, bodies not received in time, bytes that are not UTF-8, NaN and Infinity, numbers out
-of range of a float, integers with too many digits, duplicate keys, unpaired surrogates, too deep nesting.
+of range of a float, integers with too many digits, duplicate keys, unpaired surrogates, nesting that is too deep.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ class ClientGoneError(Exception):
     """The client has disconnected."""
 
 
-async def read_body(receive: Receive, declared: str | None, pause: Pause) -> bytes:
+async def read_body(receive: Receive, content_length: str | None, pause: Pause) -> bytes:
     """Return the whole body. `pause` is awaited between the parts of a large body. Raises ApiError."""
-    if declared is not None and (not declared.isdecimal() or int(declared[:20]) > MAX_BODY_BYTES):
-        raise too_large(declared[:20])
+    if content_length is not None and (not content_length.isdecimal() or int(content_length[:20]) > MAX_BODY_BYTES):
+        raise too_large(content_length[:20])
     try:
         async with asyncio.timeout(BODY_S):
             return await _read(receive, pause)
     except TimeoutError:
-        message = f"expected the request body within {BODY_S:g} s, it was not complete; send it faster"
+        message = f"expected the whole request body within {BODY_S:g} s, got a part of it; send it faster"
         raise ApiError(408, "body_timeout", message) from None
 
 
@@ -59,9 +59,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a body as a JSON object. Raises ApiError."""
     brackets = _brackets(body)
     try:
-        value = loads_strictly(body, parse_int=_bounded)
+        value = loads_strictly(body, parse_int=_parse_int)
     except UnicodeDecodeError as error:
-        raise invalid(f"expected a request body in UTF-8, byte {error.start} is not", code="invalid_json") from None
+        raise invalid(f"expected a UTF-8 request body, got invalid byte {error.start}", code="invalid_json") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -74,15 +74,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _bounded(digits: str) -> int:
+def _parse_int(digits: str) -> int:
     if len(digits) > MAX_INT_DIGITS + 1:
         raise ValueError(f"expected at most {MAX_INT_DIGITS} digits in an integer, got {len(digits)}")
     return int(digits)
 
 
 def _brackets(body: bytes) -> bytes:
-    """Return the brackets of lists and objects if their depth must be checked. Raises ApiError for too many, before
-    any is parsed."""
+    """Return the brackets of lists and objects; empty if they cannot be nested too deeply. Raises ApiError for too many
+    of them, before the body is parsed."""
     if body.count(b"[") + body.count(b"{") <= MAX_JSON_DEPTH:
         return b""
     brackets = brackets_of(body)
@@ -95,7 +95,7 @@ def _brackets(body: bytes) -> bytes:
 
 
 def _check_depth(brackets: bytes) -> None:
-    """Raise ApiError for too deep nesting: remove the innermost level up to MAX_JSON_DEPTH times."""
+    """Raise ApiError if brackets are left after the innermost level was removed MAX_JSON_DEPTH times."""
     for _ in range(MAX_JSON_DEPTH):
         if not brackets:
             return
@@ -105,45 +105,45 @@ def _check_depth(brackets: bytes) -> None:
 
 
 def _too_deep() -> ApiError:
-    return invalid(f"expected JSON nested at most {MAX_JSON_DEPTH} deep, got more", code="invalid_json")
+    return invalid(f"expected JSON nested at most {MAX_JSON_DEPTH} levels deep, got more", code="invalid_json")
 
 
 def _check_characters(value: Any) -> None:
-    """Raise ApiError for an unpaired surrogate, which only an escape can produce, by encoding the whole value."""
+    """Raise ApiError for an unpaired surrogate, which only an escape can produce. Found by encoding the whole value."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        half = ord(error.object[error.start])
+        surrogate = ord(error.object[error.start])
         raise invalid(
-            f"expected text of complete characters, got U+{half:04X}, half of a surrogate pair; send both halves",
+            f"expected text of complete characters, got U+{surrogate:04X}, half of a surrogate pair; send both halves",
             code="invalid_text",
         ) from None
 
 
 async def while_client_stays(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` and cancel it when the client disconnects; then raise ClientGoneError."""
-    working, is_over, is_gone = asyncio.current_task(), False, False
+    task, is_over, is_gone = asyncio.current_task(), False, False
 
-    def leave(_leaving: "asyncio.Task[None]") -> None:
+    def cancel_work(_disconnect: "asyncio.Task[None]") -> None:
         nonlocal is_gone
-        if not is_over and working is not None:
+        if not is_over and task is not None:
             is_gone = True
-            working.cancel()
+            task.cancel()
 
-    leaving = asyncio.ensure_future(_until_gone(receive))
-    leaving.add_done_callback(leave)
+    disconnect = asyncio.ensure_future(_wait_disconnect(receive))
+    disconnect.add_done_callback(cancel_work)
     try:
         await work
     except asyncio.CancelledError:
         # If the server cancelled the task as well, the cancellation must propagate.
-        if is_gone and working is not None and not working.uncancel():
+        if is_gone and task is not None and not task.uncancel():
             raise ClientGoneError from None
         raise
     finally:
         is_over = True
-        leaving.cancel()
+        disconnect.cancel()
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

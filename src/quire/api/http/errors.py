@@ -1,7 +1,7 @@
 """HTTP errors: a status, a string code, and a message that says what to do.
 
-Exceptions are converted to `ApiError` only here; unexpected ones become a 500 without details. Each API encodes errors
-in its own `ErrorFormat`.
+Exceptions are converted to `ApiError` only here; unexpected exceptions become a 500 without details. Each API encodes
+errors in its own `ErrorFormat`.
 """
 
 import re
@@ -29,7 +29,7 @@ INTERNAL_DETAILS = re.compile(r"0x[0-9a-fA-F]{6,}|Traceback|File \"|site-package
 """Matches memory addresses, tracebacks and paths, which must not be sent to clients."""
 
 
-PLAIN = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class ReaderStuckError(Exception):
@@ -60,7 +60,7 @@ class ErrorFormat:
     content_type: bytes
     body: Callable[[ApiError], bytes]
     event: Callable[[ApiError], bytes]
-    """Encodes an error as the last event of a stream that has begun but has no content yet."""
+    """Encodes an error as the last event of a stream that has headers but no content yet."""
 
     def answer(self, error: ApiError) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """Return the headers, including Content-Length and Retry-After, and the body."""
@@ -77,9 +77,9 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_request
     return ApiError(400, code, message, param)
 
 
-def unsupported(param: str, why: str) -> ApiError:
+def unsupported(param: str, reason: str) -> ApiError:
     """Return the error for a parameter that is not supported; such parameters are never ignored."""
-    return ApiError(400, "unsupported_parameter", f"{param} is not supported: {why}; leave it out", param)
+    return ApiError(400, "unsupported_parameter", f"{param} is not supported: {reason}; leave it out", param)
 
 
 def internal(request_id: str) -> ApiError:
@@ -101,13 +101,13 @@ def api_error_of(error: Exception, request_id: str) -> ApiError:
         case RequestError():
             return invalid(str(error))
         case CapacityError() | EngineDeadError():
-            return _not_now(error)
+            return _unavailable(error)
         case QuireError():
             return internal(request_id)
     return internal(request_id)
 
 
-def _not_now(error: QuireError) -> ApiError:
+def _unavailable(error: QuireError) -> ApiError:
     """Return the error for a valid request that cannot be served now."""
     match error:
         case DisplacedError() | TenantShareError():
@@ -125,19 +125,19 @@ def _not_now(error: QuireError) -> ApiError:
 
 
 def shortened(value: object) -> str:
-    """Return a client's value for an error message, cut to MAX_ECHOED_CHARS."""
-    shown = repr(value)
-    return shown if len(shown) <= MAX_ECHOED_CHARS else f"{shown[:MAX_ECHOED_CHARS]}..."
+    """Return a client's value as text for an error message, cut to MAX_ECHOED_CHARS."""
+    text = repr(value)
+    return text if len(text) <= MAX_ECHOED_CHARS else f"{text[:MAX_ECHOED_CHARS]}..."
 
 
 def _clean(message: str) -> str:
-    whole = INTERNAL_DETAILS.sub("...", message)
-    cut = whole if len(whole) <= 4 * MAX_ECHOED_CHARS else f"{whole[: 4 * MAX_ECHOED_CHARS]}..."
-    return cut.encode("utf-8", "replace").decode()
+    clean = INTERNAL_DETAILS.sub("...", message)
+    short = clean if len(clean) <= 4 * MAX_ECHOED_CHARS else f"{clean[: 4 * MAX_ECHOED_CHARS]}..."
+    return short.encode("utf-8", "replace").decode()
 
 
-def shown_name(name: str) -> str:
+def printable_name(name: str) -> str:
     """Return a name for a header or a log line: unchanged if plain, otherwise quoted with escapes."""
-    if PLAIN.fullmatch(name):
+    if PLAIN_NAME.fullmatch(name):
         return name
     return ascii(name if len(name) <= 64 else f"{name[:61]}...").replace(",", "\\x2c")

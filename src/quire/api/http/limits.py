@@ -23,28 +23,28 @@ __all__ = [
 MAX_CONNECTIONS = 8192
 """Maximum open connections; fewer if the limit of open files is low."""
 RESERVED_DESCRIPTORS = 256
-"""File descriptors reserved for the server's own files: workers, models, keys, logs."""
+"""File descriptors reserved for the server itself: workers, models, keys, logs."""
 SPARE_DESCRIPTORS = 64
 """File descriptors never used for connections, even if the server opens more files than reserved."""
-EVICTED_AT_ONCE = 64
+MAX_EVICTIONS = 64
 """Maximum idle connections closed at once when all connections are in use."""
-LEAST_IDLE_S = 0.5
+MIN_IDLE_S = 0.5
 """Minimum idle time before a connection may be closed, because a client may be about to send a request."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Maximum size of request line and headers together."""
+"""Maximum size of the head of a request."""
 MAX_HEADERS = 100
 HEAD_S = 20.0
-"""Time limit for receiving the head of a request."""
+"""Time limit for receiving the head of a request: request line and headers."""
 BODY_S = 60.0
 """Time limit for receiving the body."""
 KEEP_ALIVE_S = 75
-"""Time limit of a connection without a request."""
+"""Maximum idle time of a connection."""
 LINGER_S = 2.0
 """Delay before a connection with invalid HTTP is closed; an immediate close could discard the error response."""
 MAX_PIPELINED = 16
 """Maximum pipelined requests waiting on one connection."""
-ARRIVING_SHARE = 0.25
-"""Maximum fraction of the admission slots for bodies of one key that are in transfer."""
+MAX_UPLOADS_SHARE = 0.25
+"""Maximum fraction of the admission slots that requests of one key occupy while their bodies are in transfer."""
 CHECK_S = 5.0
 """Interval of checking connections."""
 WRITE_BUFFER_BYTES = 64 * 1024
@@ -52,14 +52,14 @@ WRITE_BUFFER_BYTES = 64 * 1024
 STUCK_S = 30.0
 """A client that reads nothing of a response for this time is disconnected."""
 STREAM_SILENT_S = 15.0
-"""A stream without data for this time sends a keep-alive, because proxies close silent streams after 30 or 60 s."""
+"""Interval after which a stream without data sends a keep-alive: proxies close silent streams after 30 or 60 s."""
 
 # -- the body ----------------------------------------------------------------------------------------------------------
 
 MAX_BODY_BYTES = 2 * 1000 * 1000
 MAX_JSON_DEPTH = 64
 MAX_INT_DIGITS = 20
-"""Maximum digits of an integer; every field's range is smaller."""
+"""Maximum digits of an integer in a body; the range of every field is smaller."""
 ON_LOOP_BYTES = 16 * 1024
 """Larger bodies and larger batches of output are processed in a thread, not on the event loop."""
 
@@ -79,16 +79,16 @@ REQUEST_S = 3600.0
 MAX_ECHOED_CHARS = 200
 """Maximum characters of a client's text quoted in an error message."""
 MAX_ANSWER_LOGPROBS = 1 << 18
-"""Maximum log-probabilities in one answer, including alternatives. A count, not a size: each takes about 30 to 90 bytes
-of JSON (a number of up to 20 digits, a token's text or id, a rank or bytes; more if the token's text is long), so the
-maximum is about 8 to 24 MB: 12,483 tokens with 20 alternatives each, or 131,072 with one."""
-LEAST_LOGPROB = -9999.0
+"""Maximum log-probabilities in one response, including alternatives. A count, not a size: each takes about 30 to 90
+bytes of JSON (a number of up to 20 digits, a token's text or id, a rank or bytes; more if the token's text is long),
+so the maximum is about 8 to 24 MB: 12,483 tokens with 20 alternatives each, or 131,072 tokens with one."""
+MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have; other servers use the same value."""
 MAX_WATCHERS = 16
 """Maximum clients of the operator's event stream, over all models."""
 WATCH_PERIOD_S = 0.4
 """Interval of an engine's snapshots while there are watchers."""
-WATCH_BEAT_S = 0.45
+WATCH_MAX_INTERVAL_S = 0.45
 """Maximum interval of events to watchers, even without a new snapshot."""
 WATCH_RETRY_S = 5
 FULL_RETRY_S = 2

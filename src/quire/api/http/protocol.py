@@ -1,8 +1,8 @@
 """uvicorn's HTTP/1.1 protocol with additional limits.
 
-Added: limits on the size and duration of a request's head, on the number of connections and of pipelined requests, on
-idle time, and on the time a client may read nothing of a response; a way to abort a connection immediately; and the
-cancellation of a running request if its client pipelined another one and then disconnected.
+Added: limits on the size and duration of a request's head (request line and headers), on the number of connections and
+of pipelined requests, on idle time, and on the time for which a client reads nothing of a response; a way to abort a
+connection immediately; and cancelling a running request if its client pipelined another one and then disconnected.
 
 When all connections are in use, those idle for the longest are closed, so that a client with many idle connections
 does not block others. The error for invalid HTTP is sent after the responses to earlier requests.
@@ -19,13 +19,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from quire.api.http.errors import ApiError, ErrorFormat
 from quire.api.http.limits import (
     CHECK_S,
-    EVICTED_AT_ONCE,
     HEAD_S,
     KEEP_ALIVE_S,
-    LEAST_IDLE_S,
     LINGER_S,
+    MAX_EVICTIONS,
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
+    MIN_IDLE_S,
     STUCK_S,
     WRITE_BUFFER_BYTES,
 )
@@ -39,39 +39,38 @@ class Protocol(HttpToolsProtocol):
     """The protocol of one connection."""
 
     error_format: ClassVar[ErrorFormat]
-    """Format of the error for invalid HTTP, which has no path and so belongs to no API. Set by subclasses."""
+    """Format of the error for invalid HTTP, which has no path and so belongs to no API; set by a subclass."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._num_head_bytes = 0
-        """Head bytes received in reads that contain only head data. The rest is counted when the head is complete,
-        because one read is at most as large as a few heads."""
+        """Bytes of an incomplete head, counted per read. A read in which a request ends is not counted: it is at most
+        as large as a few heads, and a complete head is checked by itself."""
         self._num_headers = 0
-        """Number of headers of the request whose body is being received; trailers may follow the body."""
-        self._is_in_head = True
-        self._is_in_body = False
+        """Number of headers before the body that is being received; more headers than these are trailers."""
+        self._is_in_head, self._is_in_body = True, False
         self._has_ended_in_read = False
         """Whether the current read contains the end of a request, so that not all its bytes are head bytes."""
         self._is_head_too_large = False
         self._is_refused = False
-        """Whether the client sent invalid HTTP. Later data is discarded; the error is sent after earlier responses."""
+        """Whether the client sent invalid HTTP: later data is discarded, the error is sent after earlier responses."""
         self._head_timer: asyncio.TimerHandle | None = None
-        self._lingering: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []
         self._idle_since_s = self._stuck_since_s = self.loop.time()
         self._num_unsent = 0
-        self._watch: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+        self._head_timer = self.loop.call_later(HEAD_S, self._close_late_head)
         self._check()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all requests of the connection; uvicorn cancels only the last one."""
         self._stop_head_timer()
-        for timer in (self._watch, self._lingering):
+        for timer in (self._check_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
         for cycle in self._cycles:
@@ -95,14 +94,14 @@ class Protocol(HttpToolsProtocol):
                 self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """Start the limits of size and time for the head of a request."""
+        """Begin to limit the size and duration of a request's head."""
         super().on_message_begin()
         self._num_head_bytes, self._is_in_head = 0, True
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S, self._head_is_late)
+            self._head_timer = self.loop.call_later(HEAD_S, self._close_late_head)
 
     def on_headers_complete(self) -> None:
-        """Serve the request, or queue it after the previous one. Raises HeadTooLargeError."""
+        """Serve the request, or queue it behind the previous one. Raises HeadTooLargeError."""
         num_bytes = len(self.url) + sum([len(name) + len(value) + 4 for name, value in self.headers])
         if num_bytes > MAX_HEAD_BYTES:
             self._is_head_too_large = True
@@ -117,7 +116,7 @@ class Protocol(HttpToolsProtocol):
         if len(self.pipeline) > MAX_PIPELINED:
             self.transport.abort()
         elif self.pipeline:
-            # The library stops reading while a pipelined request waits, so it would not notice a disconnect.
+            # uvicorn stops reading while a pipelined request waits, so it would not notice a disconnect.
             self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
@@ -132,7 +131,7 @@ class Protocol(HttpToolsProtocol):
             self._refuse()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse invalid HTTP in the format of all other errors, after the pending responses.
+        """Refuse invalid HTTP in quire's error format, after the pending responses.
 
         For an invalid body the error is sent immediately, because its request gets no response.
         """
@@ -143,25 +142,26 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def _is_busy(self) -> bool:
-        """Whether a request of the connection is being served or waits."""
+        """Whether a request of this connection is being served or waits."""
         return any(not cycle.response_complete for cycle in self._cycles)
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the connection has had no request and no unsent data for LEAST_IDLE_S."""
+        """Whether the connection has had no request and no unsent data for MIN_IDLE_S."""
         if self._is_busy or self.transport.is_closing() or self.transport.get_write_buffer_size():
             return False
-        return self.loop.time() - self._idle_since_s >= LEAST_IDLE_S
+        return self.loop.time() - self._idle_since_s >= MIN_IDLE_S
 
     @classmethod
     def make_room(cls, connections: Iterable[object]) -> None:
         """Abort the connections that have been idle for the longest, if any are idle."""
-        idle = [one for one in connections if isinstance(one, cls) and one._is_idle]
-        for one in heapq.nsmallest(min(EVICTED_AT_ONCE, 1 + len(idle) // 16), idle, key=lambda one: one._idle_since_s):
-            one.transport.abort()
+        idle = [protocol for protocol in connections if isinstance(protocol, cls) and protocol._is_idle]
+        count = min(MAX_EVICTIONS, 1 + len(idle) // 16)
+        for protocol in heapq.nsmallest(count, idle, key=lambda protocol: protocol._idle_since_s):
+            protocol.transport.abort()
 
     def _refuse(self) -> None:
-        if self.transport.is_closing() or self._lingering is not None:
+        if self.transport.is_closing() or self._linger_timer is not None:
             return
         refusal = ApiError(400, "invalid_http", "expected a valid HTTP/1.1 request")
         if self._is_head_too_large:
@@ -174,7 +174,7 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(b"".join([*lines, b"\r\n", body]))
         self.transport.write_eof()
         self.flow.resume_reading()
-        self._lingering = self.loop.call_later(LINGER_S, self.transport.abort)
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _check(self) -> None:
         """Abort a connection that has been idle for KEEP_ALIVE_S, or whose client read nothing for STUCK_S."""
@@ -191,16 +191,16 @@ class Protocol(HttpToolsProtocol):
         if now_s - self._idle_since_s > KEEP_ALIVE_S:
             self.transport.abort()
             return
-        self._watch = self.loop.call_later(CHECK_S, self._check)
+        self._check_timer = self.loop.call_later(CHECK_S, self._check)
 
     def _record_slow_readers(self) -> None:
-        """Record that the client did not read its responses, so that the log does not report a disconnect."""
+        """Record that the client did not read its responses, so that the log reports that and not a disconnect."""
         for cycle in self._cycles:
             record: Any = cycle.scope.get("quire.record")
             if record is not None and not cycle.response_complete:
                 record.error = "reader_too_slow"
 
-    def _head_is_late(self) -> None:
+    def _close_late_head(self) -> None:
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()

@@ -1,4 +1,4 @@
-"""The record of one HTTP request, from which the access log, the metrics and the admin socket are fed."""
+"""The record of one HTTP request: the source of the access log, the metrics and the admin socket's list of requests."""
 
 import asyncio
 import re
@@ -13,17 +13,17 @@ import msgspec
 from quire.api.http.limits import MAX_ID_CHARS
 from quire.client.reply.stream import RequestHandle
 from quire.errors import DisplacedError, QuireError
-from quire.observe.metrics import ModelFigures
+from quire.observe.metrics import RequestMetrics
 
 Headers = Mapping[str, str]
 """Header values by lower-case name."""
-HARMLESS = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARS}}}")
-"""A client's request id that matches this is echoed in a header and logged; it has no other use."""
-POLLED = re.compile(
+CLIENT_ID = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_ID_CHARS}}}")
+"""Request ids from clients that match are echoed in a header and logged; they have no other use."""
+ROUTINE_PATH = re.compile(
     r"/(stats|requests|watch|blocks/\d+|health|ready|metrics)|/v1/admin/(watch|blocks/\d+)"
     r"|/|/dashboard/?|/[a-z/_]+\.(css|html|js|svg)"
 )
-"""Paths that probes and dashboards poll, and files of web pages."""
+"""Matches paths that probes and dashboards poll, and files of web pages."""
 
 
 class RequestRecord(msgspec.Struct, eq=False):
@@ -36,14 +36,14 @@ class RequestRecord(msgspec.Struct, eq=False):
     headers: Headers = msgspec.field(default_factory=dict)
     started_s: float = msgspec.field(default_factory=monotonic)
     client_id: str = ""
-    """The id sent by the client, if it matches HARMLESS."""
+    """The id sent by the client, if it matches CLIENT_ID."""
     tenant: str = ""
     model: str = ""
     priority: str = ""
     status: int = 0
     is_streamed: bool = False
     is_cut: bool = False
-    """Whether the client disconnected or was disconnected."""
+    """Whether the connection ended before the response did."""
     error: str = ""
     """The error code; empty: no error."""
     ignored: tuple[str, ...] = ()
@@ -52,16 +52,16 @@ class RequestRecord(msgspec.Struct, eq=False):
     max_tokens: int | None = None
     handles: list[RequestHandle] = msgspec.field(default_factory=list)
     has_reservation: bool = False
-    """Whether the tenant returns at the time of a Retry-After: then the request is admitted even if queues are full."""
+    """Whether the client retries at the time of an earlier Retry-After: it is then admitted even if queues are full."""
     is_counted: bool = False
     """Whether the request's first token is counted in the activity history."""
     ending: QuireError | None = None
-    """The error with which the server ended the request early."""
+    """The error with which the server ended the request early, if it did."""
     _before_engine: asyncio.Timeout | None = None
 
     @classmethod
     def of(cls, scope: Any) -> "RequestRecord":
-        """Create the record of a new request. Of duplicate headers the first counts."""
+        """Create the record of a new request. Of headers with the same name, the first one counts."""
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1"), value.decode("latin-1"))
@@ -71,7 +71,7 @@ class RequestRecord(msgspec.Struct, eq=False):
             scope["method"],
             scope["path"][:200],
             headers,
-            client_id=client_id if HARMLESS.fullmatch(client_id) else "",
+            client_id=client_id if CLIENT_ID.fullmatch(client_id) else "",
         )
 
     def end(self, error: QuireError) -> None:
@@ -79,72 +79,72 @@ class RequestRecord(msgspec.Struct, eq=False):
         if self.ending is not None:
             return
         self.ending = error
-        for one in self.handles:
-            one.stop(error)
+        for handle in self.handles:
+            handle.stop(error)
         if self._before_engine is not None:
             self._before_engine.reschedule(asyncio.get_running_loop().time())
 
     @asynccontextmanager
     async def before_engine(self) -> AsyncIterator[None]:
-        """Run the processing before the engine; if the request is ended meanwhile, cancel it and raise the error."""
-        self._check_goes_on()
+        """A context for the work before submission; if the request is ended meanwhile, cancel it and raise `ending`."""
+        self._check_not_ended()
         try:
             async with asyncio.timeout(None) as self._before_engine:
                 yield
         except TimeoutError:
-            self._check_goes_on()
+            self._check_not_ended()
             raise
         finally:
             self._before_engine = None
-        self._check_goes_on()
+        self._check_not_ended()
 
-    def _check_goes_on(self) -> None:
+    def _check_not_ended(self) -> None:
         if self.ending is not None:
             raise self.ending
 
     @property
     def num_prompt_tokens(self) -> int:
-        return sum(len(one.reply.request.prompt) for one in self.handles)
+        return sum(len(handle.reply.request.prompt) for handle in self.handles)
 
     @property
     def num_cached_tokens(self) -> int:
-        return sum(one.reply.num_cached_tokens for one in self.handles)
+        return sum(handle.reply.num_cached_tokens for handle in self.handles)
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(one.reply.num_tokens for one in self.handles)
+        return sum(handle.reply.num_tokens for handle in self.handles)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether engines accepted all prompts of the request."""
-        return bool(self.handles) and all(one.reply.is_queued for one in self.handles)
+        """Whether the engine has queued all prompts of the request."""
+        return bool(self.handles) and all(handle.reply.is_queued for handle in self.handles)
 
     @property
     def has_started(self) -> bool:
-        """Whether all prompts of the request have left their engine's queue."""
-        return bool(self.handles) and all(one.reply.is_admitted for one in self.handles)
+        """Whether all prompts of the request have left the engine's queue."""
+        return bool(self.handles) and all(handle.reply.is_admitted for handle in self.handles)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the request is in an engine's queue, or not yet submitted."""
+        """Whether the request has a model and is in the engine's queue, or not yet submitted."""
         return bool(self.model) and not self.has_started
 
     @property
     def is_displaced(self) -> bool:
         """Whether the request lost its slot to another tenant's request before it began."""
-        return isinstance(self.ending, DisplacedError) or any(one.reply.refusal is not None for one in self.handles)
+        return isinstance(self.ending, DisplacedError) or any(handle.reply.refusal for handle in self.handles)
 
     @property
     def is_routine(self) -> bool:
-        """Whether the request is a poll or page file that was not refused; such requests are logged at debug level."""
-        is_answered = self.status < 400 or self.status == 503  # not ready, which is a valid response
-        return self.method in ("GET", "HEAD") and is_answered and POLLED.fullmatch(self.path) is not None
+        """Whether the request is a poll or for a page's file, and not refused. It is then logged at level debug."""
+        is_expected = self.status < 400 or self.status == 503  # a poll gets 503 while the server is not ready
+        return self.method in ("GET", "HEAD") and is_expected and ROUTINE_PATH.fullmatch(self.path) is not None
 
     @property
     def state(self) -> str:
         if not self.handles:
             return "entering"
-        return "running" if any(one.reply.is_admitted for one in self.handles) else "waiting"
+        return "running" if any(handle.reply.is_admitted for handle in self.handles) else "waiting"
 
     def line(self) -> dict[str, Any]:
         """Return the fields of the access log."""
@@ -165,15 +165,15 @@ class RequestRecord(msgspec.Struct, eq=False):
         return fields | self._costs() if self.handles else fields
 
     def _costs(self) -> dict[str, Any]:
-        replies, now_s = [one.reply for one in self.handles], monotonic()
+        replies, now_s = [handle.reply for handle in self.handles], monotonic()
         timings = [reply.timings_at(now_s) for reply in replies]
-        begun = [reply.timings_at(now_s) for reply in replies if reply.num_tokens]
-        after_first_s = max((one.total_s - one.first_token_s for one in begun), default=0.0)
-        num_later = max(0, self.num_output_tokens - self.num_answers)
+        with_output = [reply.timings_at(now_s) for reply in replies if reply.num_tokens]
+        decode_s = max((timing.total_s - timing.first_token_s for timing in with_output), default=0.0)
+        num_decoded = max(0, self.num_output_tokens - self.num_answers)
         return {
-            "queue_s": round(max(one.wait_s for one in timings), 4),
-            "ttft_s": round(min(one.first_token_s for one in begun), 4) if begun else None,
-            "tokens_per_s": round(num_later / after_first_s, 1) if after_first_s > 0 else 0.0,
+            "queue_s": round(max(timing.wait_s for timing in timings), 4),
+            "ttft_s": round(min(timing.first_token_s for timing in with_output), 4) if with_output else None,
+            "tokens_per_s": round(num_decoded / decode_s, 1) if decode_s > 0 else 0.0,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.num_cached_tokens,
             "output_tokens": self.num_output_tokens,
@@ -182,31 +182,31 @@ class RequestRecord(msgspec.Struct, eq=False):
         }
 
 
-def figures_of(record: RequestRecord) -> ModelFigures:
-    """Return the metrics of an admitted request."""
-    replies, now_s = [one.reply for one in record.handles], monotonic()
+def figures_of(record: RequestRecord) -> RequestMetrics:
+    """Return the metrics of a request that was submitted to an engine."""
+    replies, now_s = [handle.reply for handle in record.handles], monotonic()
     timings = [reply.timings_at(now_s) for reply in replies]
-    firsts = [one.first_token_s for reply, one in zip(replies, timings, strict=True) if reply.num_tokens]
-    return ModelFigures(
+    ttfts_s = [timing.first_token_s for reply, timing in zip(replies, timings, strict=True) if reply.num_tokens]
+    return RequestMetrics(
         model=record.model,
         reason=_reason(record),
         num_prompt_tokens=record.num_prompt_tokens,
         num_cached_tokens=record.num_cached_tokens,
         num_output_tokens=record.num_output_tokens,
-        num_longest_answer=max((reply.num_longest for reply in replies), default=0),
+        num_longest_answer=max((reply.max_answer_tokens for reply in replies), default=0),
         num_answers=record.num_answers,
         max_tokens=record.max_tokens,
         num_preemptions=sum(reply.num_preemptions for reply in replies),
-        queue_s=max((one.wait_s for one in timings), default=0.0),
-        first_token_s=min(firsts, default=None),
+        queue_s=max((timing.wait_s for timing in timings), default=0.0),
+        first_token_s=min(ttfts_s, default=None),
         total_s=now_s - record.started_s,
     )
 
 
 def _reason(record: RequestRecord) -> str:
-    if not record.handles or not all(one.reply.is_answered for one in record.handles):
+    if not record.handles or not all(handle.reply.is_answered for handle in record.handles):
         return "abort"
-    last = {piece.finish_reason for one in record.handles for piece in one.reply.pieces if piece.finish_reason}
-    if "error" in last:
+    reasons = {piece.finish_reason for handle in record.handles for piece in handle.reply.pieces} - {None, ""}
+    if "error" in reasons:
         return "error"
-    return "length" if last <= {"length", "deadline"} else "stop"
+    return "length" if reasons <= {"length", "deadline"} else "stop"

@@ -6,7 +6,7 @@ Spans contain numbers, server settings and fixed names, but no text from the cli
 import time
 
 from quire.api.http.request_record import RequestRecord, figures_of
-from quire.observe.metrics import ModelFigures
+from quire.observe.metrics import RequestMetrics
 from quire.observe.spans import AttributeValue, RequestSpan, RequestSpanWriter
 
 COMPLETIONS = "/v1/completions"
@@ -18,14 +18,14 @@ class RequestSpans:
     def __init__(self, writer: RequestSpanWriter) -> None:
         self._writer = writer
 
-    def ended(self, record: RequestRecord) -> None:
+    def write(self, record: RequestRecord) -> None:
         """Write the span of a finished request, if it was for a model."""
         if record.model:
             self._writer.write(span_of(record, time.time()))
 
 
 def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
-    """Return the span of a request that has just ended."""
+    """Return the span of a request that ends now."""
     figures = figures_of(record)
     operation = "text_completion" if record.path == COMPLETIONS else "chat"
     status = 499 if record.is_cut else record.status
@@ -45,7 +45,7 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
         "gen_ai.usage.num_sequences": record.num_answers,
         "http.response.status_code": status,
         **_latencies(figures),
-        **_parameters_and_ends(record),
+        **_parameters_and_finish_reasons(record),
     }
     if error:
         attributes["error.type"] = error
@@ -59,7 +59,7 @@ def span_of(record: RequestRecord, now_unix_s: float) -> RequestSpan:
     )
 
 
-def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
+def _latencies(figures: RequestMetrics) -> dict[str, AttributeValue]:
     """Return vLLM's latency attributes, in seconds; without a first token, only queue time and total time."""
     latencies: dict[str, AttributeValue] = {
         "gen_ai.latency.time_in_queue": figures.queue_s,
@@ -74,7 +74,7 @@ def _latencies(figures: ModelFigures) -> dict[str, AttributeValue]:
     return latencies
 
 
-def _parameters_and_ends(record: RequestRecord) -> dict[str, AttributeValue]:
+def _parameters_and_finish_reasons(record: RequestRecord) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {}
     if record.max_tokens is not None:
         attributes["gen_ai.request.max_tokens"] = record.max_tokens
@@ -82,6 +82,6 @@ def _parameters_and_ends(record: RequestRecord) -> dict[str, AttributeValue]:
         params = record.handles[0].reply.request.params
         attributes["gen_ai.request.temperature"] = params.temperature
         attributes["gen_ai.request.top_p"] = params.top_p
-        ends = [piece.finish_reason for one in record.handles for piece in one.reply.pieces if piece.finish_reason]
-        attributes["gen_ai.response.finish_reasons"] = ends
+        pieces = [piece for handle in record.handles for piece in handle.reply.pieces]
+        attributes["gen_ai.response.finish_reasons"] = [piece.finish_reason for piece in pieces if piece.finish_reason]
     return attributes

@@ -1,5 +1,5 @@
-"""Server-sent events, and responses that are sent at once. No library is used, because an event is only `data:` and a
-blank line."""
+"""Encode server-sent events, and send responses that are not streamed. No library is used, because an event is only
+`data:` and a blank line."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -14,7 +14,7 @@ HEADERS = (
 )
 JSON = b"application/json"
 COMMENT = b": keep-alive\n\n"
-"""A comment without content, the keep-alive of all APIs with server-sent events."""
+"""A comment, which clients ignore; the keep-alive of streams."""
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 

@@ -1,6 +1,6 @@
-"""Load and unload models on demand: carry out the moves of `park_moves.py`, and let requests wait for their model.
+"""Load and unload models on demand: carry out the decisions of `park_moves.py`, and let requests wait for their model.
 
-    using(model) ──► ready: at once ───────────────────────┬─► uses the model until the last byte of the response,
+    using(model) ──► ready: at once ───────────────────────┬─► the request uses the model until its last byte is sent,
                 └──► unloaded, loading, unloading: waits ──┘   or until the request is suspended
 
 Runs on one event loop. One task per model runs from the start of loading to the end of unloading. When a model is
@@ -24,11 +24,11 @@ from quire.api.models.park_moves import (
     MAX_LOADS,
     OPERATOR,
     Load,
-    Parked,
+    ModelState,
     Stage,
-    Wish,
-    in_its_way,
-    may_load_s,
+    Waiter,
+    blocking_models,
+    load_wait_s,
     next_moves,
 )
 from quire.api.models.registry import ModelEntry, Models
@@ -54,20 +54,20 @@ class Sizes:
     memory_bytes: int = 0
     needed_bytes: Mapping[str, int] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
-    """By model name: why it cannot be loaded."""
+    """By model name: why the model cannot be loaded."""
 
 
-Weigh = Callable[[], Awaitable[Sizes]]
-"""Measures the sizes once. It reads files, and downloads models that are always loaded."""
+MeasureSizes = Callable[[], Awaitable[Sizes]]
+"""Measures the sizes once: reads files, and downloads models that are always loaded."""
 
 
-async def weightless() -> Sizes:
-    """Return sizes with which all models always fit."""
+async def no_sizes() -> Sizes:
+    """Return sizes of zero, with which all models always fit."""
     return Sizes()
 
 
 @dataclass(frozen=True, slots=True)
-class ParkLimits:
+class OnDemandLimits:
     """The operator's settings for loading and unloading."""
 
     max_waiting: int = 2048
@@ -75,45 +75,46 @@ class ParkLimits:
     idle_s: float | None = None
     """Idle time before unloading, for models without their own setting; None: never."""
     turn_s: float = 30.0
-    """Minimum time a loaded model serves all tenants, even if tenants wait for its memory."""
+    """Minimum time for which a model stays loaded, even if tenants wait for its memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """A request's reference to its model."""
+class _ModelUse:
+    """One request's use of a loaded model."""
 
-    resident: "_ModelSlot"
+    slot: "_ModelSlot"
     client: EngineClient
     tenant: str
     users: Counter[str]
-    """The model's user counter at the request's arrival; after a reload the model has a new counter."""
+    """The model's user counter when the use began; after a reload the model has a new counter."""
 
 
-Arrival = asyncio.Future[_Place]
+Arrival = asyncio.Future[_ModelUse]
+"""The future of a request that waits for its model."""
 
 
 @dataclass(slots=True, eq=False)
 class _ModelSlot:
-    """One model, loaded or not."""
+    """One model of the server, loaded or not."""
 
     model: OnDemandModel
     entry: ModelEntry
     users: Counter[str] = field(default_factory=Counter)
-    """Number of requests that use the model, by tenant. If the model is unloaded: the suspended requests."""
+    """Number of requests that use the model, by tenant; while the model is unloaded, the suspended requests."""
     served: set[str] = field(default_factory=set)
     """Tenants that have used the model since its last load."""
     waiting: dict[str, dict[Arrival, float]] = field(default_factory=dict)
-    """Requests waiting for the model, by tenant, in order of arrival, each with its arrival time."""
+    """By tenant: requests that wait for the model, in order of arrival, each with its arrival time."""
     turn_ends_s: float = 0.0
-    leaving_since_s: float = 0.0
+    unloading_since_s: float = 0.0
     last_used_s: float = 0.0
-    must_leave: bool = False
-    is_aside: bool = False
-    """The model is unloaded and has suspended requests."""
-    may_end: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when an unloading model serves no request any more, or must suspend those that it serves."""
-    is_called: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when suspended requests continue, or when none is left."""
+    must_unload: bool = False
+    is_suspended: bool = False
+    """Whether the model is unloaded and has suspended requests."""
+    serving_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an unloading model has no running request any more, or must suspend the running ones."""
+    suspension_over: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the suspended requests are to continue, or when none is left."""
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
     """Why the last attempt to load the model failed."""
@@ -124,44 +125,45 @@ class _ModelSlot:
         return sum(map(len, self.waiting.values()))
 
     @property
-    def wishes(self) -> tuple[Wish, ...]:
-        """One entry per tenant that waits for the model, with the time since when."""
-        wishes = [Wish(tenant, next(iter(arrivals.values()))) for tenant, arrivals in self.waiting.items()]
-        if self.is_aside:
-            wishes += [Wish(one, self.leaving_since_s, True) for one in self.users if one not in self.waiting]
-        return tuple(wishes)
+    def waiters(self) -> tuple[Waiter, ...]:
+        """One entry per tenant that waits for the model, with the time at which it began to wait."""
+        waiters = [Waiter(tenant, next(iter(arrivals.values()))) for tenant, arrivals in self.waiting.items()]
+        if self.is_suspended:
+            tenants = [tenant for tenant in self.users if tenant not in self.waiting]
+            waiters += [Waiter(tenant, self.unloading_since_s, is_suspended=True) for tenant in tenants]
+        return tuple(waiters)
 
-    def leave(self) -> None:
-        """Start to unload: accept no new requests, and end after the last response."""
-        self.entry.stage, self.leaving_since_s = Stage.LEAVING, monotonic()
+    def begin_unload(self) -> None:
+        """Start to unload: accept no new requests, and unload after the last response."""
+        self.entry.stage, self.unloading_since_s = Stage.UNLOADING, monotonic()
         if not self.users:
-            self.may_end.set()
+            self.serving_over.set()
 
     def begin_turn(self, turn_s: float) -> None:
-        """Mark the model as ready, and give it to all waiting requests before any move can unload it."""
+        """Mark the model as ready and resume all waiting requests, so that no move unloads it before they use it."""
         client = self.entry.engine_client
         if client is None:
             raise InvariantError(f"expected a client for {self.entry.name}, got none")
-        self.entry.stage, self.turn_ends_s = Stage.HERE, monotonic() + turn_s
+        self.entry.stage, self.turn_ends_s = Stage.READY, monotonic() + turn_s
         self.served = set(self.users)
-        for tenant, arrival in self._taken_from_waiting():
+        for tenant, arrival in self._pop_waiting():
             arrival.set_result(self.use(client, tenant))
 
-    def use(self, client: EngineClient, tenant: str) -> _Place:
+    def use(self, client: EngineClient, tenant: str) -> _ModelUse:
         self.users[tenant] += 1
         self.served.add(tenant)
         self.last_used_s = monotonic()
-        return _Place(self, client, tenant, self.users)
+        return _ModelUse(self, client, tenant, self.users)
 
     def refuse(self, error: Exception) -> None:
-        for _, arrival in self._taken_from_waiting():
+        for _, arrival in self._pop_waiting():
             arrival.set_exception(error)
 
-    def _taken_from_waiting(self) -> list[tuple[str, Arrival]]:
-        """Clear the waiting list and return it without cancelled requests, whose tasks have not run since."""
-        waiting = [(tenant, one) for tenant, arrivals in self.waiting.items() for one in arrivals if not one.done()]
+    def _pop_waiting(self) -> list[tuple[str, Arrival]]:
+        """Clear the waiting list and return it without requests that were cancelled but not removed yet."""
+        pairs = [(tenant, arrival) for tenant, arrivals in self.waiting.items() for arrival in arrivals]
         self.waiting.clear()
-        return waiting
+        return [(tenant, arrival) for tenant, arrival in pairs if not arrival.done()]
 
 
 class ModelManager(Models):
@@ -170,22 +172,22 @@ class ModelManager(Models):
     def __init__(
         self,
         models: Sequence[tuple[OnDemandModel, ModelEntry]],
-        opening: OpenClient,
-        weigh: Weigh = weightless,
-        limits: ParkLimits | None = None,
+        open_client: OpenClient,
+        measure_sizes: MeasureSizes = no_sizes,
+        limits: OnDemandLimits | None = None,
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__((entry for _, entry in models), aliases)
-        self.residents = {model.name: _ModelSlot(model, entry) for model, entry in models}
-        self._opening = opening
-        self._weigh = weigh
-        self._limits = limits or ParkLimits()
+        self.slots = {model.name: _ModelSlot(model, entry) for model, entry in models}
+        self._open_client = open_client
+        self._measure_sizes = measure_sizes
+        self._limits = limits or OnDemandLimits()
         self._sizes: Sizes | None = None
         self._loads: dict[str, tuple[float, ...]] = {}
-        """Times at which each tenant's last loads began."""
+        """Start times of each tenant's last loads."""
         self._tasks: set[asyncio.Task[None]] = set()
-        """Running tasks of models."""
-        self._loading = asyncio.Lock()
+        """Running tasks, at most two per model: a new one waits for the previous one."""
+        self._load_lock = asyncio.Lock()
         """Models load one at a time: two at once would take as long in total, and each would be ready later."""
         self._timer: asyncio.TimerHandle | None = None
         self._is_closing = False
@@ -194,144 +196,144 @@ class ModelManager(Models):
 
     async def start(self) -> None:
         """Load the models that are always loaded. Raises the error if one of them cannot be loaded."""
-        self._sizes = await self._weigh()
-        for why in self._sizes.problems.values():
-            log.warning("%s", why)
-        kept = [resident for resident in self.residents.values() if resident.model.is_kept]
-        for held in await asyncio.gather(*(self._wait(resident, OPERATOR) for resident in kept)):
-            self._release(held)
+        self._sizes = await self._measure_sizes()
+        for problem in self._sizes.problems.values():
+            log.warning("%s", problem)
+        permanent = [slot for slot in self.slots.values() if slot.model.is_kept]
+        for use in await asyncio.gather(*(self._wait(slot, OPERATOR) for slot in permanent)):
+            self._release(use)
 
     def drain(self) -> None:
         self._is_closing = True
-        for resident in self.residents.values():
-            resident.refuse(
+        for slot in self.slots.values():
+            slot.refuse(
                 DrainingError("the server is shutting down and loads no model; use another one, or retry later")
             )
-            resident.is_called.set()  # suspended requests end here
+            slot.suspension_over.set()  # suspended requests end here
 
     async def close(self) -> None:
         """Unload all models. A load in progress is cancelled."""
         self.drain()
         if self._timer is not None:
             self._timer.cancel()
-        for resident in self.residents.values():
-            resident.may_end.set()
-            if resident.task is not None and resident.entry.stage is Stage.LOADING:
-                resident.task.cancel()
+        for slot in self.slots.values():
+            slot.serving_over.set()
+            if slot.task is not None and slot.entry.stage is Stage.LOADING:
+                slot.task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
     def is_ready(self) -> bool:
         return self._sizes is not None and super().is_ready
 
-    async def _live(self, resident: _ModelSlot, before: asyncio.Task[None] | None) -> None:
+    async def _run_model(self, slot: _ModelSlot, previous: asyncio.Task[None] | None) -> None:
         """Run one model from loading to unloading, after its previous task has ended."""
-        entry = resident.entry
+        entry = slot.entry
         try:
-            if before is not None:
-                await asyncio.wait({before})
+            if previous is not None:
+                await asyncio.wait({previous})
             async with AsyncExitStack() as stack:
-                async with self._loading:
-                    self._log(resident, "is being loaded")
-                    client = await stack.enter_async_context(self._opening(resident.model, entry.report_progress))
-                self._arrive(resident, client)
-                await self._stay(resident, client)
+                async with self._load_lock:
+                    self._log(slot, "is being loaded")
+                    client = await stack.enter_async_context(self._open_client(slot.model, entry.report_progress))
+                self._become_ready(slot, client)
+                await self._serve(slot, client)
         except QuireError as error:
-            self._fail(resident, error)
+            self._record_failure(slot, error)
         except Exception as error:
             log.exception("%s could not be loaded", entry.name)
-            self._fail(resident, error)
+            self._record_failure(slot, error)
         finally:
-            self._end(resident)
+            self._clean_up(slot)
 
-    async def _stay(self, resident: _ModelSlot, client: EngineClient) -> None:
-        """Wait until the model is unloaded. With suspended requests, unload it and later load it again."""
-        while await resident.may_end.wait():
-            resident.entry.engine_client = None
-            self._log(resident, "is being unloaded")
-            if not resident.users or self._is_closing:
+    async def _serve(self, slot: _ModelSlot, client: EngineClient) -> None:
+        """Return when the model is to be unloaded. With suspended requests, unload it here and later load it again."""
+        while await slot.serving_over.wait():
+            slot.entry.engine_client = None
+            self._log(slot, "is being unloaded")
+            if not slot.users or self._is_closing:
                 return
-            await client.set_aside()
-            self._log(resident, f"was unloaded; {resident.users.total()} requests wait until it is loaded again")
-            if not await self._called(resident):
+            await client.suspend()
+            self._log(slot, f"was unloaded; {slot.users.total()} requests wait until it is loaded again")
+            if not await self._wait_suspended(slot):
                 return
-            async with self._loading:
-                self._log(resident, "is being loaded")
-                await client.go_on()
-            self._arrive(resident, client)
+            async with self._load_lock:
+                self._log(slot, "is being loaded")
+                await client.resume()
+            self._become_ready(slot, client)
 
-    async def _called(self, resident: _ModelSlot) -> bool:
+    async def _wait_suspended(self, slot: _ModelSlot) -> bool:
         """Wait until the unloaded model is to be loaded again; false: no suspended request is left."""
-        resident.entry.stage, resident.is_aside = Stage.AWAY, True
-        resident.entry.report_progress("", 0, 0)
-        resident.may_end.clear()
-        resident.is_called.clear()
-        if self._is_closing or not resident.users:
-            resident.is_called.set()
+        slot.entry.stage, slot.is_suspended = Stage.UNLOADED, True
+        slot.entry.report_progress("", 0, 0)
+        slot.serving_over.clear()
+        slot.suspension_over.clear()
+        if self._is_closing or not slot.users:
+            slot.suspension_over.set()
         self.apply_moves()
-        await resident.is_called.wait()
-        resident.is_aside = False
-        return resident.entry.stage is Stage.LOADING and not self._is_closing
+        await slot.suspension_over.wait()
+        slot.is_suspended = False
+        return slot.entry.stage is Stage.LOADING and not self._is_closing
 
-    def _end(self, resident: _ModelSlot) -> None:
-        """Clean up after the task. Requests that still used the model find that it has ended."""
-        resident.users = Counter()
-        if resident.task is not asyncio.current_task():
+    def _clean_up(self, slot: _ModelSlot) -> None:
+        """Clean up when the model's task ends. Requests that still use the model get errors from its closed client."""
+        slot.users = Counter()
+        if slot.task is not asyncio.current_task():
             return  # a new task has begun
-        resident.entry.engine_client, resident.entry.stage = None, Stage.AWAY
-        resident.entry.report_progress("", 0, 0)
-        resident.must_leave, resident.task = False, None
-        resident.may_end.clear()
+        slot.entry.engine_client, slot.entry.stage = None, Stage.UNLOADED
+        slot.entry.report_progress("", 0, 0)
+        slot.must_unload, slot.task = False, None
+        slot.serving_over.clear()
         self.apply_moves()
 
-    def _arrive(self, resident: _ModelSlot, client: EngineClient) -> None:
-        resident.entry.engine_client, resident.failure = client, None
-        resident.last_used_s = monotonic()
-        self._log(resident, f"is ready: {client.text.info.line}")
-        resident.begin_turn(self._limits.turn_s)
+    def _become_ready(self, slot: _ModelSlot, client: EngineClient) -> None:
+        slot.entry.engine_client, slot.failure = client, None
+        slot.last_used_s = monotonic()
+        self._log(slot, f"is ready: {client.text.info.line}")
+        slot.begin_turn(self._limits.turn_s)
         self.apply_moves()
 
     @staticmethod
-    def _log(resident: _ModelSlot, text: str) -> None:
-        """Log a state change. The caller that starts the server reports models that are always loaded."""
-        if not resident.model.is_kept:
-            log.info("%s %s", resident.entry.name, text)
+    def _log(slot: _ModelSlot, text: str) -> None:
+        """Log a state change of an on-demand model; always-loaded models are reported when the server is ready."""
+        if not slot.model.is_kept:
+            log.info("%s %s", slot.entry.name, text)
 
     @staticmethod
-    def _fail(resident: _ModelSlot, error: Exception) -> None:
-        resident.failure, resident.failed_s = error, monotonic()
-        if not resident.model.is_kept:
-            log.error("%s could not be loaded: %s", resident.entry.name, error)
-        resident.refuse(error)
+    def _record_failure(slot: _ModelSlot, error: Exception) -> None:
+        slot.failure, slot.failed_s = error, monotonic()
+        if not slot.model.is_kept:
+            log.error("%s could not be loaded: %s", slot.entry.name, error)
+        slot.refuse(error)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def using(self, entry: ModelEntry, tenant: str, /) -> AsyncIterator[EngineClient]:
         """Yield the model's client. The model is not unloaded until the request ends or is suspended."""
-        resident = self.residents[entry.name]
-        held = await self._come(resident, tenant)
+        slot = self.slots[entry.name]
+        use = await self._begin_use(slot, tenant)
         try:
-            yield held.client
+            yield use.client
         finally:
-            self._release(held)
+            self._release(use)
 
-    async def _come(self, resident: _ModelSlot, tenant: str) -> _Place:
-        entry = resident.entry
-        if entry.stage is Stage.HERE and not resident.model.is_kept and entry.is_dead:
-            resident.must_leave = True
-            resident.leave()
-        if entry.stage is Stage.HERE:
-            return resident.use(entry.open(), tenant)
+    async def _begin_use(self, slot: _ModelSlot, tenant: str) -> _ModelUse:
+        entry = slot.entry
+        if entry.stage is Stage.READY and not slot.model.is_kept and entry.is_dead:
+            slot.must_unload = True
+            slot.begin_unload()
+        if entry.stage is Stage.READY:
+            return slot.use(entry.open(), tenant)
         self.check_waiting(entry, tenant)
         try:
-            return await self._wait(resident, tenant)
+            return await self._wait(slot, tenant)
         except (CheckpointError, ConfigError) as error:
             raise _not_loaded(entry, error, FAILED_RETRY_S) from error
 
     def check_waiting(self, entry: ModelEntry, tenant: str, /) -> None:
-        resident = self.residents[entry.name]
-        if entry.stage is Stage.HERE:
+        slot = self.slots[entry.name]
+        if entry.stage is Stage.READY:
             return
         if self._is_closing:
             raise DrainingError("the server is shutting down and loads no model; use another one, or retry later")
@@ -339,23 +341,23 @@ class ModelManager(Models):
             return
         if problem := self._sizes.problems.get(entry.name):
             raise ApiError(503, "model_not_here", problem)
-        self._check_fits(resident, self._sizes)
-        again_s = resident.failed_s + FAILED_RETRY_S - monotonic()
-        if resident.failure is not None and again_s > 0:
-            raise _not_loaded(entry, resident.failure, again_s)
-        if resident.num_waiting >= self._limits.max_waiting:
+        self._check_fits(slot, self._sizes)
+        retry_after_s = slot.failed_s + FAILED_RETRY_S - monotonic()
+        if slot.failure is not None and retry_after_s > 0:
+            raise _not_loaded(entry, slot.failure, retry_after_s)
+        if slot.num_waiting >= self._limits.max_waiting:
             message = (
                 f"expected at most {self._limits.max_waiting} requests waiting for {entry.name}, "
-                f"{resident.num_waiting} are waiting; try again"
+                f"{slot.num_waiting} are waiting; try again"
             )
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
-        if entry.stage is not Stage.LOADING and not resident.waiting:
+        if entry.stage is not Stage.LOADING and not slot.waiting:
             self._check_loads(entry, tenant)
 
     def _check_loads(self, entry: ModelEntry, tenant: str) -> None:
-        planned = [one for one in self.residents.values() if one.entry.stage is not Stage.LOADING]
-        num_planned = sum(tenant in one.waiting for one in planned)
-        wait_s = may_load_s(tenant, self._loads, monotonic(), num_planned)
+        not_loading = [slot for slot in self.slots.values() if slot.entry.stage is not Stage.LOADING]
+        num_planned = sum(tenant in slot.waiting for slot in not_loading)
+        wait_s = load_wait_s(tenant, self._loads, monotonic(), num_planned)
         if wait_s > 0:
             message = (
                 f"expected at most {MAX_LOADS} model loads per key in {LOADS_S:g} s, {entry.name} would be one more; "
@@ -363,52 +365,52 @@ class ModelManager(Models):
             )
             raise ApiError(429, "rate_limit_exceeded", message, "model", wait_s)
 
-    def _check_fits(self, resident: _ModelSlot, sizes: Sizes) -> None:
-        name, known = resident.entry.name, [self._parked(one) for one in self.residents.values()]
-        wanted = self._parked(resident)
-        blocking = in_its_way(wanted, known, sizes.memory_bytes)
+    def _check_fits(self, slot: _ModelSlot, sizes: Sizes) -> None:
+        name, states = slot.entry.name, [self._state_of(other) for other in self.slots.values()]
+        state = self._state_of(slot)
+        blocking = blocking_models(state, states, sizes.memory_bytes)
         if not blocking:
             return
-        need = f"{name} needs {wanted.needed_bytes / GIB:,.2f} of {sizes.memory_bytes / GIB:,.2f} GiB"
+        need = f"{name} needs {state.needed_bytes / GIB:,.2f} of {sizes.memory_bytes / GIB:,.2f} GiB"
         if blocking == [name]:
-            raise invalid(f"{need}; the operator has to raise --memory", "model", "model_does_not_fit")
+            raise invalid(f"{need}; the operator must raise --memory", "model", "model_does_not_fit")
         raise invalid(
-            f"{need} and does not fit beside the models that are kept: {', '.join(blocking)}",
+            f"{need} and does not fit beside the models that stay loaded: {', '.join(blocking)}",
             "model",
             "model_does_not_fit",
         )
 
-    async def _wait(self, resident: _ModelSlot, tenant: str) -> _Place:
-        """Wait until the model is loaded; a request that returns from here uses it."""
+    async def _wait(self, slot: _ModelSlot, tenant: str) -> _ModelUse:
+        """Wait until the model is loaded, and return the request's use of it."""
         arrival: Arrival = asyncio.get_running_loop().create_future()
-        arrivals = resident.waiting.setdefault(tenant, {})
+        arrivals = slot.waiting.setdefault(tenant, {})
         arrivals[arrival] = monotonic()
         if len(arrivals) == 1:
             self.apply_moves()  # further requests of a tenant do not change the decision
         try:
             return await arrival
         except asyncio.CancelledError:
-            if resident.waiting.get(tenant, {}).pop(arrival, None) is not None:
+            if slot.waiting.get(tenant, {}).pop(arrival, None) is not None:
                 if not arrivals:
-                    del resident.waiting[tenant]
-                self.apply_moves()  # its memory may no longer be needed
+                    del slot.waiting[tenant]
+                self.apply_moves()  # the memory for the model may no longer be needed
             elif not arrival.cancelled() and arrival.exception() is None:
                 self._release(arrival.result())
             raise
 
-    def _release(self, held: _Place) -> None:
-        resident, users, tenant = held.resident, held.users, held.tenant
+    def _release(self, use: _ModelUse) -> None:
+        slot, users, tenant = use.slot, use.users, use.tenant
         users[tenant] -= 1
-        if users is not resident.users:
+        if users is not slot.users:
             return  # the request belonged to an earlier load of the model
-        resident.last_used_s = monotonic()
+        slot.last_used_s = monotonic()
         if users[tenant]:
             return  # decisions depend on whether a tenant has requests, not on how many
         del users[tenant]
-        if not users and resident.entry.stage is Stage.LEAVING:
-            resident.may_end.set()
-        if not users and resident.is_aside:
-            resident.is_called.set()
+        if not users and slot.entry.stage is Stage.UNLOADING:
+            slot.serving_over.set()
+        if not users and slot.is_suspended:
+            slot.suspension_over.set()
         self.apply_moves()
 
     # -- the operator --------------------------------------------------------------------------------------------------
@@ -420,15 +422,15 @@ class ModelManager(Models):
 
     def unload(self, entry: ModelEntry) -> None:
         """Unload a model after its last response."""
-        resident = self.residents[entry.name]
-        if resident.model.is_kept:
-            raise invalid(f"{entry.name} is kept; a model can be unloaded if it is not named on the command line, "
-                          "and its table has no keep = true", "model")  # fmt: skip
+        slot = self.slots[entry.name]
+        if slot.model.is_kept:
+            raise invalid(f"{entry.name} always stays loaded: it is named on the command line or its table has keep = "
+                          "true; unload another model", "model")  # fmt: skip
         if entry.stage is Stage.LOADING:
             raise ApiError(409, "model_loading", f"{entry.name} is being loaded; unload it when it is ready")
-        if entry.stage is Stage.HERE:
-            resident.must_leave = True
-            resident.leave()
+        if entry.stage is Stage.READY:
+            slot.must_unload = True
+            slot.begin_unload()
 
     # -- moves ---------------------------------------------------------------------------------------------------------
 
@@ -439,31 +441,30 @@ class ModelManager(Models):
         is_settled = False
         while not is_settled:
             now_s = monotonic()
-            known = [self._parked(resident) for resident in self.residents.values()]
-            moves = next_moves(known, self._sizes.memory_bytes, self._loads, now_s)
-            for name in moves.leave:
-                self.residents[name].leave()
-            for name in moves.set_aside:
-                self.residents[name].may_end.set()
-            for name in moves.stay:
-                self.residents[name].begin_turn(self._limits.turn_s)
+            states = [self._state_of(slot) for slot in self.slots.values()]
+            moves = next_moves(states, self._sizes.memory_bytes, self._loads, now_s)
+            for name in moves.unload:
+                self.slots[name].begin_unload()
+            for name in moves.suspend:
+                self.slots[name].serving_over.set()
+            for name in moves.keep:
+                self.slots[name].begin_turn(self._limits.turn_s)
             if moves.load is not None:
                 self._begin_load(moves.load, now_s)
-            is_settled = moves.load is None and not moves.leave
+            is_settled = moves.load is None and not moves.unload
         self._set_timer(moves.check_again_s, now_s)
 
     def _begin_load(self, load: Load, now_s: float) -> None:
-        resident = self.residents[load.name]
-        resident.entry.stage = Stage.LOADING
+        slot = self.slots[load.name]
+        slot.entry.stage = Stage.LOADING
         if load.tenant != OPERATOR:
             self._loads[load.tenant] = (*self._loads.get(load.tenant, ())[1 - MAX_LOADS :], now_s)
-        if resident.is_aside:
-            resident.is_called.set()
+        if slot.is_suspended:
+            slot.suspension_over.set()
         else:
-            living = self._live(resident, resident.task)
-            resident.task = asyncio.create_task(living, name=f"quire-model-{load.name}")
-            self._tasks.add(resident.task)
-            resident.task.add_done_callback(self._tasks.discard)
+            slot.task = asyncio.create_task(self._run_model(slot, previous=slot.task), name=f"quire-model-{load.name}")
+            self._tasks.add(slot.task)
+            slot.task.add_done_callback(self._tasks.discard)
 
     def _set_timer(self, check_again_s: float | None, now_s: float) -> None:
         if self._timer is not None:
@@ -472,25 +473,24 @@ class ModelManager(Models):
         if check_again_s is not None:
             self._timer = asyncio.get_running_loop().call_later(check_again_s - now_s, self.apply_moves)
 
-    def _parked(self, resident: _ModelSlot) -> Parked:
-        needed = {} if self._sizes is None else self._sizes.needed_bytes
-        idle_s = self._limits.idle_s if resident.model.idle_s is None else resident.model.idle_s
-        return Parked(
-            name=resident.entry.name,
-            needed_bytes=needed.get(resident.entry.name, 0),
-            stage=resident.entry.stage,
-            is_kept=resident.model.is_kept and resident.failure is None,
-            idle_s=idle_s,
-            users=frozenset(resident.users),
-            served=frozenset(resident.served),
-            wishes=resident.wishes,
-            turn_ends_s=resident.turn_ends_s,
-            leaving_since_s=resident.leaving_since_s,
-            last_used_s=resident.last_used_s,
-            must_leave=resident.must_leave,
-            is_ending=resident.may_end.is_set(),
+    def _state_of(self, slot: _ModelSlot) -> ModelState:
+        needed_bytes = {} if self._sizes is None else self._sizes.needed_bytes
+        return ModelState(
+            name=slot.entry.name,
+            needed_bytes=needed_bytes.get(slot.entry.name, 0),
+            stage=slot.entry.stage,
+            is_kept=slot.model.is_kept and slot.failure is None,
+            idle_s=self._limits.idle_s if slot.model.idle_s is None else slot.model.idle_s,
+            users=frozenset(slot.users),
+            served=frozenset(slot.served),
+            waiters=slot.waiters,
+            turn_ends_s=slot.turn_ends_s,
+            unloading_since_s=slot.unloading_since_s,
+            last_used_s=slot.last_used_s,
+            must_unload=slot.must_unload,
+            is_unload_final=slot.serving_over.is_set(),
         )
 
 
-def _not_loaded(entry: ModelEntry, error: Exception, again_s: float) -> ApiError:
-    return ApiError(503, "model_not_loaded", f"{entry.name} could not be loaded: {error}", retry_after_s=again_s)
+def _not_loaded(entry: ModelEntry, error: Exception, retry_after_s: float) -> ApiError:
+    return ApiError(503, "model_not_loaded", f"{entry.name} could not be loaded: {error}", retry_after_s=retry_after_s)

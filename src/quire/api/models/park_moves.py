@@ -1,19 +1,19 @@
-"""Decide which model to load now and which to unload: a pure function of the loaded models and the waiting tenants.
+"""Decide which model to load and which to unload (the *moves*): a pure function of model states and waiting tenants.
 
-    unloaded ──load──► loading ──► ready ──leave──► unloading ──► unloaded
+    unloaded ──load──► loading ──► ready ──unload─► unloading ──► unloaded
                                      ▲                  │
-                                     └───────stay───────┘   no tenant needs the memory any more
+                                     └───────keep───────┘   no tenant needs the memory any more
 
-**Turns.** A ready model has a turn: until its end the model serves every tenant, even if tenants wait for its memory.
+**Turns.** A ready model has a turn: until it ends, the model stays loaded, even if tenants wait for its memory.
 Waiting tenants are served in the order in which they began to wait, but a load puts its tenant at the end of the queue,
-so tenants take turns however many models each requests. A tenant may end a turn early if no other tenant used the model
-and no request runs. It can do so a few times per minute, so that two models of one tenant do not constantly alternate.
+so tenants take turns, no matter how many models each requests. A tenant may end a turn early if no other tenant used
+the model and no request runs, but only a few times per minute, so that its own models do not constantly alternate.
 
 **Unloading.** Among models whose turn has ended, one without requests is unloaded first, then one that serves only the
 waiting tenant, then the least recently used. An unloading model accepts no requests. Its running requests delay the
-unloading for a bounded time, but not if they belong to the tenant that waits for the memory. Then they are suspended,
-and wait like requests for their model. A tenant's suspended requests never unload a model with running requests of that
-tenant, because the two models would only alternate.
+unloading by at most MAX_UNLOAD_DELAY_S, and not at all if they belong to the tenant that waits for the memory. Then
+they are suspended, and wait until their model is loaded again. Suspended requests never unload a model with running
+requests of the same tenant, because the two models would only alternate.
 
 **Loads.** The loads that a tenant may cause per minute are bounded; a tenant at the bound is skipped until it may load.
 """
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 OPERATOR = ""
-"""The pseudo-tenant that waits for models that the operator loads. Its loads are not counted."""
-MAX_HELD_S = 60.0
+"""The tenant name under which the operator's loads wait. These loads are not counted."""
+MAX_UNLOAD_DELAY_S = 60.0
 """Maximum time for which running requests delay the unloading of their model."""
 LOADS_S = 60.0
 MAX_LOADS = 4
 """Maximum number of loads that one tenant may cause within LOADS_S."""
-MAX_EARLY = 3
+MAX_EARLY_LOADS = 3
 """A tenant with fewer loads within LOADS_S may end its own turn early."""
 
 Loads = Mapping[str, tuple[float, ...]]
@@ -39,53 +39,53 @@ Loads = Mapping[str, tuple[float, ...]]
 class Stage(Enum):
     """The state of a model."""
 
-    AWAY = "unloaded"
+    UNLOADED = "unloaded"
     LOADING = "loading"
-    HERE = "ready"
-    LEAVING = "unloading"
+    READY = "ready"
+    UNLOADING = "unloading"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A tenant waits for a model."""
+class Waiter:
+    """A tenant that waits for a model."""
 
     tenant: str
     since_s: float
     """When the tenant's oldest waiting request began to wait."""
-    is_aside: bool = False
-    """All of the tenant's waiting requests are suspended ones."""
+    is_suspended: bool = False
+    """Whether the tenant has only suspended requests for the model, and no new ones."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """The state of one model."""
+class ModelState:
+    """What the decisions depend on, for one model."""
 
     name: str
     needed_bytes: int
     """Memory that the model takes from the start of loading to the end of unloading."""
-    stage: Stage = Stage.AWAY
+    stage: Stage = Stage.UNLOADED
     is_kept: bool = False
-    """The model is loaded at server start and never unloaded."""
+    """Whether the model is loaded at server start and never unloaded."""
     idle_s: float | None = None
-    """The model is unloaded when no tenant has used it for this time; None: never."""
+    """Time without requests after which the model is unloaded; None: never."""
     users: frozenset[str] = frozenset()
-    """Tenants with running requests on the model; if it is unloaded, with suspended ones."""
+    """Tenants with running requests on the model or, if it is unloaded, with suspended requests."""
     served: frozenset[str] = frozenset()
     """Tenants that have used the model since its last load."""
-    wishes: tuple[Wish, ...] = ()
-    """One entry for each tenant that waits for the model."""
+    waiters: tuple[Waiter, ...] = ()
+    """One for each tenant that waits for the model."""
     turn_ends_s: float = 0.0
-    leaving_since_s: float = 0.0
+    unloading_since_s: float = 0.0
     last_used_s: float = 0.0
-    must_leave: bool = False
-    """Unload even if no memory is needed, because the operator requested it or the model is broken."""
-    is_ending: bool = False
-    """The running requests are being suspended, or none is left: the unloading can no longer be cancelled."""
+    must_unload: bool = False
+    """Whether to unload even if no memory is needed: the operator requested it, or the engine has stopped."""
+    is_unload_final: bool = False
+    """Whether the unloading can no longer be cancelled: no request runs, or the running ones are being suspended."""
 
     @property
-    def is_wanted(self) -> bool:
-        """The model is unloaded and should be loaded."""
-        return self.stage is Stage.AWAY and (self.is_kept or bool(self.wishes))
+    def needs_load(self) -> bool:
+        """Whether the model is unloaded and should be loaded."""
+        return self.stage is Stage.UNLOADED and (self.is_kept or bool(self.waiters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,143 +98,143 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """The moves to make now. After a load or an unload, the caller calls `next_moves` again at once."""
+    """What to do now. After a load or an unload, the caller calls `next_moves` again at once."""
 
     load: Load | None = None
-    leave: tuple[str, ...] = ()
-    """Models to unload: they accept no new requests, and end after the last response."""
-    set_aside: tuple[str, ...] = ()
+    unload: tuple[str, ...] = ()
+    """Models to unload: they accept no new requests, and are unloaded after their last response."""
+    suspend: tuple[str, ...] = ()
     """Unloading models whose running requests are to be suspended."""
-    stay: tuple[str, ...] = ()
-    """Unloading models that can stay loaded, because their memory is no longer needed."""
+    keep: tuple[str, ...] = ()
+    """Unloading models to keep loaded, because their memory is no longer needed."""
     check_again_s: float | None = None
     """When to decide again even if nothing else changes; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _QueuedLoad:
     """A model to load, and one tenant that waits for it."""
 
-    model: Parked
-    wish: Wish
+    model: ModelState
+    waiter: Waiter
     since_s: float
     """The sort key: when the tenant began to wait, or its last load, whichever is later."""
 
     @property
-    def own(self) -> frozenset[str]:
-        """The tenant whose running requests do not delay an unloading for this load; empty if only suspended requests
-        wait."""
-        return frozenset() if self.wish.is_aside else frozenset({self.wish.tenant})
+    def suspendable_tenants(self) -> frozenset[str]:
+        """Tenants whose running requests are suspended at once for this load: the waiting tenant, unless it has only
+        suspended requests."""
+        return frozenset() if self.waiter.is_suspended else frozenset({self.waiter.tenant})
 
 
-def next_moves(models: Sequence[Parked], memory_bytes: int, loads: Loads, now_s: float) -> Moves:
-    """Return the moves to make now. Moves that are still in progress are not repeated."""
-    free_bytes = memory_bytes - sum(one.needed_bytes for one in models if one.stage is not Stage.AWAY)
-    wants, allowed_s = _in_order(models, loads, now_s)
-    first = next((one for one in wants if not in_its_way(one.model, models, memory_bytes)), None)
+def next_moves(models: Sequence[ModelState], memory_bytes: int, loads: Loads, now_s: float) -> Moves:
+    """Return the moves that are due now. Moves in progress are not repeated."""
+    free_bytes = memory_bytes - sum(model.needed_bytes for model in models if model.stage is not Stage.UNLOADED)
+    queue, allowed_s = _load_queue(models, loads, now_s)
+    first = next((load for load in queue if not blocking_models(load.model, models, memory_bytes)), None)
     if first is None:
-        leave, idle_s = _idle(models, now_s)
-        return Moves(leave=leave, stay=_staying(models), check_again_s=_soonest([idle_s, allowed_s]))
+        unload, idle_s = _idle_models(models, now_s)
+        return Moves(unload=unload, keep=_models_to_keep(models), check_again_s=_earliest([idle_s, allowed_s]))
     if first.model.needed_bytes <= free_bytes:
-        return Moves(load=Load(first.model.name, first.wish.tenant))
-    # Other tenants wait after this one: they must not take the memory that is being freed for it.
-    coming_bytes = sum(one.needed_bytes for one in models if one.stage is Stage.LEAVING)
-    leave, turn_s = _make_room(models, first, first.model.needed_bytes - free_bytes - coming_bytes, loads, now_s)
-    set_aside, held_s = _held(models, first.own, now_s)
-    return Moves(leave=leave, set_aside=set_aside, check_again_s=_soonest([turn_s, held_s, allowed_s]))
+        return Moves(load=Load(first.model.name, first.waiter.tenant))
+    # Loads further back in the queue are not considered: they must not take the memory that is freed for this one.
+    free_bytes += sum(model.needed_bytes for model in models if model.stage is Stage.UNLOADING)
+    unload, turn_s = _models_to_unload(models, first, first.model.needed_bytes - free_bytes, loads, now_s)
+    suspend, delay_s = _models_to_suspend(models, first.suspendable_tenants, now_s)
+    return Moves(unload=unload, suspend=suspend, check_again_s=_earliest([turn_s, delay_s, allowed_s]))
 
 
-def in_its_way(wanted: Parked, models: Sequence[Parked], memory_bytes: int) -> list[str]:
-    """Return the always-loaded models that leave too little memory, or the wanted one if it never fits; empty: it
-    fits."""
-    if wanted.needed_bytes > memory_bytes:
-        return [wanted.name]
-    kept = [one for one in models if one.is_kept and one.name != wanted.name]
-    is_too_much = wanted.needed_bytes + sum(one.needed_bytes for one in kept) > memory_bytes
-    return [one.name for one in kept] if is_too_much else []
+def blocking_models(model: ModelState, models: Sequence[ModelState], memory_bytes: int) -> list[str]:
+    """Return why `model` can never be loaded: the always-loaded models that leave too little memory, or itself if it
+    exceeds the memory alone. Empty: it can be loaded."""
+    if model.needed_bytes > memory_bytes:
+        return [model.name]
+    permanent = [other for other in models if other.is_kept and other.name != model.name]
+    is_too_much = model.needed_bytes + sum(other.needed_bytes for other in permanent) > memory_bytes
+    return [other.name for other in permanent] if is_too_much else []
 
 
-def may_load_s(tenant: str, loads: Loads, now_s: float, num_planned: int = 0) -> float:
-    """Return the seconds until a tenant may cause a load in addition to `num_planned` others; 0: now."""
-    recent = _recent(tenant, loads, now_s)
+def load_wait_s(tenant: str, loads: Loads, now_s: float, num_planned: int = 0) -> float:
+    """Return the seconds until a tenant may cause one more load than the `num_planned` that it waits for; 0: now."""
+    recent = _recent_loads(tenant, loads, now_s)
     num_over = len(recent) + num_planned - MAX_LOADS
     if tenant == OPERATOR or num_over < 0:
         return 0.0
     return LOADS_S if num_over >= len(recent) else recent[num_over] + LOADS_S - now_s
 
 
-def _recent(tenant: str, loads: Loads, now_s: float) -> list[float]:
-    return [begun_s for begun_s in loads.get(tenant, ()) if begun_s + LOADS_S > now_s]
+def _recent_loads(tenant: str, loads: Loads, now_s: float) -> list[float]:
+    return [start_s for start_s in loads.get(tenant, ()) if start_s + LOADS_S > now_s]
 
 
-def _in_order(models: Sequence[Parked], loads: Loads, now_s: float) -> tuple[list[_Want], float | None]:
-    """Return the models to load, always-loaded ones first, then by turns; and when a skipped tenant may load again."""
-    wants: list[_Want] = []
+def _load_queue(models: Sequence[ModelState], loads: Loads, now_s: float) -> tuple[list[_QueuedLoad], float | None]:
+    """Return the loads in order, always-loaded models first; and when a tenant at its bound may load again."""
+    queue: list[_QueuedLoad] = []
     allowed_s: list[float | None] = []
-    for one in models:
-        if not one.is_wanted:
+    for model in models:
+        if not model.needs_load:
             continue
-        if one.is_kept:
-            wants.append(_Want(one, Wish(OPERATOR, 0.0), float("-inf")))
+        if model.is_kept:
+            queue.append(_QueuedLoad(model, Waiter(OPERATOR, 0.0), float("-inf")))
             continue
-        waits_s = {wish.tenant: may_load_s(wish.tenant, loads, now_s) for wish in one.wishes}
+        waits_s = {waiter.tenant: load_wait_s(waiter.tenant, loads, now_s) for waiter in model.waiters}
         allowed_s += [now_s + wait_s for wait_s in waits_s.values() if wait_s > 0]
-        wants += [
-            _Want(one, wish, max([wish.since_s, *loads.get(wish.tenant, ())[-1:]]))
-            for wish in one.wishes
-            if not waits_s[wish.tenant]
+        queue += [
+            _QueuedLoad(model, waiter, max([waiter.since_s, *loads.get(waiter.tenant, ())[-1:]]))
+            for waiter in model.waiters
+            if not waits_s[waiter.tenant]
         ]
-    return sorted(wants, key=lambda want: want.since_s), _soonest(allowed_s)
+    return sorted(queue, key=lambda load: load.since_s), _earliest(allowed_s)
 
 
-def _make_room(
-    models: Sequence[Parked], want: _Want, missing_bytes: int, loads: Loads, now_s: float
+def _models_to_unload(
+    models: Sequence[ModelState], load: _QueuedLoad, missing_bytes: int, loads: Loads, now_s: float
 ) -> tuple[tuple[str, ...], float | None]:
     """Return the models to unload if they free enough memory; otherwise none, and when to check again."""
-    here = [one for one in models if one.stage is Stage.HERE and not one.is_kept]
-    ends_s = {one.name: _turn_ends_s(one, want.wish.tenant, loads, now_s) for one in here}
-    leave: list[str] = []
-    for one in sorted(here, key=lambda one: (bool(one.users - want.own), bool(one.users), one.last_used_s)):
-        if missing_bytes > 0 and ends_s[one.name] <= now_s:
-            missing_bytes -= one.needed_bytes
-            leave.append(one.name)
+    ready = [model for model in models if model.stage is Stage.READY and not model.is_kept]
+    ends_s = {model.name: _turn_ends_s(model, load.waiter.tenant, loads, now_s) for model in ready}
+    unload, tenants = list[str](), load.suspendable_tenants
+    for model in sorted(ready, key=lambda model: (bool(model.users - tenants), bool(model.users), model.last_used_s)):
+        if missing_bytes > 0 and ends_s[model.name] <= now_s:
+            missing_bytes -= model.needed_bytes
+            unload.append(model.name)
     if missing_bytes <= 0:
-        return tuple(leave), None
-    return (), _soonest([end_s for end_s in ends_s.values() if end_s > now_s])
+        return tuple(unload), None
+    return (), _earliest([end_s for end_s in ends_s.values() if end_s > now_s])
 
 
-def _turn_ends_s(one: Parked, tenant: str, loads: Loads, now_s: float) -> float:
+def _turn_ends_s(model: ModelState, tenant: str, loads: Loads, now_s: float) -> float:
     """Return when a model may be unloaded for this tenant: early if no other tenant used it in its turn."""
-    is_own = one.served == {tenant} and len(_recent(tenant, loads, now_s)) < MAX_EARLY
-    return now_s if not one.users and (is_own or not one.served) else one.turn_ends_s
+    may_end_early = model.served == {tenant} and len(_recent_loads(tenant, loads, now_s)) < MAX_EARLY_LOADS
+    return now_s if not model.users and (may_end_early or not model.served) else model.turn_ends_s
 
 
-def _held(models: Sequence[Parked], own: frozenset[str], now_s: float) -> tuple[tuple[str, ...], float | None]:
-    """Return the unloading models whose requests must be suspended now, and when the next ones must."""
-    held = [one for one in models if one.stage is Stage.LEAVING and one.users and not one.is_ending]
-    over = [one.name for one in held if one.users <= own or one.leaving_since_s + MAX_HELD_S <= now_s]
-    later = [one.leaving_since_s + MAX_HELD_S for one in held if one.name not in over]
-    return tuple(over), _soonest(later)
+def _models_to_suspend(
+    models: Sequence[ModelState], tenants: frozenset[str], now_s: float
+) -> tuple[tuple[str, ...], float | None]:
+    """Return the models whose requests must be suspended now (at once for `tenants`), and when the next ones must."""
+    busy = [model for model in models if model.stage is Stage.UNLOADING and model.users and not model.is_unload_final]
+    delay_ends_s = {model.name: model.unloading_since_s + MAX_UNLOAD_DELAY_S for model in busy}
+    due = [model.name for model in busy if model.users <= tenants or delay_ends_s[model.name] <= now_s]
+    return tuple(due), _earliest([end_s for name, end_s in delay_ends_s.items() if name not in due])
 
 
-def _staying(models: Sequence[Parked]) -> tuple[str, ...]:
+def _models_to_keep(models: Sequence[ModelState]) -> tuple[str, ...]:
     """Return the models that were unloading for a tenant that no longer waits."""
-    leaving = [one for one in models if one.stage is Stage.LEAVING and not one.must_leave and not one.is_ending]
-    return tuple(one.name for one in leaving if one.users)
+    busy = [model for model in models if model.stage is Stage.UNLOADING and model.users]
+    return tuple(model.name for model in busy if not model.must_unload and not model.is_unload_final)
 
 
-def _idle(models: Sequence[Parked], now_s: float) -> tuple[tuple[str, ...], float | None]:
+def _idle_models(models: Sequence[ModelState], now_s: float) -> tuple[tuple[str, ...], float | None]:
     """Return the models to unload after their idle time, and when the next one is due."""
-    ends = {
-        one.name: one.last_used_s + one.idle_s
-        for one in models
-        if one.stage is Stage.HERE and not one.is_kept and one.idle_s is not None and not one.users
+    ends_s = {
+        model.name: model.last_used_s + model.idle_s
+        for model in models
+        if model.stage is Stage.READY and not model.is_kept and model.idle_s is not None and not model.users
     }
-    return (
-        tuple(name for name, end_s in ends.items() if end_s <= now_s),
-        _soonest([end_s for end_s in ends.values() if end_s > now_s]),
-    )
+    due = tuple(name for name, end_s in ends_s.items() if end_s <= now_s)
+    return due, _earliest([end_s for end_s in ends_s.values() if end_s > now_s])
 
 
-def _soonest(times_s: Iterable[float | None]) -> float | None:
+def _earliest(times_s: Iterable[float | None]) -> float | None:
     return min((time_s for time_s in times_s if time_s is not None), default=None)

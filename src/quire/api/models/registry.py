@@ -1,6 +1,6 @@
-"""The served models by name. A model that is not loaded is listed, too.
+"""The served models by name, including models that are not loaded.
 
-To the API a model is an `EngineClient`: an engine in this process, or a supervised worker.
+The API uses a loaded model through its `EngineClient`: an engine in this process, a worker, or a fleet's members.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,19 +20,19 @@ from quire.observe.metrics import UNMETERED, TokenMeters
 
 @dataclass(slots=True)
 class ModelEntry:
-    """One model and its public name."""
+    """One served model: its public name, its state, and its client while it is loaded."""
 
     name: str
     root: str = ""
     """The path or hub id from which the model is loaded. Shown only to the operator."""
     created: int = field(default_factory=lambda: int(time()))
     engine_client: EngineClient | None = None
-    stage: Stage = Stage.AWAY
-    """The state in the `ModelManager`, if the model is loaded on demand."""
+    stage: Stage = Stage.UNLOADED
+    """Where the model is between unloaded and ready; set by the `ModelManager`."""
     is_required: bool = True
-    """The server is not ready without this model."""
+    """Whether the server is ready only if this model is."""
     loaded_share: float | None = None
-    """The fraction that is loaded, during loading."""
+    """During loading: the fraction of the model that is loaded."""
     meters: TokenMeters = UNMETERED
     """Called with the model's output tokens as they arrive."""
 
@@ -42,13 +42,13 @@ class ModelEntry:
 
     @property
     def is_dead(self) -> bool:
-        """The engine has stopped and will not restart by itself."""
+        """Whether the engine has stopped and will not restart by itself."""
         return self.engine_client is not None and not self.engine_client.is_alive
 
     @property
     def state(self) -> str:
-        """`loading`, `ready`, `busy`, `restarting` or `failed`; on-demand models also `unloaded` and `unloading`."""
-        if self.engine_client is None or self.stage is Stage.LEAVING:
+        """`unloaded`, `loading`, `ready`, `busy`, `restarting`, `failed` or `unloading`."""
+        if self.engine_client is None or self.stage is Stage.UNLOADING:
             return str(self.stage.value)
         if not self.is_ready:
             return "failed" if self.is_dead else "restarting"
@@ -59,7 +59,7 @@ class ModelEntry:
         self.loaded_share = done_bytes / total_bytes if total_bytes else None
 
     def open(self) -> EngineClient:
-        """Return the client. Raises an error with the reason if the model is loading or its engine has stopped."""
+        """Return the client. Raises ApiError if the model is not loaded, EngineDeadError if its engine has stopped."""
         if self.engine_client is None:
             message = f"the model {self.name} is still loading; try again"
             raise ApiError(503, "model_loading", message, retry_after_s=LOADING_RETRY_S)
@@ -97,8 +97,8 @@ class ModelEntry:
 
 
 @contextmanager
-def within_context(limit: int) -> Iterator[None]:
-    """Prefix errors about too long prompts with a text that clients match."""
+def prefix_context_errors(limit: int) -> Iterator[None]:
+    """Prefix errors about prompts that are too long with the text by which clients detect them."""
     try:
         yield
     except RequestTooLargeError as error:
@@ -106,19 +106,19 @@ def within_context(limit: int) -> Iterator[None]:
 
 
 class Models:
-    """The served models, in the order of the command line. They stay loaded; `ModelManager` loads on demand."""
+    """The served models, in the order of the command line. All stay loaded; the subclass `ModelManager` unloads."""
 
     def __init__(self, models: Iterable[ModelEntry], aliases: Mapping[str, str] | None = None) -> None:
         self._by_name = {model.name: model for model in models}
         self._aliases = aliases or {}
-        missing = next((one for one in self._aliases.values() if one not in self._by_name), None)
+        missing = next((name for name in self._aliases.values() if name not in self._by_name), None)
         if missing is not None:
             raise ConfigError(
-                f"expected aliases of served models ({self._names}), got {missing!r}; change it or leave it out",
+                f"expected aliases to name served models ({self._names}), got {missing!r}; correct or remove the alias",
                 ("alias",),
             )
         self._max_sequence_tokens: int | None = None
-        """Set when all models are loaded; does not change afterwards."""
+        """Computed when all models are loaded, and constant afterwards; None: not all are loaded yet."""
 
     def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._by_name.values())
@@ -129,7 +129,7 @@ class Models:
         return all(model.is_ready for model in self if model.is_required)
 
     def using(self, entry: ModelEntry, _tenant: str, /) -> AbstractAsyncContextManager[EngineClient]:
-        """Return a context with the model's client; entering it waits until the model is loaded."""
+        """Return a context with the model's client; raises if it is not loaded, `ModelManager` waits for it instead."""
         return nullcontext(entry.open())
 
     @property
@@ -139,15 +139,15 @@ class Models:
         return max((client.num_gateways for client in clients if client is not None), default=1)
 
     def check_waiting(self, entry: ModelEntry, _tenant: str, /) -> None:
-        """Raise if waiting is refused: the model cannot load, too many wait, or the tenant caused too many loads."""
+        """Raise if the model is not loaded; `ModelManager` raises only if the request may not wait for the model."""
         entry.open()
 
     def drain(self) -> None:
-        """Prepare for shutdown: load no more models, and refuse requests that wait for one."""
+        """Prepare for shutdown: `ModelManager` loads no more models, and refuses requests that wait for one."""
 
     @property
     def max_sequence_tokens(self) -> int | None:
-        """The longest context of all models; None if none is loaded."""
+        """The largest context length of the loaded models; None: no model is loaded."""
         if self._max_sequence_tokens is not None:
             return self._max_sequence_tokens
         clients = [model.engine_client for model in self]
@@ -162,15 +162,15 @@ class Models:
             if len(self._by_name) == 1:
                 return next(iter(self))
             raise invalid(f"expected a model in the request, one of: {self._names}", "model", "missing_parameter")
-        found = self._by_name.get(name) or self._aliased(name)
-        if found is None:
+        model = self._by_name.get(name) or self._model_of_alias(name)
+        if model is None:
             message = f"there is no model {shortened(name)}; this server has: {self._names}"
             raise ApiError(404, "model_not_found", message, "model")
-        return found
+        return model
 
-    def _aliased(self, name: str) -> ModelEntry | None:
-        model = next((model for alias, model in self._aliases.items() if fnmatchcase(name, alias)), None)
-        return None if model is None else self._by_name[model]
+    def _model_of_alias(self, name: str) -> ModelEntry | None:
+        target = next((target for alias, target in self._aliases.items() if fnmatchcase(name, alias)), None)
+        return None if target is None else self._by_name[target]
 
     @property
     def _names(self) -> str:

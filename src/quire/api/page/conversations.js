@@ -1,17 +1,17 @@
-// Conversations, kept in this browser and nowhere else. A message is {role, content, reasoning?, calls?, figures?,
-// error?}. What the browser has no room for is not kept, and a notice is shown.
+// Conversations, stored only in this browser. A message is {role, content, reasoning?, calls?, figures?, error?}. If
+// the browser's storage is full, the conversation is not stored, and a notice is shown.
 
-const KEPT = "quire.conversations";
+const STORED = "quire.conversations";
 const DEFAULTS = "quire.settings";
 
-const read = (name, otherwise) => {
-  try { return JSON.parse(localStorage.getItem(name)) ?? otherwise; } catch { return otherwise; }
+const read = (name, fallback) => {
+  try { return JSON.parse(localStorage.getItem(name)) ?? fallback; } catch { return fallback; }
 };
 
 export class Conversations {
   constructor(onProblem) {
     this.onProblem = onProblem;
-    this.all = read(KEPT, []).filter((one) => Array.isArray(one?.messages));
+    this.all = read(STORED, []).filter((conversation) => Array.isArray(conversation?.messages));
     this.current = this.all[0] ?? this.begin();
   }
 
@@ -22,11 +22,11 @@ export class Conversations {
   }
 
   choose(id) {
-    this.current = this.all.find((one) => one.id === id) ?? this.current;
+    this.current = this.all.find((conversation) => conversation.id === id) ?? this.current;
   }
 
   remove(id) {
-    this.all = this.all.filter((one) => one.id !== id);
+    this.all = this.all.filter((conversation) => conversation.id !== id);
     if (this.current.id === id) this.current = this.all[0] ?? this.begin();
     this.keep();
   }
@@ -37,15 +37,15 @@ export class Conversations {
     this.keep();
   }
 
-  /** Write down what is there, the current one first. */
+  /** Store all conversations, the current one first. */
   keep() {
     const current = this.current;
     if (current.messages.length) {
       current.title ||= current.messages[0].content.trim().slice(0, 60) || "Untitled";
-      this.all = [current, ...this.all.filter((one) => one !== current)];
+      this.all = [current, ...this.all.filter((conversation) => conversation !== current)];
     }
     try {
-      localStorage.setItem(KEPT, JSON.stringify(this.all));
+      localStorage.setItem(STORED, JSON.stringify(this.all));
       localStorage.setItem(DEFAULTS, JSON.stringify(current.settings));
     } catch {
       this.onProblem("The conversation storage of this browser is full: delete conversations to keep this one.");

@@ -1,5 +1,5 @@
-// The page: its content and its controls. server.js sends requests, conversations.js stores, and markdown.js makes text
-// into nodes.
+// The page: its content and its controls. server.js sends requests, conversations.js stores conversations, and
+// markdown.js converts text to nodes.
 import { Conversations } from "./conversations.js";
 import { make, nodesOf } from "./markdown.js";
 import { answerTo, models, NeedsKey, setKey } from "./server.js";
@@ -19,7 +19,7 @@ function show(message, index) {
   const parts = { thoughts: folded("Thoughts", thought), text: make("div", { class: "text" }), calls: make("div") };
   const node = make("article", { class: message.role }, make("h2", {}, isOwn ? "You" : "Answer"));
   node.append(parts.thoughts, parts.text, parts.calls);
-  // What the user has unfolded stays so while more comes.
+  // Elements that the user has unfolded stay unfolded while more text arrives.
   const refresh = () => {
     parts.thoughts.hidden = !message.reasoning;
     thought.textContent = message.reasoning ?? "";
@@ -40,9 +40,9 @@ const folded = (title, inside) => make("details", {}, make("summary", {}, title)
 
 function tools(message, index) {
   const button = (words, act) => {
-    const made = make("button", { type: "button", class: "quiet small" }, words);
-    made.addEventListener("click", act);
-    return made;
+    const node = make("button", { type: "button", class: "quiet small" }, words);
+    node.addEventListener("click", act);
+    return node;
   };
   const copy = button("Copy", () => navigator.clipboard.writeText(message.content));
   const again = message.role === "user" ? button("Edit", () => edit(index)) : button("Retry", () => retry(index));
@@ -122,7 +122,7 @@ async function generate() {
   const conversation = store.current;
   const body = bodyOf(conversation);
   const message = { role: "assistant", content: "" };
-  const mine = (generating = new AbortController());
+  const controller = (generating = new AbortController());
   conversation.messages.push(message);
   store.keep();
   draw();
@@ -130,7 +130,7 @@ async function generate() {
   at("messages").lastChild.replaceWith(shown.node);
   const watching = setInterval(() => showLoading(body.model), POLL_MS);
   try {
-    const result = await answerTo(body, mine.signal, (delta) => {
+    const result = await answerTo(body, controller.signal, (delta) => {
       clearInterval(watching);
       take(message, delta);
       follow(shown.refresh);
@@ -141,12 +141,12 @@ async function generate() {
   }
   clearInterval(watching);
   listModels();
-  if (generating === mine) generating = null;
+  if (generating === controller) generating = null;
   store.keep();
   if (store.current === conversation) draw();
 }
 
-// Once for each frame, however many tokens came. A user who has scrolled up is not moved.
+// Update once per frame, even if several tokens arrived. Scroll only if the user has not scrolled up.
 let isDue = false;
 function follow(change) {
   if (isDue) return;
@@ -200,20 +200,20 @@ function requestKey(why) {
 
 const nameOf = ({ id, meta }) => (meta.state === "ready" ? id : `${id} (${meta.state})`);
 
-// While a request waits for a model, shows how much of it is loaded.
+// While a request waits for a model, show how much of the model is loaded.
 async function showLoading(name) {
-  const found = (await models().catch(() => [])).find(({ id }) => id === name);
-  if (!generating || !found) return;
-  const share = found.meta.loaded_share === null ? "" : `: ${Math.round(found.meta.loaded_share * 100)}%`;
-  notice(found.meta.state === "ready" ? "" : `${name} is ${found.meta.state}${share}`);
+  const model = (await models().catch(() => [])).find(({ id }) => id === name);
+  if (!generating || !model) return;
+  const share = model.meta.loaded_share === null ? "" : `: ${Math.round(model.meta.loaded_share * 100)}%`;
+  notice(model.meta.state === "ready" ? "" : `${name} is ${model.meta.state}${share}`);
 }
 
 async function listModels() {
   try {
-    const found = await models();
+    const available = await models();
     const chosen = at("model").value;
-    at("model").replaceChildren(...found.map((model) => make("option", { value: model.id }, nameOf(model))));
-    if (found.some(({ id }) => id === chosen)) at("model").value = chosen;
+    at("model").replaceChildren(...available.map((model) => make("option", { value: model.id }, nameOf(model))));
+    if (available.some(({ id }) => id === chosen)) at("model").value = chosen;
     notice("");
   } catch (error) {
     if (error instanceof NeedsKey && (await requestKey(error.message))) return listModels();

@@ -1,5 +1,5 @@
-// Markdown as nodes. Text only ever becomes a text node, so nothing a model writes is read as markup; pictures are
-// shown as their text, and a link is followed only when the user clicks it.
+// Converts Markdown to nodes. Text only ever becomes a text node, so nothing a model writes is read as markup; images
+// are shown as their text, and a link is followed only when the user clicks it.
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
@@ -11,8 +11,8 @@ const INLINE = new RegExp(
     /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, // code
     /\*\*([^\s*](?:[\s\S]*?[^\s])?)\*\*/, // strong
     /\*([^\s*](?:[^*]*[^\s*])?)\*/, // soft
-    /!?\[([^[\]]*)\]\(([^()\s]*)\)/, // a link, or a picture
-  ].map((one) => one.source).join("|"),
+    /!?\[([^[\]]*)\]\(([^()\s]*)\)/, // a link, or an image
+  ].map((pattern) => pattern.source).join("|"),
 );
 const MAX_DEPTH = 8;
 
@@ -24,51 +24,51 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
-/** The nodes of a text. */
+/** Convert a text to nodes. */
 export function nodesOf(text) {
   return blocks(text.split("\n"), 0);
 }
 
 function blocks(lines, depth) {
   const nodes = [];
-  for (let at = 0; at < lines.length; ) {
-    const line = lines[at];
-    if (!line.trim()) { at += 1; continue; }
-    const read = depth < MAX_DEPTH ? special(lines, at, depth) : null;
-    if (read) { nodes.push(read.node); at = read.next; continue; }
-    const first = at;
-    do at += 1; while (at < lines.length && lines[at].trim() && !begins(lines, at));
-    nodes.push(make("p", {}, ...spans(lines.slice(first, at).join("\n"), 0)));
+  for (let index = 0; index < lines.length; ) {
+    const line = lines[index];
+    if (!line.trim()) { index += 1; continue; }
+    const read = depth < MAX_DEPTH ? special(lines, index, depth) : null;
+    if (read) { nodes.push(read.node); index = read.next; continue; }
+    const first = index;
+    do index += 1; while (index < lines.length && lines[index].trim() && !begins(lines, index));
+    nodes.push(make("p", {}, ...spans(lines.slice(first, index).join("\n"), 0)));
   }
   return nodes;
 }
 
-function begins(lines, at) {
-  const line = lines[at];
+function begins(lines, index) {
+  const line = lines[index];
   return FENCE.test(line) || HEADING.test(line) || ITEM.test(line) || RULE.test(line) || line.startsWith(">") ||
-    isTable(lines, at);
+    isTable(lines, index);
 }
 
-function special(lines, at, depth) {
-  const line = lines[at];
+function special(lines, index, depth) {
+  const line = lines[index];
   const fence = FENCE.exec(line);
-  if (fence) return codeBlock(lines, at, fence);
+  if (fence) return codeBlock(lines, index, fence);
   const heading = HEADING.exec(line);
-  if (heading) return { node: make(levelOf(heading[1]), {}, ...spans(heading[2], 0)), next: at + 1 };
-  if (RULE.test(line)) return { node: make("hr"), next: at + 1 };
-  if (line.startsWith(">")) return quote(lines, at, depth);
-  if (ITEM.test(line)) return list(lines, at, depth);
-  return isTable(lines, at) ? table(lines, at) : null;
+  if (heading) return { node: make(levelOf(heading[1]), {}, ...spans(heading[2], 0)), next: index + 1 };
+  if (RULE.test(line)) return { node: make("hr"), next: index + 1 };
+  if (line.startsWith(">")) return quote(lines, index, depth);
+  if (ITEM.test(line)) return list(lines, index, depth);
+  return isTable(lines, index) ? table(lines, index) : null;
 }
 
-// Below the page's own headings.
+// Headings in messages are below the page's own headings.
 const levelOf = (marks) => `h${Math.min(6, marks.length + 2)}`;
 
-function codeBlock(lines, at, [, mark, language]) {
-  let end = at + 1;
+function codeBlock(lines, index, [, mark, language]) {
+  let end = index + 1;
   const isEnd = (line) => line.startsWith(mark) && !line.slice(mark.length).trim();
   while (end < lines.length && !isEnd(lines[end].trim())) end += 1;
-  const text = lines.slice(at + 1, end).join("\n");
+  const text = lines.slice(index + 1, end).join("\n");
   const copy = make("button", { type: "button", class: "quiet small" }, "Copy");
   copy.addEventListener("click", async () => {
     await navigator.clipboard.writeText(text);
@@ -79,18 +79,18 @@ function codeBlock(lines, at, [, mark, language]) {
   return { node, next: end + 1 };
 }
 
-function quote(lines, at, depth) {
-  let end = at;
+function quote(lines, index, depth) {
+  let end = index;
   while (end < lines.length && lines[end].startsWith(">")) end += 1;
-  const inner = lines.slice(at, end).map((line) => line.replace(/^> ?/, ""));
+  const inner = lines.slice(index, end).map((line) => line.replace(/^> ?/, ""));
   return { node: make("blockquote", {}, ...blocks(inner, depth + 1)), next: end };
 }
 
-function list(lines, at, depth) {
-  const [, indent, mark] = ITEM.exec(lines[at]);
+function list(lines, index, depth) {
+  const [, indent, mark] = ITEM.exec(lines[index]);
   const isNumbered = /\d/.test(mark);
   const node = make(isNumbered ? "ol" : "ul", isNumbered ? { start: String(parseInt(mark, 10)) } : {});
-  let next = at;
+  let next = index;
   while (next < lines.length) {
     const item = ITEM.exec(lines[next]);
     if (!item || item[1].length > indent.length + 1 || /\d/.test(item[2]) !== isNumbered) break;
@@ -108,31 +108,31 @@ function list(lines, at, depth) {
 
 const indentOf = (line) => line.length - line.trimStart().length;
 const isDeeper = (line, deeper) => line.trim() && indentOf(line) >= deeper;
-const isGap = (lines, at, deeper) => !lines[at].trim() && at + 1 < lines.length && isDeeper(lines[at + 1], deeper);
-// One paragraph alone needs no room of its own in an item.
+const isGap = (lines, i, deeper) => !lines[i].trim() && i + 1 < lines.length && isDeeper(lines[i + 1], deeper);
+// An item that begins with a paragraph has its content without the paragraph's margins.
 const tight = (nodes) => (nodes[0]?.localName === "p" ? [...nodes[0].childNodes, ...nodes.slice(1)] : nodes);
 
-const isTable = (lines, at) =>
-  lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && TABLE_RULE.test(lines[at + 1]);
+const isTable = (lines, i) =>
+  lines[i].includes("|") && i + 1 < lines.length && lines[i + 1].includes("-") && TABLE_RULE.test(lines[i + 1]);
 
-function table(lines, at) {
+function table(lines, index) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
   const row = (name, line) => make("tr", {}, ...cells(line).map((cell) => make(name, {}, ...spans(cell, 0))));
-  let end = at + 2;
+  let end = index + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
-  const body = make("tbody", {}, ...lines.slice(at + 2, end).map((line) => row("td", line)));
-  return { node: make("table", {}, make("thead", {}, row("th", lines[at])), body), next: end };
+  const body = make("tbody", {}, ...lines.slice(index + 2, end).map((line) => row("td", line)));
+  return { node: make("table", {}, make("thead", {}, row("th", lines[index])), body), next: end };
 }
 
 function spans(text, depth) {
   const nodes = [];
   let rest = text;
   while (rest) {
-    const found = depth < MAX_DEPTH ? INLINE.exec(rest) : null;
-    if (!found) { nodes.push(rest); break; }
-    nodes.push(rest.slice(0, found.index));
-    nodes.push(span(found, depth));
-    rest = rest.slice(found.index + found[0].length);
+    const match = depth < MAX_DEPTH ? INLINE.exec(rest) : null;
+    if (!match) { nodes.push(rest); break; }
+    nodes.push(rest.slice(0, match.index));
+    nodes.push(span(match, depth));
+    rest = rest.slice(match.index + match[0].length);
   }
   return nodes.filter((node) => node !== "");
 }

@@ -1,4 +1,4 @@
-// Requests to the page's own server. The key is kept in this tab alone.
+// Requests to the page's own server. The key is stored for this tab only.
 
 const KEY = "quire.key";
 
@@ -21,12 +21,12 @@ async function reasonOf(answer) {
   return body?.error?.message ?? `the server responded with ${answer.status}`;
 }
 
-/** The names of its models, and which of them are ready. */
+/** The models of the server: names and states. */
 export async function models() {
   return (await (await request("/v1/models")).json()).data;
 }
 
-/** The next message: `onDelta` gets each delta; returns usage, the finish reason and times at the end. */
+/** Generate the next message. `onDelta` gets each delta; the result has usage, finish reason and times. */
 export async function answerTo(fields, signal, onDelta) {
   const body = JSON.stringify({ ...fields, stream: true, stream_options: { include_usage: true } });
   const began = performance.now();
@@ -58,7 +58,7 @@ async function* events(stream) {
   }
 }
 
-// Not every browser can iterate a stream itself.
+// Not every browser can iterate over a stream.
 async function* pieces(reader) {
   for (let read = await reader.read(); !read.done; read = await reader.read()) yield read.value;
 }

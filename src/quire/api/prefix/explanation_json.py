@@ -8,19 +8,19 @@ from quire.client.prefix.explanation import Explanation
 from quire.client.prefix.reuse_log import PromptPart, ReuseRecord
 
 
-def explanation_body(found: Explanation, cache_group: str) -> dict[str, Any]:
-    """Return the JSON object. In a shared cache group the difference has only its position, without tenants' text."""
-    difference, is_own = found.difference, not cache_group.startswith(SHARED)
-    shown = None if difference is None else asdict(difference) if is_own else {"position": difference.position}
+def explanation_body(explanation: Explanation, cache_group: str) -> dict[str, Any]:
+    """Return an explanation as JSON. For a shared cache group, the difference has no text, only its position."""
+    difference, is_private = explanation.difference, not cache_group.startswith(SHARED)
+    public_part = None if difference is None else {"position": difference.position}
     return {
-        "prompt_tokens": found.num_prompt_tokens,
-        "cached_tokens": found.num_cached_tokens,
-        "reason": found.reason,
-        "explanation": found.sentence,
-        "difference": shown,
-        "evicted_seconds_ago": None if found.evicted_s_ago is None else round(found.evicted_s_ago, 3),
-        "differs": list(found.differs),
-        "other_model": found.other_model,
+        "prompt_tokens": explanation.num_prompt_tokens,
+        "cached_tokens": explanation.num_cached_tokens,
+        "reason": explanation.reason,
+        "explanation": explanation.sentence,
+        "difference": asdict(difference) if difference is not None and is_private else public_part,
+        "evicted_seconds_ago": None if explanation.evicted_s_ago is None else round(explanation.evicted_s_ago, 3),
+        "differs": list(explanation.differs),
+        "other_model": explanation.other_model,
     }
 
 
@@ -30,7 +30,7 @@ def part_body(part: PromptPart | None) -> dict[str, Any] | None:
 
 
 def reuse_body(record: ReuseRecord, *, is_own: bool) -> dict[str, Any]:
-    """Return the record of one prompt; for another tenant, only reasons and numbers, without text or tokens."""
+    """Return the record of one prompt as JSON; unless the caller's tenant sent it, without text and tokens."""
     body = explanation_body(record.explanation, record.cache_group if is_own else SHARED)
     part = part_body(record.part)
     if not is_own and part is not None:

@@ -1,7 +1,7 @@
-"""`GET /v1/cache/warnings` and a request's cache reuse: which lines repeatedly cause cache misses, and what was reused.
+"""Routes: which prompt lines repeatedly cause cache misses, and how much of a request's prompts was cached.
 
-A tenant gets its own lines. An admin key also gets the losses of other tenants, without their lines, which only the
-operator's socket shows.
+A tenant gets warnings about its own prompts, with their lines. An admin key also gets those of other tenants, but
+without lines, which only the admin socket shows.
 """
 
 from time import monotonic
@@ -22,10 +22,10 @@ async def cache_warnings(request: Request) -> Response:
     admission: Admission = request.app.state.admission
     caller: Caller = request.scope["quire.caller"]
     guard, now_s = admission.prefix_guard, monotonic()
-    found = guard.warnings(now_s, tenant=caller.tenant)
+    warnings = guard.warnings(now_s, tenant=caller.tenant)
     if caller.is_admin:
-        found += [one for one in guard.warnings(now_s) if one.tenant != caller.tenant]
-    return warnings_response(found)
+        warnings += [warning for warning in guard.warnings(now_s) if warning.tenant != caller.tenant]
+    return warnings_response(warnings)
 
 
 async def retrieve_reuse(request: Request, request_id: str) -> Response:

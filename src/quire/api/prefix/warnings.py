@@ -13,35 +13,35 @@ WARNING_HEADER, REMOVED_HEADER = b"x-quire-prefix-warning", b"x-quire-stable-pre
 MAX_LINE_CHARS = 80
 """Maximum length of a line in a header."""
 MAX_LINES = 4
-"""Maximum number of lines in a header; its count includes all."""
+"""Maximum number of lines in a header; the count in the header includes all."""
 
 
-def warning_headers(found: Sequence[PrefixWarning]) -> list[tuple[bytes, bytes]]:
+def warning_headers(warnings: Sequence[PrefixWarning]) -> list[tuple[bytes, bytes]]:
     """Return the response header about lines that made this request miss the cache."""
-    if not found:
+    if not warnings:
         return []
-    worst = max(found, key=lambda one: one.num_lost_tokens)
-    more = f"; more={len(found) - 1}" if len(found) > 1 else ""
+    worst = max(warnings, key=lambda warning: warning.num_lost_tokens)
+    more = f"; more={len(warnings) - 1}" if len(warnings) > 1 else ""
     summary = f"kind={worst.kind}; tokens={worst.num_lost_tokens}; requests={worst.num_requests}{more}"
-    return [(WARNING_HEADER, f"{summary}; line={quoted(worst.line or '')}".encode("ascii"))]
+    return [(WARNING_HEADER, f"{summary}; line={_quote(worst.line or '')}".encode("ascii"))]
 
 
-def removed_headers(removed: Sequence[RemovedLine]) -> list[tuple[bytes, bytes]]:
+def removed_headers(lines: Sequence[RemovedLine]) -> list[tuple[bytes, bytes]]:
     """Return the response header about lines that were removed from the system text."""
-    if not removed:
+    if not lines:
         return []
-    lines = ", ".join(quoted(one.text.strip()) for one in removed[:MAX_LINES])
-    return [(REMOVED_HEADER, f"removed={len(removed)}; lines={lines}".encode("ascii"))]
+    texts = ", ".join(_quote(line.text.strip()) for line in lines[:MAX_LINES])
+    return [(REMOVED_HEADER, f"removed={len(lines)}; lines={texts}".encode("ascii"))]
 
 
-def quoted(text: str) -> str:
-    """Return the text as a short quoted ASCII string, because headers allow no other characters."""
-    shown = text if len(text) <= MAX_LINE_CHARS else text[: MAX_LINE_CHARS - 3] + "..."
-    plain = shown.replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "backslashreplace").decode()
+def _quote(text: str) -> str:
+    """Return the text as a short quoted ASCII string: headers allow no other characters."""
+    short = text if len(text) <= MAX_LINE_CHARS else text[: MAX_LINE_CHARS - 3] + "..."
+    plain = short.replace("\\", "\\\\").replace('"', '\\"').encode("ascii", "backslashreplace").decode()
     return '"' + "".join(char if char.isprintable() else " " for char in plain) + '"'
 
 
-def warnings_response(found: Iterable[PrefixWarning]) -> Response:
+def warnings_response(warnings: Iterable[PrefixWarning]) -> Response:
     """Return the response with all warnings."""
-    bodies = [{"object": "cache.warning", **asdict(one), "explanation": one.sentence} for one in found]
+    bodies = [{"object": "cache.warning", **asdict(warning), "explanation": warning.sentence} for warning in warnings]
     return json_response({"object": "list", "data": bodies})

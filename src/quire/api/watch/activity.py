@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Any
 
 from quire.api.http.request_record import RequestRecord
-from quire.api.watch.timeline import first_token_s, request_line
+from quire.api.watch.timeline import first_token_s, timeline_of
 
 ROW_S = 10.0
 MAX_ROWS = 360
-MAX_ENDED = 200
-MAX_FIRSTS = 1000
-"""Maximum number of TTFT samples from which a row's median is computed."""
+MAX_TIMELINES = 200
+MAX_TTFTS = 1000
+"""Maximum number of TTFTs (times to first token) from which a row's median is computed."""
 
 OpenRequests = Mapping[str, tuple[RequestRecord, object]]
 """Open requests by id, each with its caller."""
@@ -26,14 +26,14 @@ OpenRequests = Mapping[str, tuple[RequestRecord, object]]
 
 @dataclass(frozen=True, slots=True)
 class HistoryRow:
-    """The metrics of one time span."""
+    """The metrics of one time span, about ten seconds long."""
 
     at_s: float
-    """The end of the span."""
+    """The time at which the span ended."""
     span_s: float
     output_tokens_per_s: float
     prompt_tokens_per_s: float
-    """Counts requests with their first token in this span; cached prompt tokens are included."""
+    """Prompt tokens of the requests whose first token arrived in this span, cached tokens included."""
     ttft_p50_s: float | None
     """The median TTFT; None: no request had its first token in this span."""
     hit_rate: float | None
@@ -56,27 +56,27 @@ class RequestTotals:
         self.num_cached_tokens += record.num_cached_tokens
         self.num_output_tokens += record.num_output_tokens
         self.num_requests += 1
-        self.num_preemptions += sum(one.reply.num_preemptions for one in record.handles)
+        self.num_preemptions += sum(handle.reply.num_preemptions for handle in record.handles)
 
 
 @dataclass(slots=True)
-class _Span:
+class _CurrentRow:
     """The counts of the current, unfinished row."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    firsts_s: list[float] = field(default_factory=list)
+    ttfts_s: list[float] = field(default_factory=list)
 
     def count(self, record: RequestRecord) -> None:
         """Count the request if its first token has arrived and it was not counted before."""
-        at_s = first_token_s(record)
-        if record.is_counted or at_s is None:
+        first_s = first_token_s(record)
+        if record.is_counted or first_s is None:
             return
         record.is_counted = True
         self.num_prompt_tokens += record.num_prompt_tokens
         self.num_cached_tokens += record.num_cached_tokens
-        if len(self.firsts_s) < MAX_FIRSTS:
-            self.firsts_s.append(at_s - record.started_s)
+        if len(self.ttfts_s) < MAX_TTFTS:
+            self.ttfts_s.append(first_s - record.started_s)
 
 
 class ModelActivity:
@@ -87,13 +87,13 @@ class ModelActivity:
         """Sums over ended requests."""
         self.rows: deque[HistoryRow] = deque(maxlen=MAX_ROWS)
         self.num_rows = 0
-        """Number of rows ever added, which is the number of the last one in `rows`."""
-        self._span = _Span()
+        """Number of rows ever added, which is the number of the last row in `rows`."""
+        self._current = _CurrentRow()
         self._num_output_tokens = 0
 
-    def take(self, record: RequestRecord) -> None:
+    def count_ended(self, record: RequestRecord) -> None:
         """Count a request that has ended."""
-        self._span.count(record)
+        self._current.count(record)
         self.ended.add(record)
 
     def totals(self, records: list[RequestRecord]) -> RequestTotals:
@@ -106,16 +106,16 @@ class ModelActivity:
     def end_row(self, records: list[RequestRecord], now_s: float, span_s: float) -> None:
         """End the current row; `records` are the open requests."""
         for record in records:
-            self._span.count(record)
-        span, self._span = self._span, _Span()
+            self._current.count(record)
+        current, self._current = self._current, _CurrentRow()
         num_output = self.ended.num_output_tokens + sum(record.num_output_tokens for record in records)
         row = HistoryRow(
             round(now_s, 3),
             round(span_s, 3),
             round((num_output - self._num_output_tokens) / span_s, 3),
-            round(span.num_prompt_tokens / span_s, 3),
-            round(median(span.firsts_s), 4) if span.firsts_s else None,
-            round(span.num_cached_tokens / span.num_prompt_tokens, 4) if span.num_prompt_tokens else None,
+            round(current.num_prompt_tokens / span_s, 3),
+            round(median(current.ttfts_s), 4) if current.ttfts_s else None,
+            round(current.num_cached_tokens / current.num_prompt_tokens, 4) if current.num_prompt_tokens else None,
         )
         self._num_output_tokens = num_output
         self.rows.append(row)
@@ -123,13 +123,13 @@ class ModelActivity:
 
 
 class Activity:
-    """The metrics of all models. For one event loop."""
+    """The metrics of all models. Used from one event loop."""
 
     def __init__(self, open_requests: OpenRequests) -> None:
         self._open_requests = open_requests
         self._models: dict[str, ModelActivity] = {}
         self._row_began_s = 0.0
-        self.timelines: deque[dict[str, Any]] = deque(maxlen=MAX_ENDED)
+        self.timelines: deque[dict[str, Any]] = deque(maxlen=MAX_TIMELINES)
         """Timelines of ended requests, the oldest first."""
 
     def of(self, model: str) -> ModelActivity:
@@ -145,12 +145,12 @@ class Activity:
         self._row_began_s = monotonic()
         asyncio.get_running_loop().call_later(ROW_S, self._end_row)
 
-    def take(self, record: RequestRecord) -> None:
-        """Count a request that has ended, successfully or not."""
+    def record_ended(self, record: RequestRecord) -> None:
+        """Count a request that has ended, successfully or not, and store its timeline."""
         if not record.handles:
             return
-        self.of(record.model).take(record)
-        self.timelines.append(request_line(record, monotonic()))
+        self.of(record.model).count_ended(record)
+        self.timelines.append(timeline_of(record, monotonic()))
 
     def _end_row(self) -> None:
         now_s = monotonic()

@@ -14,8 +14,8 @@ import msgspec
 from quire.api.access.admission import Admission
 from quire.api.http.request_record import RequestRecord
 from quire.api.models.registry import ModelEntry
-from quire.api.watch.activity import MAX_ENDED, Activity, OpenRequests, RequestTotals
-from quire.api.watch.timeline import request_line, shown_id
+from quire.api.watch.activity import MAX_TIMELINES, Activity, OpenRequests, RequestTotals
+from quire.api.watch.timeline import shown_id, timeline_of
 from quire.core.inspect.snapshots import (
     MAX_RUNNING_SHOWN,
     CellCounts,
@@ -32,17 +32,17 @@ MAX_QUEUES = 200
 
 
 def warnings_of(server: Admission, now_s: float, *, reads_lines: bool) -> list[dict[str, Any]]:
-    """Return the prefix guard's warnings. Lines are clients' text, so only some subscribers may read them."""
-    found = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
+    """Return the prefix guard's warnings. With `reads_lines` they include prompt lines, which are clients' text."""
+    warnings = server.prefix_guard.warnings(now_s, reads_lines=reads_lines)
     return [
         {
-            "tenant": one.tenant,
-            "line": one.line or one.description,
-            "num_lost_tokens": one.num_lost_tokens,
-            "num_requests": one.num_requests,
-            "kind": one.kind,
+            "tenant": warning.tenant,
+            "line": warning.line or warning.description,
+            "num_lost_tokens": warning.num_lost_tokens,
+            "num_requests": warning.num_requests,
+            "kind": warning.kind,
         }
-        for one in found[:MAX_WARNINGS]
+        for warning in warnings[:MAX_WARNINGS]
     ]
 
 
@@ -50,12 +50,12 @@ def watch_event(
     server: Admission,
     activity: Activity,
     model: ModelEntry,
-    shown: tuple[EngineSnapshot, float] | None,
-    watched: Iterable[str],
+    snapshot: tuple[EngineSnapshot, float] | None,
+    watched_models: Iterable[str],
 ) -> dict[str, Any]:
-    """Return an event without history and warnings. `shown` is the latest snapshot, if any, and when it arrived; the
-    snapshot's steps are included."""
-    now_s, open_requests, is_watched = monotonic(), server.open_requests, frozenset(watched)
+    """Return an event without history and warnings. `snapshot` is the engine's latest one, if any, with its arrival
+    time; all steps in it are sent."""
+    now_s, open_requests, watched = monotonic(), server.open_requests, frozenset(watched_models)
     records = activity.open_of(model.name)
     totals = activity.of(model.name).totals(records)
     return {
@@ -63,13 +63,13 @@ def watch_event(
         "at_s": round(now_s, 4),
         "model": model.name,
         "models": [
-            {"name": one.name, "state": one.state, "is_watched": one.name in is_watched} for one in server.models
+            {"name": other.name, "state": other.state, "is_watched": other.name in watched} for other in server.models
         ],
         "engine": _engine(model),
-        "pool": _no_pool(model) if shown is None else shown[0].pool,
-        "tree": TreePicture() if shown is None else shown[0].tree,
-        "steps": [] if shown is None else _steps(*shown),
-        "running": _guessed(records) if shown is None else _named(shown[0].running, records),
+        "pool": _pool_from_stats(model) if snapshot is None else snapshot[0].pool,
+        "tree": TreePicture() if snapshot is None else snapshot[0].tree,
+        "steps": [] if snapshot is None else _steps(*snapshot),
+        "running": _running_of(records) if snapshot is None else _with_client_ids(snapshot[0].running, records),
         "queue": _queues(open_requests, model.name),
         "requests": _timelines(activity, open_requests),
         "misses": server.reuse_log.misses(now_s, model.name),
@@ -86,8 +86,8 @@ def _engine(model: ModelEntry) -> dict[str, Any] | None:
     return {"num_steps": stats.num_steps, "num_computed_tokens": stats.num_computed_tokens, "step_s": stats.step_s}
 
 
-def _no_pool(model: ModelEntry) -> PoolCells:
-    """Return a pool of which only the numbers of blocks are known."""
+def _pool_from_stats(model: ModelEntry) -> PoolCells:
+    """Return a pool without cells, with the numbers of blocks in the engine's statistics."""
     stats = model.stats()
     if stats is None or not stats.num_blocks:
         return PoolCells()
@@ -97,20 +97,20 @@ def _no_pool(model: ModelEntry) -> PoolCells:
 
 
 def _steps(snapshot: EngineSnapshot, received_s: float) -> list[dict[str, Any]]:
-    """Return the steps with times on this process's clock: workers send only ages."""
-    steps = [msgspec.structs.asdict(one) for one in snapshot.steps]
-    return [{"at_s": round(received_s - one.pop("age_s"), 4), **one} for one in steps]
+    """Return the steps with times of this process's clock: workers send only ages."""
+    steps = [msgspec.structs.asdict(step) for step in snapshot.steps]
+    return [{"at_s": round(received_s - step.pop("age_s"), 4), **step} for step in steps]
 
 
-def _named(running: Iterable[RunningFigures], records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """Replace the engine's request ids by the clients'."""
-    names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
+def _with_client_ids(running: Iterable[RunningFigures], records: Iterable[RequestRecord]) -> list[RunningFigures]:
+    """Replace the engine's request ids by the ids that clients received."""
+    client_ids = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
     replace = msgspec.structs.replace
-    return [replace(one, request_id=names.get(one.request_id, one.request_id)) for one in running]
+    return [replace(row, request_id=client_ids.get(row.request_id, row.request_id)) for row in running]
 
 
-def _guessed(records: Iterable[RequestRecord]) -> list[RunningFigures]:
-    """Return what this process knows of sequences that run elsewhere."""
+def _running_of(records: Iterable[RequestRecord]) -> list[RunningFigures]:
+    """Return the running requests as this process knows them; used without a snapshot, as for fleet members."""
     return [
         RunningFigures(
             shown_id(record),
@@ -143,8 +143,8 @@ def _queues(open_requests: OpenRequests, model: str) -> list[dict[str, Any]]:
 
 def _timelines(activity: Activity, open_requests: OpenRequests) -> list[dict[str, Any]]:
     """Return the latest timelines: ended requests, then open ones."""
-    now_open = [request_line(record) for record, _ in list(open_requests.values())[-MAX_ENDED:] if record.model]
-    return [*activity.timelines, *now_open][-MAX_ENDED:]
+    now_open = [timeline_of(record) for record, _ in list(open_requests.values())[-MAX_TIMELINES:] if record.model]
+    return [*activity.timelines, *now_open][-MAX_TIMELINES:]
 
 
 def _fleet(model: ModelEntry, totals: RequestTotals) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from quire.api.watch.watchers import ModelWatch, Watchers
 from quire.core.inspect.snapshots import BlockFacts
 
 
-class Watching(Response):
+class WatchResponse(Response):
     """A stream of events, until the subscriber disconnects or the server ends."""
 
     background = None
@@ -28,7 +28,7 @@ class Watching(Response):
     def __init__(
         self, watchers: Watchers, model: ModelEntry, is_over: Callable[[], bool], *, reads_lines: bool
     ) -> None:
-        """`is_over`: the subscriber's access has ended; `reads_lines`: warnings may include lines of clients' text."""
+        """`is_over` returns whether the subscriber's access has ended; `reads_lines`: warnings include prompt lines."""
         self._watchers = watchers
         self._model = model
         self._is_over = is_over
@@ -38,7 +38,7 @@ class Watching(Response):
         """Send the newest event each time; a slow subscriber misses events."""
         record: RequestRecord = scope["quire.record"]
         record.is_streamed = True
-        with self._watchers.reading(self._model) as watch:
+        with self._watchers.subscription(self._model) as watch:
             await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
             try:
                 await while_client_stays(receive, self._send_all(watch, send))
@@ -57,14 +57,14 @@ class Watching(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def watching(
+def watch_response(
     watchers: Watchers, request: Request, *, reads_lines: bool, is_over: Callable[[], bool] = lambda: False
-) -> Watching:
+) -> WatchResponse:
     """Return the event stream of the model that the request names."""
-    return Watching(watchers, _model(watchers, request), is_over, reads_lines=reads_lines)
+    return WatchResponse(watchers, _model(watchers, request), is_over, reads_lines=reads_lines)
 
 
-async def block_answer(watchers: Watchers, request: Request) -> Response:
+async def block_response(watchers: Watchers, request: Request) -> Response:
     """Return one block's details as JSON."""
     model, number = _model(watchers, request), request.path_params["block"]
     if not re.fullmatch("[0-9]{1,10}", number):
@@ -83,10 +83,10 @@ def _model(watchers: Watchers, request: Request) -> ModelEntry:
 
 
 def _with_client_ids(watchers: Watchers, model: ModelEntry, facts: BlockFacts) -> BlockFacts:
-    """Replace request ids by the clients' ids. A request that has ended since the worker responded is left out."""
+    """Replace the engine's request ids by the clients' ids. Requests that ended in the meantime are omitted."""
     records = watchers.activity.open_of(model.name)
-    names = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
-    requests = tuple(dict.fromkeys(names[one] for one in facts.requests if one in names))
+    client_ids = {handle.request_id: shown_id(record) for record in records for handle in record.handles}
+    requests = tuple(dict.fromkeys(client_ids[name] for name in facts.requests if name in client_ids))
     return msgspec.structs.replace(facts, requests=requests, tenant=facts.tenant or _tenant_of(facts.cache_group))
 
 

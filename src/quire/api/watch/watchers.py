@@ -2,9 +2,8 @@
 
     engine ─► snapshot, about every 0.4 s ─► one event, encoded once ─► every subscriber reads the newest
 
-The engine sends snapshots from the first subscriber's connect to the last one's disconnect. A slow subscriber misses
-events; none are queued. If no snapshot arrives because a step is long or there is no worker, events are still sent,
-with the server's own state.
+The engine sends snapshots while there are subscribers. A slow subscriber misses events; none are queued. If no snapshot
+arrives because a step is long or there is no worker, events are still sent, with the server's own state.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ import msgspec
 
 from quire.api.access.admission import Admission
 from quire.api.http.errors import ApiError
-from quire.api.http.limits import MAX_WATCHERS, WATCH_BEAT_S, WATCH_PERIOD_S, WATCH_RETRY_S
+from quire.api.http.limits import MAX_WATCHERS, WATCH_MAX_INTERVAL_S, WATCH_PERIOD_S, WATCH_RETRY_S
 from quire.api.models.registry import ModelEntry
 from quire.api.watch.activity import Activity
 from quire.api.watch.watch_event import warnings_of, watch_event
@@ -25,59 +24,60 @@ from quire.core.inspect.snapshots import EngineSnapshot
 
 
 class Watchers:
-    """All subscribers of all models. For one event loop."""
+    """All subscribers of all models. Used from one event loop."""
 
     def __init__(self, server: Admission, activity: Activity) -> None:
         self.server = server
         self.activity = activity
-        self._watched: dict[str, ModelWatch] = {}
+        self._watches: dict[str, ModelWatch] = {}
 
     @property
-    def num_readers(self) -> int:
-        return sum(one.num_readers for one in self._watched.values())
+    def num_subscribers(self) -> int:
+        return sum(watch.num_subscribers for watch in self._watches.values())
 
     @contextmanager
-    def reading(self, model: ModelEntry) -> Iterator["ModelWatch"]:
+    def subscription(self, model: ModelEntry) -> Iterator["ModelWatch"]:
         """Subscribe to a model's events. Raises ApiError if there are too many subscribers."""
-        if self.num_readers >= MAX_WATCHERS:
+        if self.num_subscribers >= MAX_WATCHERS:
             message = (
-                f"expected at most {MAX_WATCHERS} watchers, {self.num_readers} are connected; "
+                f"expected at most {MAX_WATCHERS} watchers, {self.num_subscribers} are connected; "
                 "close another page, or try again later"
             )
             raise ApiError(503, "too_many_watchers", message, retry_after_s=WATCH_RETRY_S)
-        watch = self._watched.get(model.name)
+        watch = self._watches.get(model.name)
         if watch is None:
-            watch = self._watched[model.name] = ModelWatch(self, model, self._watched.keys())
-        watch.num_readers += 1
+            watch = self._watches[model.name] = ModelWatch(self, model, self._watches.keys())
+        watch.num_subscribers += 1
         try:
             yield watch
         finally:
-            watch.num_readers -= 1
-            if not watch.num_readers:
-                del self._watched[model.name]
+            watch.num_subscribers -= 1
+            if not watch.num_subscribers:
+                del self._watches[model.name]
                 watch.end()
 
 
 class ModelWatch:
     """The events of one model, from its first subscriber to its last."""
 
-    def __init__(self, watchers: Watchers, model: ModelEntry, watched: Collection[str]) -> None:
+    def __init__(self, watchers: Watchers, model: ModelEntry, watched_models: Collection[str]) -> None:
         self._server = watchers.server
         self._activity = watchers.activity
         self._model = model
-        self._watched = watched
-        self.num_readers = 0
+        self._watched_models = watched_models
+        self.num_subscribers = 0
         self.number = 0
         """The number of the newest event."""
         self.is_over = False
-        """No more events will come, because the server ends."""
+        """Whether there will be no more events, because the server ends."""
         self._event = b""
         self._warnings = {True: b"[]", False: b"[]"}
         """Encoded warnings, by whether lines of clients' text are included."""
-        self._shown: tuple[EngineSnapshot, float] | None = None
+        self._snapshot: tuple[EngineSnapshot, float] | None = None
+        """The engine's latest snapshot, and when it arrived."""
         self._client: EngineClient | None = None
-        self._came = asyncio.Event()
-        self._published = asyncio.Event()
+        self._has_snapshot = asyncio.Event()
+        self._has_event = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="quire-watchers")
 
     def end(self) -> None:
@@ -86,9 +86,9 @@ class ModelWatch:
         self._follow(None)
 
     async def newer_than(self, number: int) -> None:
-        """Wait until there is an event after this number, or there will be none."""
+        """Wait until there is an event with a higher number, or there will be none."""
         while self.number <= number and not self.is_over:
-            await self._published.wait()
+            await self._has_event.wait()
 
     def event_after(self, num_rows: int, *, reads_lines: bool = False) -> tuple[bytes, int]:
         """Return the newest event with the history rows after the first `num_rows`, and the number of rows now. With
@@ -96,44 +96,44 @@ class ModelWatch:
         activity = self._activity.of(self._model.name)
         num_new = min(activity.num_rows - num_rows, len(activity.rows))
         rows = list(activity.rows)[len(activity.rows) - num_new :] if num_new else []
-        own = b',"warnings":%b,"history":%b}' % (self._warnings[reads_lines], msgspec.json.encode(rows))
-        return self._event[:-1] + own, activity.num_rows
+        suffix = b',"warnings":%b,"history":%b}' % (self._warnings[reads_lines], msgspec.json.encode(rows))
+        return self._event[:-1] + suffix, activity.num_rows
 
     async def _run(self) -> None:
         while not self.is_over:
             self._follow(self._model.engine_client)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._came.wait(), WATCH_BEAT_S)
-            self._came.clear()
+                await asyncio.wait_for(self._has_snapshot.wait(), WATCH_MAX_INTERVAL_S)
+            self._has_snapshot.clear()
             self._publish()
 
     def _follow(self, client: EngineClient | None) -> None:
-        """Watch this client. A model that was unloaded and loaded again has another client."""
+        """Receive snapshots of this client. A model has a new client after it was unloaded and loaded again."""
         if client is self._client:
             return
-        before, self._client, self._shown = self._client, client, None
-        if before is not None:
-            before.unwatch()
+        previous, self._client, self._snapshot = self._client, client, None
+        if previous is not None:
+            previous.unwatch()
         if client is not None:
-            client.watch(self._show, WATCH_PERIOD_S)
+            client.watch(self._store_snapshot, WATCH_PERIOD_S)
 
-    def _show(self, snapshot: EngineSnapshot) -> None:
-        self._shown = snapshot, monotonic()
-        self._came.set()
+    def _store_snapshot(self, snapshot: EngineSnapshot) -> None:
+        self._snapshot = snapshot, monotonic()
+        self._has_snapshot.set()
 
     def _publish(self) -> None:
-        shown = self._shown
-        if shown is not None and not self._model.is_ready:
-            shown = None  # from a worker that has ended
-        event = watch_event(self._server, self._activity, self._model, shown, self._watched)
+        snapshot = self._snapshot
+        if snapshot is not None and not self._model.is_ready:
+            snapshot = None  # it is from a worker that has ended
+        event = watch_event(self._server, self._activity, self._model, snapshot, self._watched_models)
         self._event = msgspec.json.encode(event)
         now_s = monotonic()
         for reads_lines in self._warnings:
             warnings = warnings_of(self._server, now_s, reads_lines=reads_lines)
             self._warnings[reads_lines] = msgspec.json.encode(warnings)
-        if self._shown is not None:  # each step is sent only once
-            self._shown = msgspec.structs.replace(self._shown[0], steps=()), self._shown[1]
+        if self._snapshot is not None:  # each step is sent only once
+            self._snapshot = msgspec.structs.replace(self._snapshot[0], steps=()), self._snapshot[1]
         self.number += 1
         self.is_over = self._server.is_draining and not self._server.open_requests
-        waiting, self._published = self._published, asyncio.Event()
-        waiting.set()
+        event_sent, self._has_event = self._has_event, asyncio.Event()
+        event_sent.set()

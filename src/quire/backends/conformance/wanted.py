@@ -1,18 +1,18 @@
-"""Conformance checks of outputs per position: scores, hidden states, drafts, masks, no output.
+"""Conformance checks of a row's outputs: scores (prompt log-probabilities), hidden states, drafts, masks, no output.
 
-Common rule of all checks: outputs requested for several positions at once equal those requested one by one.
+In all checks, outputs requested for several positions at once must equal outputs requested one by one.
 """
 
 from collections.abc import Iterable, Sequence
 
-from quire.backends.conformance.harness import Desk, Job, MakeRunner, job_for, prompt_of, require
+from quire.backends.conformance.harness import Job, MakeRunner, StubCore, job_for, prompt_of, require
 from quire.core.request import ResolvedSampling
 from quire.core.step import NO_TOKEN_LEFT, RowResult, Scoring
 
 BLOCKS = (1, 2, 3, 4)
 NUM_PROMPT = 5
-NUM_ALONE = 5
-"""Tokens generated step by step, later used as drafts; all fit into the blocks above."""
+NUM_GENERATED = 5
+"""Tokens generated one per step, later used as drafts; all fit into the blocks above."""
 
 
 def _mask(allowed: Iterable[int], vocabulary_size: int) -> bytes:
@@ -22,158 +22,158 @@ def _mask(allowed: Iterable[int], vocabulary_size: int) -> bytes:
     return bytes(bits)
 
 
-def _drawn(sequence_id: int = 1, **params: object) -> Job:
+def _job(sequence_id: int = 1, **params: object) -> Job:
     options = {"frequency_penalty": 0.5, "logprobs": 1, **params}
     return Job(sequence_id, NUM_PROMPT, ResolvedSampling(**options), seed=3)  # type: ignore[arg-type]
 
 
-def _step_by_step(make_runner: MakeRunner, job: Job) -> list[RowResult]:
-    desk = Desk(make_runner)
-    known, first = prompt_of(desk, NUM_PROMPT), 0
+def _generate_rows(make_runner: MakeRunner, job: Job) -> list[RowResult]:
+    core = StubCore(make_runner)
+    tokens, first = prompt_of(core, NUM_PROMPT), 0
     rows: list[RowResult] = []
-    while len(rows) < NUM_ALONE:
-        rows.append(desk.run([job.item(known, BLOCKS, first, len(known))])[job.sequence_id])
-        first = len(known)
-        known += rows[-1].token_ids
+    while len(rows) < NUM_GENERATED:
+        rows.append(core.run([job.item(tokens, BLOCKS, first, len(tokens))])[job.sequence_id])
+        first = len(tokens)
+        tokens += rows[-1].token_ids
     return rows
 
 
-def _with_drafts(make_runner: MakeRunner, job: Job, drafts: Sequence[int]) -> RowResult:
-    desk = Desk(make_runner)
-    tokens = prompt_of(desk, NUM_PROMPT)
-    return desk.run([job.item(tokens, BLOCKS, 0, NUM_PROMPT, drafts)])[job.sequence_id]
+def _run_drafts(make_runner: MakeRunner, job: Job, drafts: Sequence[int]) -> RowResult:
+    core = StubCore(make_runner)
+    return core.run([job.item(prompt_of(core, NUM_PROMPT), BLOCKS, 0, NUM_PROMPT, drafts)])[job.sequence_id]
 
 
-def several_wanted_positions_equal_one_by_one(make_runner: MakeRunner) -> None:
+def many_positions_equal_one_at_a_time(make_runner: MakeRunner) -> None:
     """Scores and hidden states are equal for many positions in one item and for one position at a time."""
 
-    def computed(ends: Sequence[int], wanted: Sequence[int]) -> tuple[list[object], list[bytes]]:
-        desk = Desk(make_runner)
-        tokens, first = prompt_of(desk, 9), 0
+    def outputs_at(ends: Sequence[int], requested: Sequence[int]) -> tuple[list[object], list[bytes]]:
+        core = StubCore(make_runner)
+        tokens, first = prompt_of(core, 9), 0
         scores: list[object] = []
         states: list[bytes] = []
         for end in ends:
-            at = tuple(position for position in wanted if first <= position < end)
-            item = job_for(1, tokens).item(tokens, BLOCKS, first, end)._replace(sampling=None, hidden_positions=at)
-            if at:
-                targets = tuple(tokens[(position + 1) % len(tokens)] for position in at)
-                item = item._replace(scoring=Scoring(at[0] + 1, targets, 2))
-            row = desk.run([item])[1]
+            positions = tuple(position for position in requested if first <= position < end)
+            item = job_for(1, tokens).item(tokens, BLOCKS, first, end)
+            item = item._replace(sampling=None, hidden_positions=positions)
+            if positions:
+                targets = tuple(tokens[(position + 1) % len(tokens)] for position in positions)
+                item = item._replace(scoring=Scoring(positions[0] + 1, targets, 2))
+            row = core.run([item])[1]
             scores += row.scores
             states += row.hidden_states
             first = end
         return scores, states
 
-    for wanted in (range(9), range(2, 6), (8,)):
-        whole, one_by_one = computed([9], wanted), computed(range(1, 10), wanted)
-        require(whole == one_by_one, f"positions {list(wanted)}: at once {whole}, one by one {one_by_one}")
-        counts = [len(whole[0]), len(whole[1])]
-        require(counts == [len(wanted)] * 2, f"expected {len(wanted)} scores and hidden states, got {counts}")
+    for requested in (range(9), range(2, 6), (8,)):
+        together, one_by_one = outputs_at([9], requested), outputs_at(range(1, 10), requested)
+        require(together == one_by_one, f"{list(requested)}: expected {one_by_one} as one by one, got {together}")
+        counts = [len(together[0]), len(together[1])]
+        require(counts == [len(requested)] * 2, f"expected {len(requested)} scores and hidden states, got {counts}")
 
 
-def right_drafts_come_back_with_one_more(make_runner: MakeRunner) -> None:
-    """Right drafts return several tokens with log-probabilities, equal to those generated step by step."""
-    rows = _step_by_step(make_runner, _drawn())
+def right_drafts_are_accepted_with_one_more_token(make_runner: MakeRunner) -> None:
+    """A row with right drafts returns them and one more token, all as generated step by step."""
+    rows = _generate_rows(make_runner, _job())
     tokens = tuple(row.token_ids[0] for row in rows)
     logprobs = tuple(row.logprobs[0] for row in rows)
-    for count in range(1, NUM_ALONE):
-        row = _with_drafts(make_runner, _drawn(), tokens[:count])
-        require(row.token_ids == tokens[: count + 1], f"{count} right drafts of {tokens} came back as {row.token_ids}")
-        require(row.logprobs == logprobs[: count + 1], f"step by step {logprobs}, after drafts {row.logprobs}")
+    for count in range(1, NUM_GENERATED):
+        row = _run_drafts(make_runner, _job(), tokens[:count])
+        require(row.token_ids == tokens[: count + 1], f"expected {tokens[: count + 1]}, got {row.token_ids}")
+        require(row.logprobs == logprobs[: count + 1], f"expected {logprobs}, got {row.logprobs} with drafts")
 
 
 def a_wrong_draft_ends_the_row(make_runner: MakeRunner) -> None:
-    """A wrong draft makes its correct token the last of the row; continuing is as if there had been no draft."""
-    tokens = [row.token_ids[0] for row in _step_by_step(make_runner, _drawn())]
-    for wrong in range(3):
-        desk = Desk(make_runner)
+    """A row ends with the correct token in place of its first wrong draft; the sequence continues as without drafts."""
+    tokens = [row.token_ids[0] for row in _generate_rows(make_runner, _job())]
+    for index in range(3):
+        core = StubCore(make_runner)
         drafts = tokens[:3]
-        drafts[wrong] = (drafts[wrong] + 1) % desk.capacity.vocabulary_size
-        known = prompt_of(desk, NUM_PROMPT)
-        row = desk.run([_drawn().item(known, BLOCKS, 0, NUM_PROMPT, drafts)])[1]
-        require(list(row.token_ids) == tokens[: wrong + 1], f"draft {wrong} of {drafts} is wrong: {row.token_ids}")
-        known += row.token_ids
-        again = desk.run([_drawn().item(known, BLOCKS, len(known) - 1, len(known))])[1]
-        require(again.token_ids[0] == tokens[wrong + 1], f"after a wrong draft {again.token_ids}, not {tokens}")
+        drafts[index] = (drafts[index] + 1) % core.capacity.vocabulary_size
+        sequence = prompt_of(core, NUM_PROMPT)
+        row = core.run([_job().item(sequence, BLOCKS, 0, NUM_PROMPT, drafts)])[1]
+        require(list(row.token_ids) == tokens[: index + 1], f"expected {tokens[: index + 1]}, got {row.token_ids}")
+        sequence += row.token_ids
+        next_row = core.run([_job().item(sequence, BLOCKS, len(sequence) - 1, len(sequence))])[1]
+        require(next_row.token_ids[0] == tokens[index + 1], f"expected {tokens}, then got {next_row.token_ids}")
 
 
-def drafts_do_not_depend_on_company(make_runner: MakeRunner) -> None:
-    """A row with drafts, a row without, and a row that samples nothing give equal results together and alone."""
-    tokens = [row.token_ids[0] for row in _step_by_step(make_runner, _drawn())]
-    desk = Desk(make_runner)
-    prompt, other = prompt_of(desk, NUM_PROMPT), prompt_of(desk, 6, 5)
+def drafts_do_not_depend_on_the_batch(make_runner: MakeRunner) -> None:
+    """Rows with drafts, without drafts and without sampling give equal results in a batch and alone."""
+    tokens = [row.token_ids[0] for row in _generate_rows(make_runner, _job())]
+    core = StubCore(make_runner)
+    prompt, neighbour = prompt_of(core, NUM_PROMPT), prompt_of(core, 6, 5)
     items = [
-        _drawn().item(prompt, BLOCKS, 0, NUM_PROMPT, tokens[:2]),
-        job_for(2, other).item(other, (5, 6), 0, 6),
-        job_for(3, other).item(other, (7, 8), 0, 3),
+        _job().item(prompt, BLOCKS, 0, NUM_PROMPT, tokens[:2]),
+        job_for(2, neighbour).item(neighbour, (5, 6), 0, 6),
+        job_for(3, neighbour).item(neighbour, (7, 8), 0, 3),
     ]
-    together = desk.run(items)
-    alone = [Desk(make_runner).run([item])[item.sequence_id] for item in items]
-    require(list(together.values()) == alone, f"alone {alone}, together {together}")
+    batched = core.run(items)
+    alone = [StubCore(make_runner).run([item])[item.sequence_id] for item in items]
+    require(list(batched.values()) == alone, f"expected {alone} as alone, got {batched}")
 
 
-def a_stop_among_drafts_is_a_token_like_any_other(make_runner: MakeRunner) -> None:
-    """A stop token does not end a row: that is the core's decision. `min_tokens` applies at each position."""
+def a_stop_token_among_drafts_does_not_end_the_row(make_runner: MakeRunner) -> None:
+    """A stop token among drafts does not end a row: the core handles stops. `min_tokens` applies per position."""
     size = make_runner().capacity.vocabulary_size
-    first_token = _step_by_step(make_runner, _drawn())[1].token_ids[0]
+    first_token = _generate_rows(make_runner, _job())[1].token_ids[0]
     for stops, num_early in ((frozenset({first_token}), 0), (frozenset(range(1, size)), 2)):
-        job = _drawn(stop_token_ids=stops, min_tokens=num_early)
-        tokens = tuple(row.token_ids[0] for row in _step_by_step(make_runner, job))
-        require(not stops.intersection(tokens[:num_early]), f"{tokens}: a stop token among the first {num_early}")
-        row = _with_drafts(make_runner, job, tokens[:3])
-        require(row.token_ids == tokens[:4], f"step by step {tokens}, with a stop among the drafts {row.token_ids}")
+        job = _job(stop_token_ids=stops, min_tokens=num_early)
+        tokens = tuple(row.token_ids[0] for row in _generate_rows(make_runner, job))
+        require(not stops.intersection(tokens[:num_early]), f"expected no stop so early: {tokens}")
+        row = _run_drafts(make_runner, job, tokens[:3])
+        require(row.token_ids == tokens[:4], f"expected {tokens[:4]}, got {row.token_ids}")
 
 
-def nothing_wanted_is_nothing_returned(make_runner: MakeRunner) -> None:
-    """Tokens may be fed for their KV alone, without outputs; the sequence can continue from that KV."""
-    desk = Desk(make_runner)
-    tokens = prompt_of(desk, 6)
-    expected = Desk(make_runner).feed(tokens, BLOCKS, [6], job_for(1, tokens)).token_ids
+def an_item_without_outputs_returns_none(make_runner: MakeRunner) -> None:
+    """An item may only write KV and return nothing; the sequence can continue from that KV."""
+    core = StubCore(make_runner)
+    tokens = prompt_of(core, 6)
+    expected = StubCore(make_runner).feed(tokens, BLOCKS, [6], job_for(1, tokens)).token_ids
     item = job_for(1, tokens).item(tokens[:5], BLOCKS, 0, 5)
-    row = desk.run([item._replace(sampling=None)])[1]
+    row = core.run([item._replace(sampling=None)])[1]
     require(row == RowResult(), f"expected an empty result, got {row}")
-    got = desk.run([job_for(1, tokens).item(tokens, BLOCKS, 5, 6)])[1].token_ids
+    got = core.run([job_for(1, tokens).item(tokens, BLOCKS, 5, 6)])[1].token_ids
     require(got == expected, f"expected {expected}, got {got} after a step without outputs")
 
 
-def a_mask_narrows_each_choice(make_runner: MakeRunner) -> None:
-    """Each position has its own mask. A mask that allows all tokens changes nothing, nor does a mask of another row.
-    Log-probabilities are those of the raw logits."""
-    desk = Desk(make_runner)
-    size, prompt = desk.capacity.vocabulary_size, prompt_of(desk, NUM_PROMPT)
-    free = _step_by_step(make_runner, _drawn())[0]
+def a_mask_restricts_each_position(make_runner: MakeRunner) -> None:
+    """Each position has its own mask. A mask that allows all tokens has no effect, nor has the mask of another row.
+    Log-probabilities are those of the unmasked logits."""
+    core = StubCore(make_runner)
+    size, prompt = core.capacity.vocabulary_size, prompt_of(core, NUM_PROMPT)
+    unmasked = _generate_rows(make_runner, _job())[0]
     for temperature, penalty in ((1.0, 0.5), (0.0, 0.5), (0.0, 0.0)):
-        item = _drawn(temperature=temperature, frequency_penalty=penalty).item(prompt, BLOCKS, 0, NUM_PROMPT, (7,))
+        item = _job(temperature=temperature, frequency_penalty=penalty).item(prompt, BLOCKS, 0, NUM_PROMPT, (7,))
         item = item._replace(scoring=Scoring(NUM_PROMPT, (7, 9), 1))
-        neighbour = _drawn(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)
-        rows = Desk(make_runner).run([item, neighbour], masks={1: (_mask((7,), size), _mask((9,), size))})
+        neighbour = _job(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)
+        rows = StubCore(make_runner).run([item, neighbour], masks={1: (_mask((7,), size), _mask((9,), size))})
         require(rows[1].token_ids == (7, 9), f"expected the tokens 7 and 9, got {rows[1].token_ids}")
-        require(rows[1].logprobs == rows[1].scores, f"masked {rows[1].logprobs}, of the raw logits {rows[1].scores}")
-        require(rows[2] == free, f"without a mask {free}, beside a masked row {rows[2]}")
-    row = desk.run([_drawn().item(prompt, BLOCKS, 0, NUM_PROMPT)], masks={1: (_mask(range(size), size),)})[1]
-    require(row == free, f"without a mask {free}, with one that allows all {row}")
+        require(rows[1].logprobs == rows[1].scores, f"expected {rows[1].scores} as unmasked, got {rows[1].logprobs}")
+        require(rows[2] == unmasked, f"expected {unmasked}, got {rows[2]} in a batch with a masked row")
+    row = core.run([_job().item(prompt, BLOCKS, 0, NUM_PROMPT)], masks={1: (_mask(range(size), size),)})[1]
+    require(row == unmasked, f"expected {unmasked}, got {row} with a mask that allows all tokens")
 
 
-def a_mask_that_allows_nothing_fails_its_row_alone(make_runner: MakeRunner) -> None:
-    """A mask without tokens fails its row alone; after a draft it only ends the row, keeping earlier tokens."""
-    desk = Desk(make_runner)
-    size, prompt = desk.capacity.vocabulary_size, prompt_of(desk, NUM_PROMPT)
-    items = [_drawn().item(prompt, BLOCKS, 0, NUM_PROMPT), _drawn(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)]
-    rows = desk.try_run(items, masks={1: (_mask((), size),)})
-    require(rows[1].error == NO_TOKEN_LEFT, f"no token was allowed, got {rows[1]}")
-    require(rows[2].error is None, f"a neighbour's mask failed this row: {rows[2]}")
-    item = _drawn().item(prompt, BLOCKS, 0, NUM_PROMPT, (7,))
-    row = Desk(make_runner).run([item], masks={1: (_mask((7,), size), _mask((), size))})[1]
+def an_empty_mask_fails_only_its_row(make_runner: MakeRunner) -> None:
+    """A mask that allows no token fails only its row; after a draft it ends the row but keeps the earlier tokens."""
+    core = StubCore(make_runner)
+    size, prompt = core.capacity.vocabulary_size, prompt_of(core, NUM_PROMPT)
+    items = [_job().item(prompt, BLOCKS, 0, NUM_PROMPT), _job(2).item(prompt, (5, 6, 7, 8), 0, NUM_PROMPT)]
+    rows = core.try_run(items, masks={1: (_mask((), size),)})
+    require(rows[1].error == NO_TOKEN_LEFT, f"expected {NO_TOKEN_LEFT}, got {rows[1]}")
+    require(rows[2].error is None, f"expected no error from the mask of another row, got {rows[2]}")
+    item = _job().item(prompt, BLOCKS, 0, NUM_PROMPT, (7,))
+    row = StubCore(make_runner).run([item], masks={1: (_mask((7,), size), _mask((), size))})[1]
     require(row.token_ids == (7,), f"expected token 7 and no other, got {row.token_ids}")
 
 
 CHECKS = (
-    several_wanted_positions_equal_one_by_one,
-    right_drafts_come_back_with_one_more,
+    many_positions_equal_one_at_a_time,
+    right_drafts_are_accepted_with_one_more_token,
     a_wrong_draft_ends_the_row,
-    drafts_do_not_depend_on_company,
-    a_stop_among_drafts_is_a_token_like_any_other,
-    nothing_wanted_is_nothing_returned,
-    a_mask_narrows_each_choice,
-    a_mask_that_allows_nothing_fails_its_row_alone,
+    drafts_do_not_depend_on_the_batch,
+    a_stop_token_among_drafts_does_not_end_the_row,
+    an_item_without_outputs_returns_none,
+    a_mask_restricts_each_position,
+    an_empty_mask_fails_only_its_row,
 )

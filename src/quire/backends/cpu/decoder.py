@@ -1,6 +1,5 @@
-"""A decoder of any family in the family table, over flat batches. Weights are packed once; a step is one native call.
-
-The shape (checkpoints/families) describes a family's features; this module converts them to addresses and numbers.
+"""A decoder of any family in the family table (checkpoints/families), over flat batches. Weights are packed once, and a
+step is one native call. `DecoderShape` describes the model; this module converts it to addresses and numbers.
 """
 
 from copy import copy
@@ -20,7 +19,7 @@ from quire.backends.host.batch import Batch
 from quire.backends.host.block_store import LayerShape
 from quire.backends.host.rope import read_rope
 from quire.backends.host.sampler import Likeliest
-from quire.backends.host.wanted import Computed
+from quire.backends.host.wanted import PassOutputs
 from quire.backends.kernels.arrays import address_of
 from quire.backends.kernels.extension import kernels
 from quire.backends.kernels.threads import num_threads
@@ -28,11 +27,11 @@ from quire.checkpoints.families import DecoderShape
 from quire.errors import CheckpointError, InvariantError
 
 COUNTERS: list[NDArray[np.uint64]] = []
-"""Every counter passed to the kernels, kept alive because the kernels may write to it at any time."""
+"""All counters passed to the kernels; never freed, because the kernels may write to them at any time."""
 
 
 class Decoder:
-    """A model of one of these families. A row's arithmetic depends only on that row."""
+    """A model of one of these families. The result of a row depends only on that row."""
 
     def __init__(
         self, shape: DecoderShape, reader: WeightReader, packer: Packer, has_balanced_keys: bool = False
@@ -49,15 +48,15 @@ class Decoder:
         self._layers = np.array([weights.layer(layer, rules.index(layer.rope)) for layer in shape.layers], LAYER)
         self.slot_size = weights.slot_size
         """Number of floats in a sequence's recurrent state; 0 for a model without recurrent layers."""
-        self._numbers = list(range(shape.num_layers))
-        """Numbers of the layers that a step computes."""
+        self._layer_numbers = list(range(shape.num_layers))
+        """Numbers of the layers that a step computes: all, except in a shallow copy."""
         self._call = self._constant_call(outer)
         self._buffers = self._make_buffers(0, 0)
         self._store: KVStore | None = None
         """The KV store whose addresses the call contains."""
         self._seconds: NDArray[np.float64] | None = None
         self._states: StateStore | None = None
-        _refuse_unread(reader)
+        _check_all_read(reader)
 
     def time_parts(self, seconds: NDArray[np.float64] | None) -> None:
         """Add the seconds of each of `layers.PARTS` to this array from now on; None stops the timing."""
@@ -72,26 +71,26 @@ class Decoder:
             return 0
         COUNTERS.append(np.frombuffer(counter, np.uint64))
         count(address_of(COUNTERS[-1], np.uint64, (1,)))
-        return len(self._numbers)
+        return len(self._layer_numbers)
 
     def shallow(self) -> "Decoder":
-        """Return a copy with one layer of each kind: a step needs the same memory and little time."""
-        other = copy(self)
+        """Return a copy with one layer of each kind; its steps need the same memory in much less time."""
+        shallow = copy(self)
         kinds: dict[object, int] = {}
         for layer in self.shape.layers:
-            mixture, rest = layer.mixture, (layer.num_kv_heads, layer.head_size, layer.intermediate_size, layer.window)
-            kinds.setdefault((mixture, rest, layer.has_kv, layer.recurrent), layer.number)
-        other._numbers = sorted(kinds.values())
-        other._layers = self._layers[other._numbers]
-        other._call = Call(self._call.fields.copy())
-        other._call.fields["layers"] = other._layers.ctypes.data
-        other._call.fields["num_layers"] = len(other._numbers)
-        other._buffers, other._store, other._states = self._make_buffers(0, 0), None, None
-        return other
+            mixture, sizes = layer.mixture, (layer.num_kv_heads, layer.head_size, layer.intermediate_size, layer.window)
+            kinds.setdefault((mixture, sizes, layer.has_kv, layer.recurrent), layer.number)
+        shallow._layer_numbers = sorted(kinds.values())
+        shallow._layers = self._layers[shallow._layer_numbers]
+        shallow._call = Call(self._call.fields.copy())
+        shallow._call.fields["layers"] = shallow._layers.ctypes.data
+        shallow._call.fields["num_layers"] = len(shallow._layer_numbers)
+        shallow._buffers, shallow._store, shallow._states = self._make_buffers(0, 0), None, None
+        return shallow
 
     def touch(self, states: StateStore) -> None:
-        """Write zeros to the state that the layers use, so that its memory does not count as memory of the step."""
-        for number, fields in zip(self._numbers, self._layers["recurrent"], strict=True):
+        """Write zeros to the state that these layers use, so that this memory does not count as memory of a step."""
+        for number, fields in zip(self._layer_numbers, self._layers["recurrent"], strict=True):
             if (layer := self.shape.layers[number].recurrent) is not None:
                 first, end = int(fields["history_at"]), int(fields["state_at"]) + layer.state_size
                 states.numbers[1:, first:end] = 0.0
@@ -100,26 +99,26 @@ class Decoder:
         self,
         batch: Batch,
         store: KVStore,
-        wanted: NDArray[np.int64],
+        requested: NDArray[np.int64],
         num_sampled: int = 0,
-        needed: NDArray[np.int64] | None = None,
+        needed_rows: NDArray[np.int64] | None = None,
         states: StateStore | None = None,
-    ) -> Computed:
-        """Write the rows' KV; return the last hidden states, the logits of the wanted rows, and the most likely token
-        of the first `num_sampled` of these.
+    ) -> PassOutputs:
+        """Write the rows' KV; return the last hidden states, the logits of the requested rows, and the most likely
+        token of the first `num_sampled` of these.
 
-        If `needed` is given, only those rows (at least one) get last hidden states; for all others the last layer
+        With `needed_rows`, only these rows (at least one) get last hidden states; for all other rows the last layer
         computes only keys and values. All results are in buffers that the next step overwrites.
         """
-        num_rows, num_wanted = len(batch.tokens), len(wanted)
+        num_rows, num_requested = len(batch.tokens), len(requested)
         buffers, call = self._buffers, self._call
-        if num_rows > buffers.num_rows or num_wanted > buffers.num_wanted:
-            most = max(num_rows, buffers.num_rows), max(num_wanted, buffers.num_wanted)
-            buffers = self._buffers = self._make_buffers(*most)
+        if num_rows > buffers.num_rows or num_requested > buffers.num_requested:
+            sizes = max(num_rows, buffers.num_rows), max(num_requested, buffers.num_requested)
+            buffers = self._buffers = self._make_buffers(*sizes)
             buffers.write_addresses(call.fields)
         tiles = StepTiles(batch.items, store.block_size, self.shape.group_size)
         if tiles.max_block > store.num_blocks or tiles.num_rows != num_rows:
-            raise InvariantError(f"block {tiles.max_block} is not in a store of {store.num_blocks}")
+            raise InvariantError(f"expected block ids up to {store.num_blocks}, got {tiles.max_block}")
         if store is not self._store:
             self._set_store(store)
         runs = no_runs() if states is None else states.runs(batch)
@@ -129,36 +128,37 @@ class Decoder:
             call.fields["states"], call.fields["slot_size"] = address, self.slot_size
         first, stride = batch.rows.ctypes.data, batch.rows.strides[0]
         call.write_step(
-            first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, wanted.ctypes.data,
-            0 if needed is None else needed.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data,
-            tiles.num_tiles, num_rows, num_wanted,
-            num_rows if needed is None else len(needed), num_sampled, num_threads(), len(runs.slots),
+            first, first + stride, first + 2 * stride, first + 3 * stride, *tiles.addresses, requested.ctypes.data,
+            0 if needed_rows is None else needed_rows.ctypes.data, runs.rows.ctypes.data, runs.slots.ctypes.data,
+            tiles.num_tiles, num_rows, num_requested,
+            num_rows if needed_rows is None else len(needed_rows), num_sampled, num_threads(), len(runs.slots),
         )  # fmt: skip
         try:
             kernels().compute_step(call.address)
         except IndexError as error:
             raise InvariantError(f"a step refers to data that does not exist: {error}", code="unknown_data") from error
         likeliest = Likeliest(buffers.likeliest[:num_sampled], buffers.is_sound[:num_sampled])
-        return Computed(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], buffers.logits[:num_wanted], likeliest)
+        logits = buffers.logits[:num_requested]
+        return PassOutputs(buffers.is_finite[:num_rows], buffers.hidden[:num_rows], logits, likeliest)
 
-    def _make_buffers(self, num_rows: int, num_wanted: int) -> Buffers:
-        return Buffers(self.shape, int(self._call.fields["angles_size"]), num_rows, num_wanted)
+    def _make_buffers(self, num_rows: int, num_requested: int) -> Buffers:
+        return Buffers(self.shape, int(self._call.fields["angles_size"]), num_rows, num_requested)
 
     def _constant_call(self, outer: dict[str, Any]) -> Call:
         call, shape = np.zeros((), CALL), self.shape
         for name, value in outer.items():
             call[name] = value
-        table = self._rope_table = np.zeros(len(self._ropes), ROPE)
-        for at, rope in enumerate(self._ropes):
+        rope_table = self._rope_table = np.zeros(len(self._ropes), ROPE)
+        for index, rope in enumerate(self._ropes):
             size = 2 * len(rope.frequencies)
-            table[at] = (rope.frequencies.ctypes.data, rope.scaling, size, int(call["angles_size"]))
+            rope_table[index] = (rope.frequencies.ctypes.data, rope.scaling, size, int(call["angles_size"]))
             call["angles_size"] += size
         scales = shape.scales
         for name, number in {
             "layers": self._layers.ctypes.data, "num_layers": shape.num_layers, "num_all_layers": shape.num_layers,
-            "ropes": table.ctypes.data, "num_ropes": len(table), "eps": shape.norm_eps,
+            "ropes": rope_table.ctypes.data, "num_ropes": len(rope_table), "eps": shape.norm_eps,
             "scale": scales.attention, "softcap": scales.score_cap or 0.0,
-            "embedding_scale": scales.embedding, "added_scale": scales.added,
+            "embedding_scale": scales.embedding, "added_scale": scales.residual,
             "logit_scale": scales.logits, "logit_cap": scales.logit_cap or 0.0,
             "query_beta": scales.position.beta if scales.position else 0.0,
             "query_origin": scales.position.origin if scales.position else 1.0,
@@ -171,15 +171,15 @@ class Decoder:
     def _set_store(self, store: KVStore) -> None:
         """Set each layer's KV addresses: its own keys and values, or those of an earlier layer."""
         self._store = store
-        own = [layer.number for layer in self.shape.layers if layer.has_kv]
+        kv_layers = [layer.number for layer in self.shape.layers if layer.has_kv]
         rows = []
-        for number in self._numbers:
+        for number in self._layer_numbers:
             layer = self.shape.layers[number]
             if layer.recurrent is not None:
                 rows.append((0, 0, 0, 0))
                 continue
-            at = own.index(layer.kv_layer)
-            keys, values = store.keys[at], store.values[at]
+            index = kv_layers.index(layer.kv_layer)
+            keys, values = store.keys[index], store.values[index]
             rows.append((keys.ctypes.data, values.ctypes.data, keys[0].size, values[0].size))
         self._stores = np.array(rows, STORE)
         call = self._call.fields
@@ -188,8 +188,8 @@ class Decoder:
         )  # fmt: skip
 
 
-def _refuse_unread(reader: WeightReader) -> None:
-    """Raise CheckpointError if a tensor was not used: config and weights then do not match."""
+def _check_all_read(reader: WeightReader) -> None:
+    """Raise CheckpointError if a tensor was not read, because then config and weights do not match."""
     unread = sorted(name for name in reader.names if not name.endswith("rotary_emb.inv_freq"))
     if unread:
         raise CheckpointError(

@@ -1,7 +1,7 @@
 """The structures of native/step/forward.hpp as numpy dtypes, and the work buffers of a step.
 
-Buffers are sized for the largest step so far and reused by every step; memory that is allocated but never written does
-not become resident.
+Fields that end in `_at` are offsets. Buffers are sized for the largest step so far and reused by every step; memory
+that is allocated but never written does not become resident.
 """
 
 from functools import cache
@@ -19,11 +19,11 @@ PARTS = (
     "qkv", "out", "gate_up", "down", "attention", "rope_write", "add_rms_norm", "gated", "embed", "head", "argmax",
     "router", "experts", "per_layer", "mix", "scan",
 )  # fmt: skip
-"""The parts of a call that can be timed, in the order of the array of seconds."""
+"""The parts of a native call that can be timed, in the order of `Decoder.time_parts`."""
 CHUNK_ROWS = 256
-"""Rows that a chain of products processes at once, so that each product finds its input in the cache."""
+"""Rows that pass through a chain of matrix products at once, so that each product finds its input in the CPU cache."""
 GATES = {GateActivation.SILU: 0, GateActivation.GELU_TANH: 1, GateActivation.CLAMPED_SILU: 2}
-"""The numbers of native/builds/kernels.hpp."""
+"""The numbers of these functions in native/builds/kernels.hpp."""
 
 LINEAR = np.dtype([
     *((name, "i8") for name in ("packing", "format", "arithmetic", "group")),
@@ -91,22 +91,22 @@ STEP = (
 
 @cache
 def check_layout() -> None:
-    """Raise InvariantError if the extension was built with other structures."""
-    built = (kernels().layer_bytes(), kernels().rope_rule_bytes(), kernels().decoder_call_bytes())
-    here = (LAYER.itemsize, ROPE.itemsize, CALL.itemsize)
-    if built != here:
-        raise InvariantError(f"expected kernels with structures of {here} bytes, got {built}; "
+    """Raise InvariantError if the extension was built with other structure sizes."""
+    native_sizes = (kernels().layer_bytes(), kernels().rope_rule_bytes(), kernels().decoder_call_bytes())
+    sizes = (LAYER.itemsize, ROPE.itemsize, CALL.itemsize)
+    if native_sizes != sizes:
+        raise InvariantError(f"expected kernels with structures of {sizes} bytes, got {native_sizes}; "
                              "build quire._native again")  # fmt: skip
 
 
 class Call:
-    """The argument of the native call."""
+    """The argument of the native call, a CALL structure."""
 
     def __init__(self, fields: NDArray[Any]) -> None:
         self.fields = fields
         self.address: int = fields.ctypes.data
-        first = (fields[STEP[0]].ctypes.data - self.address) // WORD_BYTES
-        self._step = fields.reshape(1).view(np.int64)[first : first + len(STEP)]
+        step_index = (fields[STEP[0]].ctypes.data - self.address) // WORD_BYTES
+        self._step = fields.reshape(1).view(np.int64)[step_index : step_index + len(STEP)]
 
     def write_step(self, *numbers: int) -> None:
         """Write all fields of STEP at once."""
@@ -114,15 +114,15 @@ class Call:
 
 
 class Buffers:
-    """Work buffers of one step with `num_rows` rows, `num_wanted` of which need logits."""
+    """Work buffers of one step with `num_rows` rows, `num_requested` of which need logits."""
 
-    def __init__(self, shape: DecoderShape, angles_size: int, num_rows: int, num_wanted: int) -> None:
-        chunk = min(num_rows, CHUNK_ROWS)
-        self.num_rows, self.num_wanted = num_rows, num_wanted
-        self.logits = np.empty((num_wanted, shape.vocabulary_size), np.float32)
-        self.likeliest = np.empty(num_wanted, np.int64)
-        self.is_sound = np.empty(num_wanted, np.bool_)
-        self.picked = np.empty((num_wanted, shape.hidden_size), np.float32)
+    def __init__(self, shape: DecoderShape, angles_size: int, num_rows: int, num_requested: int) -> None:
+        chunk_rows = min(num_rows, CHUNK_ROWS)
+        self.num_rows, self.num_requested = num_rows, num_requested
+        self.logits = np.empty((num_requested, shape.vocabulary_size), np.float32)
+        self.likeliest = np.empty(num_requested, np.int64)
+        self.is_sound = np.empty(num_requested, np.bool_)
+        self.picked = np.empty((num_requested, shape.hidden_size), np.float32)
         self.residual = np.empty((num_rows, shape.hidden_size), np.float32)
         self.hidden = np.empty_like(self.residual)
         self.added = np.empty_like(self.residual)
@@ -135,16 +135,16 @@ class Buffers:
         self.sin = np.empty_like(self.cos)
         self.query_scales = np.empty(num_rows, np.float32)
         self.per_layer = np.empty((num_rows, shape.num_layers * shape.per_layer_size), np.float32)
-        attending = shape.query_size * (1 + shape.family.has_output_gate) + 2 * shape.kv_size
-        self.qkv = np.empty((chunk, max(attending, recurrent.in_size if recurrent else 0)), np.float32)
-        self.mixed = np.empty((chunk, recurrent.num_channels if recurrent else 0), np.float32)
-        self.rates = np.empty((chunk, 2 * recurrent.num_heads if recurrent else 0), np.float32)
-        wide = max(shape.intermediate_size, shape.per_layer_size)
-        self.gate_up = np.empty((chunk, 2 * wide), np.float32)
-        self.gated = np.empty((chunk, wide), np.float32)
+        attention_size = shape.query_size * (1 + shape.family.has_output_gate) + 2 * shape.kv_size
+        self.qkv = np.empty((chunk_rows, max(attention_size, recurrent.in_size if recurrent else 0)), np.float32)
+        self.mixed = np.empty((chunk_rows, recurrent.num_channels if recurrent else 0), np.float32)
+        self.rates = np.empty((chunk_rows, 2 * recurrent.num_heads if recurrent else 0), np.float32)
+        mlp_size = max(shape.intermediate_size, shape.per_layer_size)
+        self.gate_up = np.empty((chunk_rows, 2 * mlp_size), np.float32)
+        self.gated = np.empty((chunk_rows, mlp_size), np.float32)
 
     def write_addresses(self, call: NDArray[Any]) -> None:
-        """Write the buffers' addresses into a call, whose fields have the same names."""
+        """Write the addresses of these buffers into a call's fields, which have the same names."""
         for name, array in vars(self).items():
             if isinstance(array, np.ndarray):
                 call[name] = array.ctypes.data

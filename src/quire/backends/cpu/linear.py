@@ -1,8 +1,8 @@
 """One interface for packed weights. The format of a weight determines how it is packed:
 
 F32                        kernels.products, in float32
-BF16 by `--dtype bfloat16` the same, in AMX tile registers, if available
-all others                 panels (formats.packed_weight), in one of two arithmetics
+BF16 by `--dtype bfloat16` kernels.products, in AMX tile registers, if available
+all others                 panels (formats.packed_weight), in float or integer arithmetic
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,14 +14,14 @@ from quire.backends.cpu.formats.source import PIECE_NUMBERS, Source
 from quire.backends.cpu.formats.weight_format import Arithmetic
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
-from quire.backends.kernels.products import PIECE_ROWS, WEIGHT_TYPES, PackedProduct, widened_bf16
+from quire.backends.kernels.products import PIECE_ROWS, WEIGHT_TYPES, PackedProduct, from_bf16
 from quire.errors import CheckpointError
 
 Reference = tuple[int, int, int, int, int, int, int, int]
 """A weight as `native/step/forward.hpp` expects it: packing, format, arithmetic, group, address, address of the bias or
-0, inputs, outputs. Valid as long as the weight object lives."""
+0, inputs, outputs. Valid as long as the weight object exists."""
 PANELS = 2
-"""Packing id of panels; the other ids are in WEIGHT_TYPES."""
+"""Packing id of panels in a Reference; the other ids are in WEIGHT_TYPES."""
 
 
 class PanelLinear(PackedWeight):
@@ -29,27 +29,27 @@ class PanelLinear(PackedWeight):
 
     def __init__(self, sources: Sequence[Source], bias: Floats | None, arithmetic: Arithmetic, arena: Arena) -> None:
         super().__init__(sources, arena, bias)
-        kind = (PANELS, self.format.native_id, int(arithmetic), self.group)
-        self.reference: Reference = (*kind, *self.addresses, self.num_in, self.num_out)
+        fields = (PANELS, self.format.native_id, int(arithmetic), self.group)
+        self.reference: Reference = (*fields, *self.addresses, self.num_in, self.num_out)
 
     def parts(self, count: int) -> list[Reference]:
-        """Return references to `count` equal parts of the outputs, each made of whole panels."""
-        kind, (packed, bias) = self.reference[:4], self.addresses
+        """Return references to `count` equal parts of the outputs; each part consists of whole panels."""
+        fields, (packed, bias) = self.reference[:4], self.addresses
         size, num_bytes = self.num_out // count, self.num_bytes // count
         return [
-            (*kind, packed + at * num_bytes, bias + at * size * 4 if bias else 0, self.num_in, size)
-            for at in range(count)
+            (*fields, packed + index * num_bytes, bias + index * size * 4 if bias else 0, self.num_in, size)
+            for index in range(count)
         ]
 
 
 class PlainLinear(PackedProduct):
-    """A weight in float32 or bfloat16, packed by the kernels for that dtype."""
+    """A weight in float32 or bfloat16, packed for `kernels.products`."""
 
     def __init__(self, sources: Sequence[Source], bias: Floats | None, dtype: str, arena: Arena) -> None:
         shape = (sum(source.num_out for source in sources), sources[0].num_in)
-        super().__init__(_pieces(sources, shape, dtype), shape, bias, dtype, arena)
-        kind = (WEIGHT_TYPES[dtype], 0, 0, 0)
-        self.reference: Reference = (*kind, *self.addresses, self.num_in, self.num_out)
+        super().__init__(_chunks(sources, shape, dtype), shape, bias, dtype, arena)
+        fields = (WEIGHT_TYPES[dtype], 0, 0, 0)
+        self.reference: Reference = (*fields, *self.addresses, self.num_in, self.num_out)
 
 
 Linear = PanelLinear | PlainLinear
@@ -61,7 +61,7 @@ class Packer:
 
     def __init__(self, arithmetic: str, has_amx: bool) -> None:
         self._arithmetic = arithmetic
-        self._has_tiles = has_amx
+        self._has_amx = has_amx
         self._arena = Arena()
 
     def groups(self, sources: Sequence[Source]) -> list[list[Source]]:
@@ -78,11 +78,11 @@ class Packer:
         """Pack these sources, stacked by outputs, into one weight."""
         if (dtype := self._plain_type(sources[0])) is not None:
             return PlainLinear(sources, bias, dtype, self._arena)
-        return self._panels(sources, bias)
+        return self._pack_panels(sources, bias)
 
-    def _panels(self, sources: Sequence[Source], bias: Floats | None) -> PanelLinear:
-        made = sources[0].format
-        is_integer = self._arithmetic != "float" and Arithmetic.INTEGER in made.arithmetics
+    def _pack_panels(self, sources: Sequence[Source], bias: Floats | None) -> PanelLinear:
+        weight_format = sources[0].format
+        is_integer = self._arithmetic != "float" and Arithmetic.INTEGER in weight_format.arithmetics
         arithmetic = Arithmetic.INTEGER if is_integer else Arithmetic.FLOAT
         return PanelLinear(sources, bias, arithmetic, self._arena)
 
@@ -93,15 +93,15 @@ class Packer:
         if any(source.format != sources[0].format for source in sources):
             names = sorted({source.format.name for source in sources})
             raise CheckpointError(
-                f"expected the experts of a layer in one format, got {', '.join(names)}; choose the model in another"
+                f"expected the experts of a layer in one format, got {', '.join(names)}; choose other weights"
             )
-        is_whole = can_join([*sources, sources[0]])  # the repeated source requires whole panels of the last one too
-        if self._plain_type(sources[0]) is None and is_whole:
-            bias = None if biases[0] is None else np.concatenate([one for one in biases if one is not None])
-            whole = self._panels(sources, bias)
-            return [whole], whole.parts(len(sources))
-        made = [self.pack([source], own) for source, own in zip(sources, biases, strict=True)]
-        return made, [one.reference for one in made]
+        is_joinable = can_join([*sources, sources[0]])  # with a repeated source, the last one must be whole panels too
+        if self._plain_type(sources[0]) is None and is_joinable:
+            joined = None if biases[0] is None else np.concatenate([bias for bias in biases if bias is not None])
+            weight = self._pack_panels(sources, joined)
+            return [weight], weight.parts(len(sources))
+        weights = [self.pack([source], bias) for source, bias in zip(sources, biases, strict=True)]
+        return weights, [packed.reference for packed in weights]
 
     def _can_join(self, sources: Sequence[Source]) -> bool:
         if self._plain_type(sources[0]) is None:
@@ -111,26 +111,26 @@ class Packer:
     def _plain_type(self, source: Source) -> str | None:
         if source.format.name == "F32":
             return "float32"
-        return "bfloat16" if source.format.name == "BF16" and self._has_tiles else None
+        return "bfloat16" if source.format.name == "BF16" and self._has_amx else None
 
 
-def _pieces(sources: Sequence[Source], shape: tuple[int, int], dtype: str) -> Iterator[Floats]:
+def _chunks(sources: Sequence[Source], shape: tuple[int, int], dtype: str) -> Iterator[Floats]:
     """Yield the stacked rows of all sources in chunks of a multiple of PIECE_ROWS rows, except the last chunk.
 
     A chunk is valid until the next one is requested.
     """
-    left, num_rows = shape[0], max(1, PIECE_NUMBERS // (shape[1] * PIECE_ROWS)) * PIECE_ROWS
-    piece = np.empty((min(left, num_rows), shape[1]), np.float32)
-    filled = 0
+    num_left, max_rows = shape[0], max(1, PIECE_NUMBERS // (shape[1] * PIECE_ROWS)) * PIECE_ROWS
+    chunk = np.empty((min(num_left, max_rows), shape[1]), np.float32)
+    num_filled = 0
     for source in sources:
         first = 0
         while first < source.num_out:
-            count = min(source.num_out - first, len(piece) - filled)
+            count = min(source.num_out - first, len(chunk) - num_filled)
             rows = source.read(first, first + count).rows
-            plain = rows.view(np.float32) if dtype == "float32" else widened_bf16(rows.view(np.uint16))
-            piece[filled : filled + count] = plain
-            first, filled = first + count, filled + count
-            if filled == len(piece):
-                yield piece
-                left, filled = left - filled, 0
-                piece = piece[: min(left, num_rows)]
+            floats = rows.view(np.float32) if dtype == "float32" else from_bf16(rows.view(np.uint16))
+            chunk[num_filled : num_filled + count] = floats
+            first, num_filled = first + count, num_filled + count
+            if num_filled == len(chunk):
+                yield chunk
+                num_left, num_filled = num_left - num_filled, 0
+                chunk = chunk[: min(num_left, max_rows)]

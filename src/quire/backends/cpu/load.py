@@ -5,20 +5,20 @@ from collections.abc import Iterator
 from quire.backends import memory_plan
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.formats.weight_format import Arithmetic
-from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
+from quire.backends.cpu.kv_store import STORED_AS, KVStore, block_bytes
 from quire.backends.cpu.linear import Packer
 from quire.backends.cpu.runner import CpuRunner
 from quire.backends.cpu.state_store import FLOAT_BYTES, StateStore
-from quire.backends.cpu.tiles import most_record_bytes
+from quire.backends.cpu.tiles import max_record_bytes
 from quire.backends.cpu.weight_reader import WeightReader, format_of
-from quire.backends.host.worst_step import measured_bytes, measured_cost, worst_plans
-from quire.backends.kernels.extension import available
+from quire.backends.host.worst_step import measure_peak_bytes, measure_step_cost, worst_plans
+from quire.backends.kernels.extension import availability
 from quire.backends.kernels.products import WEIGHT_TYPES, has_amx, probe
 from quire.backends.kernels.threads import use_threads
 from quire.backends.loaded import LoadedRunner, OnRead, as_checkpoint_error, capacity_of
 from quire.backends.protocol import Capacity
 from quire.checkpoints import Checkpoint
-from quire.checkpoints.families import kept_whole, read_shape, why_not_decoder
+from quire.checkpoints.families import read_shape, why_not_decoder, window_note
 from quire.config import ModelSettings
 from quire.errors import ConfigError
 
@@ -34,18 +34,18 @@ def why_not_cpu(checkpoint: Checkpoint, settings: ModelSettings) -> str | None:
     if checkpoint.is_for_mlx:
         return "the CPU backend does not read weights in mlx-lm format"
     if (reason := why_not_decoder(config)) is not None:
-        return f"the CPU backend does not run this model: {reason}"
+        return f"the CPU backend does not support this model: {reason}"
     if settings.dtype not in ("auto", *WEIGHT_TYPES):
-        return f"the CPU backend holds weights in {' or '.join(WEIGHT_TYPES)}, not in {settings.dtype}"
-    if settings.kv_dtype not in HELD_AS:
-        return f"the CPU backend holds keys and values in {', '.join(HELD_AS)}, not in {settings.kv_dtype}"
+        return f"the CPU backend needs dtype {' or '.join(WEIGHT_TYPES)} or auto, got {settings.dtype}"
+    if settings.kv_dtype not in STORED_AS:
+        return f"the CPU backend needs kv_dtype {' or '.join(STORED_AS)}, got {settings.kv_dtype}"
     sizes = {layer.head_size for layer in read_shape(config).layers}
     if not sizes.issubset(HEAD_SIZES) or settings.block_size not in BLOCK_SIZES:
         return (
             "the CPU backend needs heads of 32 to 512 in steps of 8 and blocks of 16, 32 or 64, got "
             f"{', '.join(map(str, sorted(sizes)))} and {settings.block_size}"
         )
-    return probe("bfloat16" if _takes_tiles(settings) else "float32")
+    return probe("bfloat16" if _uses_amx(settings) else "float32")
 
 
 def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lambda _done, _total: None) -> LoadedRunner:
@@ -56,86 +56,86 @@ def load(checkpoint: Checkpoint, settings: ModelSettings, on_read: OnRead = lamb
     with as_checkpoint_error(checkpoint.name):
         model = load_model(checkpoint, settings, budget_bytes, on_read)
         load_peak_bytes = memory_plan.peak_bytes()
-        most = memory_plan.model_tokens(checkpoint.config)
-        step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or most, most))
+        context = memory_plan.model_tokens(checkpoint.config)
+        step_bytes = measure_step(model, settings, min(settings.max_sequence_tokens or context, context))
         loaded_bytes = memory_plan.resident_bytes()
-        each_bytes = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
-        each = memory_plan.PoolBytes(each_bytes, model.slot_size * FLOAT_BYTES)
-        plan = memory_plan.decide(settings, budget_bytes, loaded_bytes, step_bytes, each, most)
+        bytes_per_block = block_bytes(model.kv_shapes, settings.block_size, settings.kv_dtype)
+        pool_bytes = memory_plan.PoolBytes(bytes_per_block, model.slot_size * FLOAT_BYTES)
+        plan = memory_plan.decide(settings, budget_bytes, loaded_bytes, step_bytes, pool_bytes, context)
     kv_dtype = settings.kv_dtype
     store = KVStore(model.kv_shapes, plan.num_blocks, settings.block_size, kv_dtype)
     capacity = capacity_of(plan, settings, model.vocabulary_size, store.num_block_bytes)
     runner = CpuRunner(model, store, capacity, StateStore(model.slot_size, plan.num_slots) if plan.num_slots else None)
-    # A rejected draft cannot be removed from a recurrent state, so such models do not speculate.
-    is_guessing = settings.speculation != "off" and not plan.num_slots
-    cost = measured_cost(runner.run, capacity) if is_guessing else None
+    # A rejected draft cannot be removed from a recurrent state, so models with such states run without drafts.
+    uses_drafts = settings.speculation != "off" and not plan.num_slots
+    cost = measure_step_cost(runner.run, capacity) if uses_drafts else None
     notes = tuple(_notes(model, settings, plan))
-    exactness = f"cpu {available().isa}{' tiles' if _takes_tiles(settings) else ''}"
+    exactness = f"cpu {availability().isa}{' tiles' if _uses_amx(settings) else ''}"
     return LoadedRunner(runner, plan, load_peak_bytes, f"cpu {kv_dtype}", notes, exactness, cost)
 
 
 def _notes(model: Decoder, settings: ModelSettings, plan: memory_plan.MemoryPlan) -> Iterator[str]:
-    if (windows := kept_whole(model.shape)) is not None:
-        yield windows
+    if (note := window_note(model.shape)) is not None:
+        yield note
     if plan.max_running < settings.max_running:
         yield (
             f"max_running is {plan.max_running} instead of {settings.max_running}: {plan.num_slots} state slots fit "
-            "into the memory, and each sequence needs two, one to run and one to keep; raise the memory budget for more"
+            "into the memory, and each sequence needs two, one to run and one for its cache; raise the memory budget"
         )
 
 
 def _check_arithmetic(checkpoint: Checkpoint, settings: ModelSettings) -> None:
-    """Raise ConfigError if int8 was requested explicitly and no weight supports it."""
+    """Raise ConfigError if arithmetic int8 was requested and no weight supports it."""
     matrices = [tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) == 2]
     formats = {format_of(tensor, settings.dtype) for tensor in matrices}
-    if settings.arithmetic == "int8" and not any(Arithmetic.INTEGER in made.arithmetics for made in formats):
-        names = ", ".join(sorted(made.name for made in formats))
+    if settings.arithmetic == "int8" and not any(Arithmetic.INTEGER in fmt.arithmetics for fmt in formats):
+        names = ", ".join(sorted(fmt.name for fmt in formats))
         raise ConfigError(
-            f"arithmetic int8 needs weights of 4 to 8 bits, this model's are {names}; set arithmetic to auto, or "
+            f"expected weights of 4 to 8 bits for arithmetic int8, got {names}; set arithmetic to auto, or "
             "choose the model in another format",
             ("arithmetic",),
             code="no_integer_weights",
         )
 
 
-def _takes_tiles(settings: ModelSettings) -> bool:
-    """Whether AMX tiles are used. They also round the rows, so bfloat16 must be requested explicitly."""
-    return settings.dtype == "bfloat16" and available().is_available and has_amx()
+def _uses_amx(settings: ModelSettings) -> bool:
+    """Whether AMX tile registers are used. They also round the rows, so bfloat16 must be requested explicitly."""
+    return settings.dtype == "bfloat16" and availability().is_available and has_amx()
 
 
 def load_model(checkpoint: Checkpoint, settings: ModelSettings, budget_bytes: int, on_read: OnRead) -> Decoder:
     """Read and pack the weights."""
-    total = sum(file.stat().st_size for file in checkpoint.weight_files)
-    done = 0
+    total_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    done_bytes = 0
 
-    def count(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        on_read(done, total)
+    def report_read(num_bytes: int) -> None:
+        nonlocal done_bytes
+        done_bytes += num_bytes
+        on_read(done_bytes, total_bytes)
 
     config = checkpoint.config
     shape = read_shape(config)
-    reader = WeightReader(checkpoint, settings.dtype, count)
+    reader = WeightReader(checkpoint, settings.dtype, report_read)
     logit_bytes = settings.max_step_tokens * shape.vocabulary_size * 4
-    memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, 0, logit_bytes)
-    packer = Packer(settings.arithmetic, _takes_tiles(settings))
+    memory_plan.check_weights_fit(budget_bytes, reader.num_bytes, largest_bytes=0, logit_bytes=logit_bytes)
+    packer = Packer(settings.arithmetic, _uses_amx(settings))
     model = Decoder(shape, reader, packer, settings.kv_dtype == "int8")
-    on_read(total, total)  # file headers and unused tensors are skipped, not missing
+    on_read(total_bytes, total_bytes)  # file headers and unused tensors are skipped, not missing
     return model
 
 
-def measure_step(model: Decoder, settings: ModelSettings, longest: int) -> int:
+def measure_step(model: Decoder, settings: ModelSettings, max_tokens: int) -> int:
     """Measure the peak memory of a step by running the worst steps.
 
-    Attention processes a sequence block by block: longer sequences only add the records of their segments.
+    Attention reads a sequence block by block, so longer sequences only add records (partial results of segments).
     """
     size = settings.block_size
     store = KVStore(model.kv_shapes, 1, size, settings.kv_dtype)
     states = StateStore(model.slot_size, settings.max_running) if model.slot_size else None
-    capacity = Capacity(1, size, longest, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
+    capacity = Capacity(1, size, max_tokens, settings.max_step_tokens, model.vocabulary_size, store.num_block_bytes)
     shallow = model.shallow()
     if states is not None:
         shallow.touch(states)
     runner = CpuRunner(shallow, store, capacity, states)
-    measured = measured_bytes(runner.run, worst_plans(settings, min(longest, settings.max_step_tokens), 2 * size))
-    return measured + most_record_bytes(model.shape, longest)
+    plans = worst_plans(settings, min(max_tokens, settings.max_step_tokens), decode_tokens=2 * size)
+    return measure_peak_bytes(runner.run, plans) + max_record_bytes(model.shape, max_tokens)

@@ -1,11 +1,11 @@
-"""One forward pass over all rows of a plan; copies recurrent states before the pass and keeps states after it."""
+"""Runs a plan in one forward pass over all rows; copies recurrent states before the pass and keeps states after it."""
 
 from quire.backends.cpu.decoder import Decoder
 from quire.backends.cpu.kv_store import KVStore
 from quire.backends.cpu.state_store import StateStore
 from quire.backends.host.batch import make_batch
 from quire.backends.host.runner_base import RunnerBase
-from quire.backends.host.wanted import Computed, Wanted
+from quire.backends.host.wanted import PassOutputs, RequestedRows
 from quire.backends.protocol import Capacity
 from quire.core.step import StepPlan
 
@@ -26,7 +26,7 @@ class CpuRunner(RunnerBase[Decoder, KVStore]):
         super().close()
         self._states = None
 
-    def _compute(self, plan: StepPlan) -> tuple[Wanted, Computed] | None:
+    def _compute(self, plan: StepPlan) -> tuple[RequestedRows, PassOutputs] | None:
         model, store = self._opened()
         store.copy(plan.copies)
         states = self._states
@@ -35,9 +35,9 @@ class CpuRunner(RunnerBase[Decoder, KVStore]):
         if not plan.items:
             return None
         batch = make_batch(plan.items, store.block_size)
-        wanted = Wanted(plan.items, batch)
-        needed = wanted.needed_rows(len(batch.tokens))
-        computed = model.compute(batch, store, wanted.rows, wanted.num_sampled, needed, states)
+        requested = RequestedRows(plan.items, batch)
+        needed_rows = requested.needed_rows(len(batch.tokens))
+        outputs = model.compute(batch, store, requested.rows, requested.num_sampled, needed_rows, states)
         if states is not None:
             states.copy(plan.keeps)
-        return wanted, computed
+        return requested, outputs

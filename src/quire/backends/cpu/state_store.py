@@ -1,4 +1,4 @@
-"""The store of recurrent states: one row of floats per slot; every recurrent layer has its part of a row.
+"""The store of recurrent states: one row of floats per slot, in which every recurrent layer has its own range.
 
 Slot 0 is the state before the first token: zeros that are never overwritten.
 """
@@ -19,7 +19,7 @@ FLOAT_BYTES = 4
 
 
 class Runs(NamedTuple):
-    """The rows of each sequence: first row of each (plus the end of all), and the state slot of each."""
+    """The rows of each sequence: its first row (`rows` ends with the number of all rows), and its state slot."""
 
     rows: Ids
     slots: Ids
@@ -27,16 +27,16 @@ class Runs(NamedTuple):
 
 @cache
 def no_runs() -> Runs:
-    """Return the empty runs of a model without recurrent layers."""
+    """Return empty runs, for models without recurrent layers."""
     return Runs(np.zeros(1, np.int64), np.zeros(0, np.int64))
 
 
 class StateStore:
-    """The data of a pool of state slots; the core decides which slots are used."""
+    """The data of a pool of state slots; the core decides which slots are in use."""
 
     def __init__(self, slot_size: int, num_slots: int) -> None:
         self.num_slots = num_slots
-        (memory,) = large_pages.pieces([(num_slots + 1) * slot_size * FLOAT_BYTES])
+        (memory,) = large_pages.allocate([(num_slots + 1) * slot_size * FLOAT_BYTES])
         self.numbers: Floats = memory.view(np.float32).reshape(num_slots + 1, slot_size)
 
     def copy(self, copies: Iterable[SlotCopy]) -> None:
@@ -50,5 +50,5 @@ class StateStore:
         """Return each item's rows and its slot. Raises InvariantError unless the slots are valid and distinct."""
         slots = np.array([item.state_slot for item in batch.items], np.int64)
         if len(slots) and (slots.min() < 1 or slots.max() > self.num_slots or len(np.unique(slots)) < len(slots)):
-            raise InvariantError(f"expected a state slot of its own for every item, from 1 to {self.num_slots}")
+            raise InvariantError(f"expected distinct state slots from 1 to {self.num_slots}, got {slots}")
         return Runs(np.array([*batch.first_rows, len(batch.tokens)], np.int64), slots)

@@ -1,6 +1,6 @@
-"""The items of a step prepared for attention: flat block tables, and rows gathered into tiles that traverse blocks
+"""The items of a step prepared for attention: flat block tables, and tiles, which are groups of rows that read blocks
 together, the most expensive tile first. Rows of one item share its blocks; decode rows are sorted by block table, so
-that rows with a common prefix read its blocks together."""
+that rows with a common prefix are in one tile and read its blocks once."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ MAX_BLOCK = 2**31 - 1
 
 
 class StepTiles:
-    """The tiles of a step, computed once for all layers with the same number of query heads per KV head, in one array:
+    """The tiles of a step, the same for all layers with this number of query heads per KV head, in one array:
 
     first rows, row counts, first positions, table offsets: [item] each │ tables │ members: [row, 3] │ tiles: [row, 3]
     """
@@ -49,26 +49,26 @@ class StepTiles:
         header[:] = [*first_rows, *counts, *positions, *offsets, *table]
         self.max_block = int(header[4 * len(items) :].view(np.uint32).max())
         if self.max_block > MAX_BLOCK:  # viewed as unsigned, a negative number is large
-            raise InvariantError("expected block ids that are not negative", code="negative_block_id")
-        stride = NUMBER_BYTES * len(items)
-        first: int = numbers.ctypes.data
-        tables, members = first + 4 * stride, first + NUMBER_BYTES * len(header)
+            raise InvariantError("expected block ids of at least 0", code="negative_block_id")
+        field_bytes = NUMBER_BYTES * len(items)
+        base: int = numbers.ctypes.data
+        tables, members = base + 4 * field_bytes, base + NUMBER_BYTES * len(header)
         self.addresses = tables, members, members + 3 * NUMBER_BYTES * num_rows
         """Addresses of tables, members and tiles."""
         self.num_tiles: int = kernels().make_tiles(
-            first, first + stride, first + 2 * stride, first + 3 * stride, len(items), tables, block_size, group_size,
-            *self.addresses[1:],
+            base, base + field_bytes, base + 2 * field_bytes, base + 3 * field_bytes, len(items), tables, block_size,
+            group_size, *self.addresses[1:],
         )  # fmt: skip
 
     @property
     def rows_of_tiles(self) -> list[list[int]]:
-        """Return the rows of each tile, in processing order; for tests and debugging."""
+        """The rows of each tile, in processing order; for tests and debugging."""
         members, tiles = self._numbers[-6 * self.num_rows :].reshape(2, self.num_rows, 3)
         return [members[first : first + count, 0].tolist() for first, count, _ in tiles[: self.num_tiles]]
 
 
-def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
-    """Return the maximum memory of attention records for long sequences whose segments several threads share."""
+def max_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
+    """Return the maximum memory of attention records: partial results of long sequences that several threads share."""
     size: int = kernels().most_record_bytes(
         shape.num_heads, shape.num_kv_heads, shape.head_size, num_threads(), num_tokens
     )
@@ -77,6 +77,6 @@ def most_record_bytes(shape: DecoderShape, num_tokens: int) -> int:
 
 def _check_item(num_rows: int, position: int, num_slots: int) -> None:
     if num_rows < 1 or position < 0:
-        raise InvariantError("expected at least one token for every item, from a position that is not negative")
+        raise InvariantError("expected at least one token for every item, from a position of at least 0")
     if num_slots < position + num_rows:
-        raise InvariantError("an item has fewer blocks than its last position needs", code="too_few_blocks")
+        raise InvariantError("expected blocks for all positions of an item, got too few", code="too_few_blocks")

@@ -30,14 +30,14 @@ class Batch:
     items: tuple[WorkItem, ...]
 
 
-def make_batch(items: Sequence[WorkItem], block_size: int, padded: Callable[[int], int] = lambda n: n) -> Batch:
-    """Flatten the items; `padded` maps a row count to the row count that is computed."""
+def make_batch(items: Sequence[WorkItem], block_size: int, pad: Callable[[int], int] = lambda n: n) -> Batch:
+    """Flatten the items; `pad` maps a row count to the row count that is computed."""
     first_rows, num_rows = [], 0
     for item in items:
         first_rows.append(num_rows)
         num_rows += len(item.token_ids)
-    flat = np.zeros((4, padded(num_rows)), np.int64)
-    if num_rows == len(items):
+    flat = np.zeros((4, pad(num_rows)), np.int64)
+    if num_rows == len(items):  # one token per item: faster
         tokens = [item.token_ids[0] for item in items]
         positions = [item.first_position for item in items]
         blocks = [item.block_ids[item.first_position // block_size] for item in items]
@@ -50,6 +50,6 @@ def make_batch(items: Sequence[WorkItem], block_size: int, padded: Callable[[int
 
 
 def _fill(rows: Ids, item: WorkItem, block_size: int) -> None:
-    at = np.arange(item.first_position, item.first_position + len(item.token_ids))
-    numbers, slots = np.divmod(at, block_size)
-    rows[0], rows[1], rows[2], rows[3] = item.token_ids, at, np.asarray(item.block_ids)[numbers], slots
+    positions = np.arange(item.first_position, item.first_position + len(item.token_ids))
+    indices, slots = np.divmod(positions, block_size)
+    rows[0], rows[1], rows[2], rows[3] = item.token_ids, positions, np.asarray(item.block_ids)[indices], slots

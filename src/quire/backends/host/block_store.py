@@ -1,6 +1,6 @@
 """The block store of a backend: for each layer an array of keys and an array of values, divided into blocks.
 
-A block as bytes contains, layer by layer, its keys and then its values, in the order that the backend's store
+The bytes of a block are, layer by layer, its keys and then its values, in the order that the backend's store
 documents, in the store's dtype and the machine's byte order. Block 0 is the null block.
 """
 
@@ -19,7 +19,7 @@ ArrayT = TypeVar("ArrayT")
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """The KV of one token in one layer."""
+    """The shape of one token's keys and values in one layer."""
 
     num_kv_heads: int
     key_size: int
@@ -39,7 +39,7 @@ def num_block_bytes(shapes: Sequence[LayerShape], block_size: int, value_bytes: 
 
 
 class BlockStore(ABC, Generic[ArrayT]):
-    """The data of a block pool; the core decides which blocks are used."""
+    """The data of a block pool; the core decides which blocks are in use."""
 
     keys: list[ArrayT]
     values: list[ArrayT]
@@ -47,7 +47,7 @@ class BlockStore(ABC, Generic[ArrayT]):
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays of keys and values of each layer in turn."""
+        """All arrays: keys and values of the first layer, then of the second, and so on."""
         return [array for pair in zip(self.keys, self.values, strict=True) for array in pair]
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
@@ -57,7 +57,7 @@ class BlockStore(ABC, Generic[ArrayT]):
                 array[dst] = array[src]
 
     def read_blocks(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Return blocks as bytes, in the layout above."""
+        """Return blocks as bytes, in the order given in the module docstring."""
         return [b"".join(self._to_bytes(array[block]) for array in self.arrays) for block in block_ids]
 
     def write_blocks(self, block_ids: Sequence[int], data: Sequence[bytes]) -> None:
@@ -82,9 +82,9 @@ class BlockStore(ABC, Generic[ArrayT]):
 def transposed_blocks(
     shapes: Sequence[LayerShape], num_blocks: int, block_size: int, value_bytes: int, scale_bytes: int = 0
 ) -> Iterator[tuple[large_pages.Bytes, tuple[int, ...]]]:
-    """Return zeroed memory and shapes for the keys of each layer, then for the values; keys are transposed. Scales
-    extend each head by `scale_bytes` numbers, which must be 1-byte numbers."""
+    """Yield zeroed memory and its shape for the keys of each layer, then for the values; keys are transposed.
+    `scale_bytes` are added to each head; then a number must have one byte."""
     keys = [(num_blocks + 1, s.num_kv_heads, s.key_size + scale_bytes, block_size) for s in shapes]
     values = [(num_blocks + 1, s.num_kv_heads, block_size, s.value_size + scale_bytes) for s in shapes]
-    shaped = [*keys, *values]
-    return zip(large_pages.pieces([math.prod(shape) * value_bytes for shape in shaped]), shaped, strict=True)
+    all_shapes = [*keys, *values]
+    return zip(large_pages.allocate([math.prod(shape) * value_bytes for shape in all_shapes]), all_shapes, strict=True)

@@ -1,7 +1,7 @@
-"""The part of a runner that is the same in all tensor backends.
+"""The base class of the runners of all tensor backends.
 
 Between steps a runner stores the KV data, and token lists prepared for sampling (`token_lists`), which do not affect
-results. The plan determines blocks, tokens and their order.
+results. The plan determines the blocks, the tokens and their order.
 """
 
 from abc import ABC, abstractmethod
@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from quire.backends.host.block_store import BlockStore
-from quire.backends.host.token_lists import KeptLists
-from quire.backends.host.wanted import Computed, Wanted
+from quire.backends.host.token_lists import TokenListCache
+from quire.backends.host.wanted import PassOutputs, RequestedRows
 from quire.backends.protocol import Capacity, PendingStep
 from quire.core.step import NO_MASKS, Masks, StepPlan, StepResult
 from quire.errors import InvariantError
@@ -37,7 +37,7 @@ class RunnerBase(ABC, Generic[ModelT, StoreT]):
         self._model: ModelT | None = model
         self._store: StoreT | None = store
         self.capacity = capacity
-        self._lists = KeptLists(capacity.vocabulary_size)
+        self._lists = TokenListCache(capacity.vocabulary_size)
 
     def start(self, plan: StepPlan) -> PendingStep:
         """Return a step that computes in `wait`; on a CPU nothing would run concurrently anyway."""
@@ -58,19 +58,19 @@ class RunnerBase(ABC, Generic[ModelT, StoreT]):
         self._model = self._store = None
 
     @abstractmethod
-    def _compute(self, plan: StepPlan) -> tuple[Wanted, Computed] | None:
+    def _compute(self, plan: StepPlan) -> tuple[RequestedRows, PassOutputs] | None:
         """Compute the copies, then all rows at once, then the states to keep; None if the plan has no rows."""
 
-    def _result(self, plan: StepPlan, computed: tuple[Wanted, Computed] | None, masks: Masks) -> StepResult:
+    def _result(self, plan: StepPlan, computed: tuple[RequestedRows, PassOutputs] | None, masks: Masks) -> StepResult:
         if computed is None:
             return StepResult(plan.step, {})
-        wanted, numbers = computed
-        return StepResult(plan.step, wanted.results(numbers, self._lists.of(plan.items), masks))
+        requested, outputs = computed
+        return StepResult(plan.step, requested.results(outputs, self._lists.lists_of(plan.items), masks))
 
     def _check_size(self, plan: StepPlan) -> None:
-        num_tokens, most = sum(len(item.token_ids) for item in plan.items), self.capacity.max_step_tokens
-        if num_tokens > most:
-            raise InvariantError(f"expected at most {most} tokens in a step, got {num_tokens}", code="step_too_large")
+        num_tokens, limit = sum(len(item.token_ids) for item in plan.items), self.capacity.max_step_tokens
+        if num_tokens > limit:
+            raise InvariantError(f"expected at most {limit} tokens in a step, got {num_tokens}", code="step_too_large")
 
     def _opened(self) -> tuple[ModelT, StoreT]:
         if self._model is None or self._store is None:

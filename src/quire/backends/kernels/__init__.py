@@ -1,10 +1,10 @@
-"""The native CPU kernels as functions of numpy arrays: checks of types and shapes, no decisions.
+"""The native CPU kernels as functions of numpy arrays, with checks of types and shapes.
 
-The bits of a row depend only on the inputs of that row, in every kernel.
+In every kernel, the bits of a row depend only on the inputs of that row.
 
 extension   loads the native module, or reports why it cannot be used
 arrays      checks of arrays before their address is passed to a kernel
-products    weights packed once, and products of rows with them
+products    matrix products with weights packed once
 sampling    most likely token, sampled token, sums for log-probabilities
 threads     number of compute threads
 """

@@ -1,7 +1,7 @@
-"""Access to the native extension `quire._native`, and whether it can be used here.
+"""Access to the native extension `quire._native`, and whether it can be used in this process.
 
-It is built if a C++ compiler is available. A process must have one OpenMP runtime: torch brings its own, and this
-extension shares that runtime if it is imported after torch.
+The extension is built if a C++ compiler is available. A process must have only one OpenMP runtime: torch bundles one,
+and the extension shares torch's runtime if it is imported after torch.
 """
 
 import os
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from quire.errors import ConfigError
 
-VARIABLE = "QUIRE_INSTRUCTION_SET"
-RUNTIME = "libgomp.so.1"
-BUNDLED = Path(__file__).parents[2] / "_libs" / RUNTIME
+INSTRUCTION_SET_VARIABLE = "QUIRE_INSTRUCTION_SET"
+RUNTIME_NAME = "libgomp.so.1"
+BUNDLED_RUNTIME = Path(__file__).parents[2] / "_libs" / RUNTIME_NAME
 """The OpenMP runtime bundled in wheels; missing in other installations."""
-IDLE_OWNERS = ("/sentencepiece.libs/",)
-"""Packages whose bundled OpenMP runtime starts no threads here: sentencepiece uses its runtime only for training."""
+IDLE_PACKAGES = ("/sentencepiece.libs/",)
+"""Packages with an OpenMP runtime of their own that starts no threads: sentencepiece needs it only for training."""
 
 
 class Availability(NamedTuple):
@@ -36,15 +36,15 @@ def use_instruction_set(name: str) -> None:
     variable at first use. Raises ConfigError if the set is unavailable."""
     if name == "auto":
         return
-    os.environ[VARIABLE] = name
-    found = available()
-    if found.isa != name:
-        got = found.reason if found.isa is None else f"this process already uses the kernels for {found.isa}"
-        raise ConfigError(f"cannot set instruction_set to {name}: {got}", ("instruction_set",))
+    os.environ[INSTRUCTION_SET_VARIABLE] = name
+    native = availability()
+    if native.isa != name:
+        reason = native.reason if native.isa is None else f"this process already uses the kernels for {native.isa}"
+        raise ConfigError(f"cannot set instruction_set to {name}: {reason}", ("instruction_set",))
 
 
 @cache
-def available() -> Availability:
+def availability() -> Availability:
     """Return whether the kernels can be used; determined once per process."""
     try:
         isa = kernels().isa()
@@ -65,8 +65,8 @@ def openmp_runtimes() -> list[str]:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
-    found = set(re.findall(r"\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so\S*", maps))
-    return sorted(path for path in found if not any(owner in path for owner in IDLE_OWNERS))
+    paths = set(re.findall(r"\S*/lib(?:gomp|iomp5|omp)\b[^/\s]*\.so\S*", maps))
+    return sorted(path for path in paths if not any(package in path for package in IDLE_PACKAGES))
 
 
 @cache
@@ -75,9 +75,9 @@ def kernels() -> ModuleType:
     try:
         return import_module("quire._native")  # missing if it was not built
     except ImportError as error:
-        if RUNTIME not in str(error) or not BUNDLED.is_file():
+        if RUNTIME_NAME not in str(error) or not BUNDLED_RUNTIME.is_file():
             raise
     import ctypes  # noqa: PLC0415 - rarely needed
 
-    ctypes.CDLL(str(BUNDLED), mode=ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(BUNDLED_RUNTIME), mode=ctypes.RTLD_GLOBAL)
     return import_module("quire._native")

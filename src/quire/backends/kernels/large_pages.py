@@ -1,4 +1,4 @@
-"""Memory for data that every step reads in full: in large pages, with each piece aligned to a cache line.
+"""Memory in large pages for data that every step reads in full; each piece is aligned to a cache line.
 
 The operating system uses large pages only for large allocations, so many arrays share one. It assigns pages at the
 first write: allocated but unused memory costs no time and no resident memory.
@@ -18,28 +18,28 @@ Bytes = NDArray[np.uint8]
 
 def zeros(num_bytes: int) -> Bytes:
     """Return this many zero bytes, aligned to a cache line."""
-    whole = np.zeros(num_bytes + LINE_BYTES, np.uint8)
-    first = -whole.ctypes.data % LINE_BYTES
-    return whole[first : first + num_bytes]
+    buffer = np.zeros(num_bytes + LINE_BYTES, np.uint8)
+    offset = -buffer.ctypes.data % LINE_BYTES
+    return buffer[offset : offset + num_bytes]
 
 
-def whole_lines(num_bytes: int) -> int:
+def align_to_lines(num_bytes: int) -> int:
     """Round up to whole cache lines."""
     return -(-num_bytes // LINE_BYTES) * LINE_BYTES
 
 
-def pieces(sizes: Sequence[int]) -> list[Bytes]:
-    """Return zeroed pieces of these sizes from one allocation, each aligned to a cache line: a vector that crosses a
-    cache line is read twice."""
-    lines = [whole_lines(size) for size in sizes]
-    board = zeros(sum(lines))
-    return [board[first : first + size] for first, size in zip(accumulate(lines, initial=0), sizes, strict=False)]
+def allocate(sizes: Sequence[int]) -> list[Bytes]:
+    """Return zeroed pieces of these sizes from one allocation, each aligned to a cache line, because a vector register
+    that crosses a line needs two reads."""
+    aligned = [align_to_lines(size) for size in sizes]
+    buffer = zeros(sum(aligned))
+    return [buffer[first : first + size] for first, size in zip(accumulate(aligned, initial=0), sizes, strict=False)]
 
 
 class Arena:
-    """Allocates pieces from large buffers. A buffer lives as long as one of its pieces."""
+    """Allocates pieces from large buffers. A buffer is freed with its last piece."""
 
-    BOARD_BYTES = 64 << 20
+    BUFFER_BYTES = 64 << 20
 
     def __init__(self) -> None:
         self._free = np.empty(0, np.uint8)
@@ -47,6 +47,6 @@ class Arena:
     def take(self, num_bytes: int) -> Bytes:
         """Return a zeroed array of `num_bytes` bytes."""
         if num_bytes > len(self._free):
-            self._free = zeros(max(num_bytes, self.BOARD_BYTES))
-        taken, self._free = self._free[:num_bytes], self._free[whole_lines(num_bytes) :]
-        return taken
+            self._free = zeros(max(num_bytes, self.BUFFER_BYTES))
+        piece, self._free = self._free[:num_bytes], self._free[align_to_lines(num_bytes) :]
+        return piece

@@ -1,36 +1,36 @@
-"""The number of compute threads: one per physical core (a second one only waits), at most the CPU quota."""
+"""The number of compute threads: one per physical core (hyper-threads do not help), at most the CPU quota."""
 
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from quire.config.machine import most_threads, usable_cpus
+from quire.config.machine import cap_threads, usable_cpus
 
 
 @dataclass(slots=True)
-class _Chosen:
+class _ThreadCount:
     count: int | None = None
 
 
-_CHOSEN = _Chosen()
-"""Setting of this process, which has one thread pool."""
+_THREAD_COUNT = _ThreadCount()
+"""The thread count set for this process, which has one thread pool."""
 
 
 def use_threads(count: int | None) -> int:
     """Set the thread count of this process (None: the default) and return it."""
-    _CHOSEN.count = count or default_threads()
-    return _CHOSEN.count
+    _THREAD_COUNT.count = count or default_threads()
+    return _THREAD_COUNT.count
 
 
 def num_threads() -> int:
     """Return the thread count that was set, or the default."""
-    return _CHOSEN.count or default_threads()
+    return _THREAD_COUNT.count or default_threads()
 
 
 @cache
 def default_threads() -> int:
-    """Return one thread per physical core, at most the CPU quota of the container or service, rounded up."""
-    return most_threads(physical_cores())
+    """Return one thread per physical core, at most the CPU quota of the container or service (rounded up)."""
+    return cap_threads(physical_cores())
 
 
 def physical_cores() -> int:

@@ -1,5 +1,5 @@
-"""Imports mlx-lm without its side effect: it lowers the process's open-file limits, hard limit included, and an
-unprivileged process can never raise a hard limit again."""
+"""Imports mlx-lm without its side effect: on import, mlx-lm lowers the process's limits of open files, also the hard
+limit, which an unprivileged process cannot raise again."""
 
 import resource
 

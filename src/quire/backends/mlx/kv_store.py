@@ -3,11 +3,11 @@
     keys    [block, slot, kv head, key size]
     values  [block, slot, kv head, value size]
 
-A block as bytes has exactly these orders. The null block stays zero; block tables are padded with it.
+The bytes of a block have these orders. The null block stays zero; block tables are padded with it.
 
 MLX arrays are immutable values: a write creates another array. An array with a single reference donates its buffer to
-the array derived from it, so a write here moves only the written rows as long as no reference to an earlier array
-exists. The proof measures this.
+the array derived from it, so a write copies only the written rows as long as no other reference to the old array
+exists; proofs/mlx measures this.
 """
 
 from collections.abc import Sequence
@@ -30,23 +30,23 @@ class KVStore(BlockStore[mx.array]):
         self.num_blocks = num_blocks
         self.dtype = dtype
         self.num_block_bytes = num_block_bytes(shapes, block_size, KV_TYPES[dtype].size)
-        places = (num_blocks + 1, block_size)
-        self.keys = [mx.zeros((*places, s.num_kv_heads, s.key_size), KV_TYPES[dtype]) for s in shapes]
-        self.values = [mx.zeros((*places, s.num_kv_heads, s.value_size), KV_TYPES[dtype]) for s in shapes]
+        leading = (num_blocks + 1, block_size)
+        self.keys = [mx.zeros((*leading, shape.num_kv_heads, shape.key_size), KV_TYPES[dtype]) for shape in shapes]
+        self.values = [mx.zeros((*leading, shape.num_kv_heads, shape.value_size), KV_TYPES[dtype]) for shape in shapes]
         mx.eval(self.keys, self.values)
 
-    def write(self, layer: int, places: tuple[mx.array, mx.array], keys: mx.array, values: mx.array) -> mx.array:
-        """Write each row's keys and values ([row, kv head, size]) to its block and slot; returns which rows are finite.
+    def write(self, layer: int, kv_indices: tuple[mx.array, mx.array], keys: mx.array, values: mx.array) -> mx.array:
+        """Write each row's keys and values ([row, kv head, size]) to its block and slot; return which rows are finite.
 
-        Non-finite numbers are written as zeros, because an attention weight of zero does not cancel a NaN and the next
-        owner of the block later reads all its slots. The returned flags make the row itself fail.
+        Non-finite numbers are written as zeros, because a later user of the block reads all its slots and an attention
+        weight of zero does not cancel a NaN. The returned flags make the row itself fail.
         """
         dtype = KV_TYPES[self.dtype]
         keys, values = keys.astype(dtype), values.astype(dtype)
-        are_sound = mx.isfinite(keys), mx.isfinite(values)
-        self.keys[layer][places] = mx.where(are_sound[0], keys, 0)
-        self.values[layer][places] = mx.where(are_sound[1], values, 0)
-        return are_sound[0].all(axis=(1, 2)) & are_sound[1].all(axis=(1, 2))
+        are_finite = mx.isfinite(keys), mx.isfinite(values)
+        self.keys[layer][kv_indices] = mx.where(are_finite[0], keys, 0)
+        self.values[layer][kv_indices] = mx.where(are_finite[1], values, 0)
+        return are_finite[0].all(axis=(1, 2)) & are_finite[1].all(axis=(1, 2))
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         for src, dst in copies:

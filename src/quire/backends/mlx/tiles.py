@@ -1,11 +1,11 @@
-"""The rows of a step grouped for attention: a call takes sequences with equal row counts and similar block counts.
+"""The rows of a step in tiles: one attention call each, for sequences with equal row counts and similar block counts.
 
-    items      A: 3 tokens     B: 1   C: 1   D: 1        blocks seen: A 2, B 7, C 8, D 1
+    items      A: 3 tokens     B: 1   C: 1   D: 1        blocks to read: A 2, B 7, C 8, D 1
     tiles      [A]  3 rows     [B, C] 1 row of each      [D]
 
 A call gathers the blocks of its sequences, with each block table padded with the null block to the longest; sequences
 are grouped only if padding at most doubles the gathered blocks. For a layer with a window only the blocks in the window
-are gathered. The amount per call is limited.
+are gathered. CALL_TOKENS and CALL_SCORES limit a call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ CALL_SCORES = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Equally many rows of some sequences, and the blocks they see."""
+    """Equally many rows of some sequences, and the blocks that they attend to."""
 
     rows: mx.array
     """[sequence x row]: indices of the rows in the batch."""
@@ -42,7 +42,7 @@ class Tiles:
 
     tiles: tuple[Tile, ...]
     order: mx.array
-    """[row]: index of the batch's row among the rows of all tiles."""
+    """[row of the batch]: its index among the rows of all tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Piece:
     first_position: int
     num_rows: int
     blocks: tuple[int, ...]
-    """The blocks that the rows see. `first_token` is the position of the first block's first token."""
+    """The blocks that the rows attend to; the first token of the first block has position `first_token`."""
     first_token: int
 
 
@@ -65,11 +65,11 @@ def make_tiles(batch: Batch, block_size: int, window: int | None) -> Tiles:
         for piece in _pieces(item, first_row, block_size, window)
     ]
     tiles, order = [], np.zeros(len(batch.tokens), np.int32)
-    num_placed = 0
+    num_done = 0
     for group in _groups(pieces, block_size):
-        rows = np.concatenate([np.arange(one.first_row, one.first_row + one.num_rows) for one in group])
-        order[rows] = np.arange(num_placed, num_placed + len(rows))
-        num_placed += len(rows)
+        rows = np.concatenate([np.arange(piece.first_row, piece.first_row + piece.num_rows) for piece in group])
+        order[rows] = np.arange(num_done, num_done + len(rows))
+        num_done += len(rows)
         tiles.append(_tile(group, rows, block_size, window))
     return Tiles(tuple(tiles), mx.array(order))
 
@@ -77,9 +77,9 @@ def make_tiles(batch: Batch, block_size: int, window: int | None) -> Tiles:
 def _pieces(item: WorkItem, first_row: int, block_size: int, window: int | None) -> Iterator[_Piece]:
     """Divide an item's rows so that no call is too large."""
     end = item.first_position + len(item.token_ids)
-    most_rows = max(1, CALL_SCORES // (-(-end // block_size) * block_size))
-    for first in range(item.first_position, end, most_rows):
-        last = min(first + most_rows, end)
+    max_rows = max(1, CALL_SCORES // (-(-end // block_size) * block_size))
+    for first in range(item.first_position, end, max_rows):
+        last = min(first + max_rows, end)
         first_block = 0 if window is None else max(0, first - window + 1) // block_size
         blocks = item.block_ids[first_block : -(-last // block_size)]
         yield _Piece(first_row + first - item.first_position, first, last - first, blocks, first_block * block_size)
@@ -87,22 +87,22 @@ def _pieces(item: WorkItem, first_row: int, block_size: int, window: int | None)
 
 def _groups(pieces: Sequence[_Piece], block_size: int) -> Iterator[list[_Piece]]:
     """Group pieces with equal row counts and similar block counts, up to the limits of a call."""
-    alike: dict[tuple[int, int], list[_Piece]] = {}
+    pieces_by_size: dict[tuple[int, int], list[_Piece]] = {}
     for piece in pieces:
-        alike.setdefault((piece.num_rows, (len(piece.blocks) - 1).bit_length()), []).append(piece)
-    for (num_rows, _), group in alike.items():
-        tokens = max(len(one.blocks) for one in group) * block_size
-        count = max(1, min(CALL_TOKENS // tokens, CALL_SCORES // (tokens * num_rows)))
-        for first in range(0, len(group), count):
-            yield group[first : first + count]
+        pieces_by_size.setdefault((piece.num_rows, (len(piece.blocks) - 1).bit_length()), []).append(piece)
+    for (num_rows, _), group in pieces_by_size.items():
+        tokens = max(len(piece.blocks) for piece in group) * block_size
+        group_size = max(1, min(CALL_TOKENS // tokens, CALL_SCORES // (tokens * num_rows)))
+        for first in range(0, len(group), group_size):
+            yield group[first : first + group_size]
 
 
 def _tile(group: Sequence[_Piece], rows: NDArray[np.int64], block_size: int, window: int | None) -> Tile:
-    num_blocks = max(len(one.blocks) for one in group)
+    num_blocks = max(len(piece.blocks) for piece in group)
     tables = np.zeros((len(group), num_blocks), np.int32)
-    for at, one in enumerate(group):
-        tables[at, : len(one.blocks)] = one.blocks
-    firsts = np.array([[one.first_position, one.first_token] for one in group])
+    for index, piece in enumerate(group):
+        tables[index, : len(piece.blocks)] = piece.blocks
+    firsts = np.array([[piece.first_position, piece.first_token] for piece in group])
     # [sequence, row, 1] and [sequence, 1, token]
     positions = (firsts[:, :1] + np.arange(group[0].num_rows))[:, :, None]
     tokens = (firsts[:, 1:] + np.arange(num_blocks * block_size))[:, None]

@@ -1,8 +1,8 @@
 """Runs any full-attention decoder of transformers through its own modules with quire's attention.
 
-The model runs over one flat row of tokens, [1, rows], with explicit positions. When a layer calls attention, its
-queries, keys and values come to this module: keys and values are written to the KV store, and queries attend to the
-store through block tables. All other computation stays in the model's modules.
+The model runs over one flat row with the tokens of all sequences, [1, rows], and explicit positions. When a layer calls
+attention, this module receives its queries, keys and values: keys and values are written to the KV store, and queries
+attend to the store through block tables. All other computation stays in the model's modules.
 
 Loading checks that this works for the model: a short text must give the same logits with its own attention and with
 quire's. A model with an unknown attention bias is rejected there, with the reason.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from quire.backends.host.batch import Batch, make_batch
 from quire.backends.host.block_store import LayerShape
-from quire.backends.host.wanted import Computed
+from quire.backends.host.wanted import PassOutputs
 from quire.backends.torch.attention import AttentionSettings, attend
 from quire.backends.torch.kv_store import KVStore
 from quire.backends.torch.linear import LinearKind, PackedLinear, padded
@@ -51,44 +51,44 @@ class Adapter:
         device: torch.device = CPU,
     ) -> None:
         config = _read_config(fields)
-        _refuse(config)
+        _check_config(config)
         text = config.get_text_config()
         self._windows = windows_of(text.to_dict(), int(text.num_hidden_layers))
         self.vocabulary_size = int(text.vocab_size)
-        self._answer: Callable[..., torch.Tensor] = self._answer_probe
+        self._layer_attention: Callable[..., torch.Tensor] = self._probe_attention
         self._linear = linear
         self._tilers: dict[int, Tiler] = {}
         self._tiles: TilesByWindow = {}
         self._device = device
-        self._places: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._kv_indices: tuple[torch.Tensor, torch.Tensor] | None = None
         self._store: KVStore | None = None
-        self._hidden: torch.Tensor | None = None
+        self._hidden_states: torch.Tensor | None = None
         self._shapes: dict[int, tuple[LayerShape, int]] = {}
         self._model = _load(config, directory, dtype).to(device)
-        self._model.base_model.register_forward_hook(self._keep_hidden)
+        self._model.base_model.register_forward_hook(self._record_hidden)
         for module in self._model.modules():
             if hasattr(module, "layer_idx"):
                 module.quire_adapter = self
         if linear.is_packed:
-            _pack_products(self._model, linear)
-        self._check_against_own_attention()
+            _pack_linear_layers(self._model, linear)
+        self._check_logits()
 
     @property
     def kv_shapes(self) -> tuple[LayerShape, ...]:
-        return tuple(self._shapes[at][0] for at in range(len(self._windows)))
+        return tuple(self._shapes[layer][0] for layer in range(len(self._windows)))
 
-    def compute(self, batch: Batch, store: KVStore, wanted: NDArray[np.int64]) -> Computed:
-        """Write the rows' KV; return the last hidden states and the logits of the wanted rows."""
+    def compute(self, batch: Batch, store: KVStore, requested: NDArray[np.int64]) -> PassOutputs:
+        """Write the rows' KV; return the last hidden states and the logits of the requested rows."""
         tiles = self._tiler(store.block_size).tiles(batch)
-        self._places = (self._tensor(batch.blocks), self._tensor(batch.slots))
-        self._store, self._tiles, self._answer = store, tiles, self._answer_paged
-        logits = self._run(*(self._tensor(one) for one in (batch.tokens, batch.positions, wanted)))
-        hidden = self._hidden
-        self._places = self._store = self._hidden = None
+        self._kv_indices = (self._tensor(batch.blocks), self._tensor(batch.slots))
+        self._store, self._tiles, self._layer_attention = store, tiles, self._store_attention
+        logits = self._run(*(self._tensor(array) for array in (batch.tokens, batch.positions, requested)))
+        hidden = self._hidden_states
+        self._kv_indices = self._store = self._hidden_states = None
         if hidden is None:
             raise CheckpointError("the model returned no hidden state; quire cannot check whether its rows are finite")
         states = hidden[0].float().cpu().numpy()
-        return Computed(np.isfinite(states).all(axis=1), states, logits.cpu().numpy())
+        return PassOutputs(np.isfinite(states).all(axis=1), states, logits.cpu().numpy())
 
     def _tensor(self, array: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -97,19 +97,19 @@ class Adapter:
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Compute a layer's attention; queries, keys and values are [row, head, size]."""
-        return self._answer(layer, queries, keys, values, options)
+        return self._layer_attention(layer, queries, keys, values, options)
 
-    def _answer_paged(
+    def _store_attention(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
-        places, store = self._places, self._store
-        if places is None or store is None:
-            raise CheckpointError("attention was called outside a step; the model cannot run")
-        store.write(layer, *places, keys, values)
+        kv_indices, store = self._kv_indices, self._store
+        if kv_indices is None or store is None:
+            raise CheckpointError("attention was called outside a step; choose another model")
+        store.write(layer, *kv_indices, keys, values)
         settings = AttentionSettings(options["scaling"], options.get("softcap"))
         return attend(queries.contiguous(), store, layer, self._tiles[self._windows[layer]], settings)
 
-    def _answer_probe(
+    def _probe_attention(
         self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """Record the layer's KV shape and return zeros. Raises CheckpointError for unsupported attention."""
@@ -121,7 +121,7 @@ class Adapter:
             raise CheckpointError("the model does not specify how it scales attention; choose another model")
         if "sliding_window" in options and options["sliding_window"] != self._windows[layer]:
             raise CheckpointError(
-                f"layer {layer}: expected a window of {self._windows[layer]} by its config, got "
+                f"layer {layer}: expected a window of {self._windows[layer]} as in config.json, got "
                 f"{options['sliding_window']}; choose another model"
             )
         shape = LayerShape(keys.shape[1], keys.shape[2], values.shape[2])
@@ -134,19 +134,19 @@ class Adapter:
             self._tilers[block_size] = Tiler(block_size, self.kv_shapes, self._windows, group, self._device)
         return self._tilers[block_size]
 
-    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        kept = wanted if len(wanted) else torch.zeros(1, dtype=torch.int64, device=self._device)
+    def _run(self, tokens: torch.Tensor, positions: torch.Tensor, requested: torch.Tensor) -> torch.Tensor:
+        rows = requested if len(requested) else torch.zeros(1, dtype=torch.int64, device=self._device)
         with WholeVectors():
             out = self._model(
-                input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=kept
+                input_ids=tokens.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, logits_to_keep=rows
             )
-        logits: torch.Tensor = out.logits[0, : len(wanted)].float()
+        logits: torch.Tensor = out.logits[0, : len(requested)].float()
         return logits
 
-    def _keep_hidden(self, _module: object, _inputs: object, output: Any) -> None:
-        self._hidden = output[0]
+    def _record_hidden(self, _module: object, _inputs: object, output: Any) -> None:
+        self._hidden_states = output[0]
 
-    def _check_against_own_attention(self) -> None:
+    def _check_logits(self) -> None:
         tokens = torch.arange(PROBE_TOKENS, device=self._device) * 7 % self.vocabulary_size
         rows = torch.arange(PROBE_TOKENS, device=self._device)
         self._model.set_attn_implementation("eager")
@@ -155,19 +155,19 @@ class Adapter:
         self._run(tokens, rows, rows)
         if set(self._shapes) != set(range(len(self._windows))):
             raise CheckpointError(
-                f"expected all {len(self._windows)} layers to attend through the shared interface, {len(self._shapes)} "
-                "do; models that share KV between layers or keep recurrent state are not supported"
+                f"expected all {len(self._windows)} layers to attend through the shared interface, got "
+                f"{len(self._shapes)}; models that share KV between layers or keep recurrent state are not supported"
             )
         size = 8
         item = WorkItem(0, tuple(tokens.tolist()), 0, (1, 2, 3))
         store = KVStore(self.kv_shapes, 3, size, expected.dtype, self._device)
-        got = self.compute(make_batch([item], size, padded), store, rows.cpu().numpy()).logits
-        worst = float((torch.from_numpy(got) - expected.cpu()).abs().max())
+        logits = self.compute(make_batch([item], size, padded), store, rows.cpu().numpy()).logits
+        max_error = float((torch.from_numpy(logits) - expected.cpu()).abs().max())
         tolerance = max(PROBE_TOLERANCE, PROBE_ROUNDINGS * torch.finfo(self._model.dtype).eps)
-        if not worst <= tolerance * max(1.0, float(expected.abs().max())):
+        if not max_error <= tolerance * max(1.0, float(expected.abs().max())):
             raise CheckpointError(
-                "expected equal logits from the model's own attention and paged attention, they differ by "
-                f"{worst:.2g}; quire does not support its attention"
+                "expected equal logits from the model's own attention and paged attention, got a "
+                f"difference of {max_error:.2g}: quire does not support its attention; choose another model"
             )
 
 
@@ -187,8 +187,8 @@ def _paged_attention(
     return adapter.attend(layer, queries, keys, values, options).unsqueeze(0), None
 
 
-def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
-    """Pack the weights of the model's linear layers. An embedding that is also the head keeps its rows."""
+def _pack_linear_layers(model: "PreTrainedModel", linear: LinearKind) -> None:
+    """Pack the weights of the model's linear layers; free the originals, except a head that is also the embedding."""
     shared = model.get_input_embeddings().weight
     for module in model.modules():
         if type(module) is torch.nn.Linear:
@@ -200,20 +200,20 @@ def _pack_products(model: "PreTrainedModel", linear: LinearKind) -> None:
 
 
 def _any_shape(product: PackedLinear, linear: LinearKind) -> PackedLinear:
-    """Wrap a product to flatten its input to rows and pad them to a supported row count."""
+    """Return a function that flattens its input to rows, pads them to a supported row count and calls the product."""
 
     def forward(values: torch.Tensor) -> torch.Tensor:
         rows = values.flatten(0, -2).contiguous()
-        count, computed = len(rows), linear.padded(len(rows))
-        filled = rows if computed == count else torch.nn.functional.pad(rows, (0, 0, 0, computed - count))
-        made = product(filled)[:count]
-        return made.view(*values.shape[:-1], made.shape[-1])
+        num_rows, num_padded = len(rows), linear.padded(len(rows))
+        padded = rows if num_padded == num_rows else torch.nn.functional.pad(rows, (0, 0, 0, num_padded - num_rows))
+        products = product(padded)[:num_rows]
+        return products.view(*values.shape[:-1], products.shape[-1])
 
     return forward
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """Return no mask; block tables and positions define what each row sees."""
+    """Return no mask; block tables and positions define to which tokens a row attends."""
 
 
 def _read_config(fields: Mapping[str, Any]) -> "PretrainedConfig":
@@ -238,25 +238,25 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-def _refuse(config: "PretrainedConfig") -> None:
+def _check_config(config: "PretrainedConfig") -> None:
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {one.get("rope_type") for one in (rope, *rope.values()) if isinstance(one, dict)}
+    rope_types = {fields.get("rope_type") for fields in (rope, *rope.values()) if isinstance(fields, dict)}
     if config.is_encoder_decoder:
-        raise CheckpointError(f"{config.model_type} is an encoder-decoder; quire runs decoders: choose another model")
-    if kinds & {"dynamic", "longrope"}:
+        raise CheckpointError(f"expected a decoder, got the encoder-decoder {config.model_type}; choose another model")
+    if rope_types & {"dynamic", "longrope"}:
         raise CheckpointError(
             "RoPE scaling that depends on the length of a sequence cannot share a prefix cache; config.json has "
-            f"{', '.join(sorted(str(kind) for kind in kinds if kind))}; choose another model"
+            f"{', '.join(sorted(str(rope_type) for rope_type in rope_types if rope_type))}; choose another model"
         )
 
 
-def _refuse_other_tensors(report: Mapping[str, Any], model_type: str) -> None:
+def _check_tensors(report: Mapping[str, Any], model_type: str) -> None:
     """Raise CheckpointError on missing or unused tensors: transformers initializes or ignores them silently."""
-    for key, what in (("missing_keys", "missing"), ("unexpected_keys", "unused")):
+    for key, problem in (("missing_keys", "missing"), ("unexpected_keys", "unused")):
         if names := sorted(map(str, report.get(key) or ())):
             raise CheckpointError(
-                f"{len(names)} {what} tensors in the checkpoint of a {model_type} model, the first is {names[0]!r}; "
+                f"{len(names)} {problem} tensors in the checkpoint of a {model_type} model, the first is {names[0]!r}; "
                 "config.json and weights belong to different models"
             )
 
@@ -277,7 +277,7 @@ def _load(config: "PretrainedConfig", directory: Path, dtype: torch.dtype) -> "P
         raise CheckpointError(
             f"transformers cannot load this {config.model_type} model: {_one_line(error)}; download it again"
         ) from error
-    _refuse_other_tensors(report, config.model_type)
+    _check_tensors(report, config.model_type)
     if not model._supports_attention_backend:
         raise CheckpointError(f"quire cannot replace the attention of {config.model_type}; choose another model")
     loaded: PreTrainedModel = model.eval()

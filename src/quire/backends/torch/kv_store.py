@@ -5,7 +5,7 @@ Keys are stored transposed within a block, so that a query is multiplied with a 
     keys    [block, kv head, head size, slot]
     values  [block, kv head, slot, head size]
 
-A block as bytes has exactly these orders. Padding rows write to the null block, which is never read.
+The bytes of a block have these orders. Padding rows write to the null block, which is never read.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,7 @@
     tiles      [ 0 1 2 . ]      [ 3 ]        [ 4 5 6 7 ][ 8 . . . ]
 
 Rows of one item are grouped into **tiles** that attend to the same blocks; a tile with one of its blocks is a **pair**.
-Tiles are sorted by block count, largest first, and pairs by block number. The tiles that still have a block at each
+Tiles are sorted by block count, largest first, and pairs by block number. The tiles that have a block with some
 number are then a leading slice, and sums over blocks run in block-table order without a branch.
 """
 
@@ -23,13 +23,13 @@ from quire.core.step import WorkItem
 
 TILE_ROWS = 32
 """Rows per tile of an item that feeds several tokens."""
-MAX_ROWS_OF_A_CALL = 4096
-"""Maximum rows of tiles over all pairs of one call: bounds the memory of attention. A single tile may exceed it."""
+MAX_ROWS_PER_CALL = 4096
+"""Maximum tile rows, summed over all pairs of one call: limits the memory of attention. A single tile may exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of equal size and the blocks they attend to, few enough for one call."""
+    """Tiles of equal size and their pairs with blocks (`pair_tile`, `pair_block`), few enough for one call."""
 
     rows: torch.Tensor
     """[tile, row of tile] -> row of the step. A partial tile repeats its last row."""
@@ -38,14 +38,14 @@ class Tiles:
     num_active: tuple[int, ...]
     """For each block number, the number of tiles with such a block."""
     is_masked: torch.Tensor
-    """[pair, row of tile, slot]: true if the row must not see the slot."""
+    """[pair, row of tile, slot]: true if the row must not attend to the slot."""
     partial_pairs: torch.Tensor
     """Pairs whose block has slots after the tile's last position."""
     is_unwritten: torch.Tensor
     """[partial pair, slot]: the slots after the tile's last position."""
     real_rows: torch.Tensor
     """Rows of the step that the tiles compute, without repetitions."""
-    real_places: torch.Tensor
+    real_indices: torch.Tensor
     """Index of each of `real_rows` in the flattened tiles."""
 
 
@@ -66,7 +66,7 @@ class Tiler:
     ) -> None:
         self._block_size = block_size
         self._windows = tuple(dict.fromkeys(windows))
-        self._lone_tile_rows = max(lone_tile_rows(block_size, shape, group_size) for shape in set(shapes))
+        self._single_tile_rows = max(single_tile_rows(block_size, shape, group_size) for shape in set(shapes))
         self._device = device
 
     def tiles(self, batch: Batch) -> TilesByWindow:
@@ -74,26 +74,27 @@ class Tiler:
         return {window: self._tiles(batch.items, batch.first_rows, window) for window in self._windows}
 
     def _tiles(self, items: Sequence[WorkItem], first_rows: Sequence[int], window: int | None) -> tuple[Tiles, ...]:
-        lone = [_Tile(item, row, 0, 1) for item, row in zip(items, first_rows, strict=True) if len(item.token_ids) == 1]
-        many = [
+        starts = list(zip(items, first_rows, strict=True))
+        single_rows = [_Tile(item, row, 0, 1) for item, row in starts if len(item.token_ids) == 1]
+        chunks = [
             _Tile(item, row, first, min(TILE_ROWS, len(item.token_ids) - first))
-            for item, row in zip(items, first_rows, strict=True)
+            for item, row in starts
             if len(item.token_ids) > 1
             for first in range(0, len(item.token_ids), TILE_ROWS)
         ]
         calls = []
-        for tile_rows, tiles in ((self._lone_tile_rows, lone), (TILE_ROWS, many)):
+        for tile_rows, tiles in ((self._single_tile_rows, single_rows), (TILE_ROWS, chunks)):
             ordered = sorted(tiles, key=lambda tile: -tile.num_blocks(self._block_size, window))
             num_pairs = [tile.num_blocks(self._block_size, window) for tile in ordered]
-            for group in _groups(ordered, num_pairs, MAX_ROWS_OF_A_CALL // max(8, tile_rows)):
-                calls.append(self._call(group, tile_rows, window))
+            for group in _groups(ordered, num_pairs, MAX_ROWS_PER_CALL // max(8, tile_rows)):
+                calls.append(self._tiles_of_call(group, tile_rows, window))
         return tuple(calls)
 
-    def _call(self, tiles: "Sequence[_Tile]", tile_rows: int, window: int | None) -> Tiles:
+    def _tiles_of_call(self, tiles: "Sequence[_Tile]", tile_rows: int, window: int | None) -> Tiles:
         size = self._block_size
-        within = np.arange(tile_rows)
+        row_indices = np.arange(tile_rows)
         counts = np.array([tile.num_rows for tile in tiles])
-        offsets = np.minimum(within, counts[:, None] - 1)
+        offsets = np.minimum(row_indices, counts[:, None] - 1)
         rows = np.array([tile.first_row for tile in tiles])[:, None] + offsets
         positions = np.array([tile.first_position for tile in tiles])[:, None] + offsets
         firsts = np.array([tile.first_block(size, window) for tile in tiles])
@@ -105,23 +106,23 @@ class Tiler:
             [tiles[tile].item.block_ids[number] for tile, number in zip(pair_tile, pair_number, strict=True)]
         )
         slots = pair_number[:, None] * size + np.arange(size)
-        seen_from = positions[pair_tile]
-        is_masked = slots[:, None, :] > seen_from[:, :, None]
+        row_positions = positions[pair_tile]
+        is_masked = slots[:, None, :] > row_positions[:, :, None]
         if window is not None:
-            is_masked |= slots[:, None, :] <= seen_from[:, :, None] - window
+            is_masked |= slots[:, None, :] <= row_positions[:, :, None] - window
         is_unwritten = slots > positions[pair_tile].max(axis=1, keepdims=True)
-        partial = np.flatnonzero(is_unwritten.any(axis=1))
-        is_real = within < counts[:, None]
+        partial_pairs = np.flatnonzero(is_unwritten.any(axis=1))
+        is_real = row_indices < counts[:, None]
         return Tiles(
             rows=self._tensor(rows),
             pair_tile=self._tensor(pair_tile),
             pair_block=self._tensor(pair_block),
             num_active=num_active,
             is_masked=self._tensor(is_masked),
-            partial_pairs=self._tensor(partial),
-            is_unwritten=self._tensor(is_unwritten[partial]),
+            partial_pairs=self._tensor(partial_pairs),
+            is_unwritten=self._tensor(is_unwritten[partial_pairs]),
             real_rows=self._tensor(rows[is_real]),
-            real_places=self._tensor(np.flatnonzero(is_real)),
+            real_indices=self._tensor(np.flatnonzero(is_real)),
         )
 
     def _tensor(self, array: NDArray[np.int64] | NDArray[np.bool_]) -> torch.Tensor:
@@ -129,11 +130,10 @@ class Tiler:
 
 
 @cache
-def lone_tile_rows(block_size: int, shape: LayerShape, group_size: int) -> int:
+def single_tile_rows(block_size: int, shape: LayerShape, group_size: int) -> int:
     """Return how often to repeat a single decode row so that it gets the same bits as in a full tile.
 
-    A library may use different code for small products, so the count is found by testing it; a full tile is always
-    right.
+    A library may use different code for small products, so each count is tested; a full tile is always right.
     """
     generator = torch.Generator().manual_seed(1)
 
@@ -175,7 +175,7 @@ class _Tile:
         return self.item.first_position + self.first
 
     def first_block(self, block_size: int, window: int | None) -> int:
-        """Index of the first block that any row of the tile can see."""
+        """Index of the first block that any row of the tile attends to."""
         return 0 if window is None else max(0, self.first_position - window + 1) // block_size
 
     def num_blocks(self, block_size: int, window: int | None) -> int:

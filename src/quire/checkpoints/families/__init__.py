@@ -12,7 +12,7 @@ tensors.py        DecoderShape -> required tensors by Hugging Face name; recurre
 
 from quire.checkpoints.families.config_fields import MAX_SIZE
 from quire.checkpoints.families.decoder_shape import DecoderShape, is_decoder, read_shape, why_not_decoder
-from quire.checkpoints.families.described import kept_whole, parts_of
+from quire.checkpoints.families.described import feature_phrases, window_note
 from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.tensors import check_shapes, expected_shapes
 
@@ -22,9 +22,9 @@ __all__ = [
     "DecoderShape",
     "check_shapes",
     "expected_shapes",
+    "feature_phrases",
     "is_decoder",
-    "kept_whole",
-    "parts_of",
     "read_shape",
     "why_not_decoder",
+    "window_note",
 ]

@@ -1,4 +1,4 @@
-"""The shape of a decoder of any family: the numbers of each layer that determine every tensor shape and every value.
+"""The shape of a decoder of any family: the sizes and rules of each layer, from which all tensor shapes follow.
 
 A config that the decoder cannot compute is rejected here with a reason, before any weights are read.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.checkpoints.families.config_fields import count_of, flag_of, number_of, object_of, refused, size_of
+from quire.checkpoints.families.config_fields import config_error, count_of, flag_of, number_of, object_of, size_of
 from quire.checkpoints.families.family import ExpertNames, Family
 from quire.checkpoints.families.family_table import FAMILIES
 from quire.checkpoints.families.layer_rules import FULL, SLIDING, RopeRule, rope_of, windows_of
@@ -21,24 +21,24 @@ FLOAT_BYTES = 4
 LAYOUT = "quire_layout"
 """Field that quire adds to the config converted from a GGUF file: the tensor layout."""
 TILED = "quire_tiled_heads"
-"""Field that quire adds to a converted config: whether value heads share key heads in tiled order."""
+"""Field that quire adds to a converted config: whether value heads share key heads in tiled order (`is_tiled`)."""
 NUM_EXPERTS = ("num_experts", "num_local_experts")
 """Config fields for the number of experts; both names occur, also within a family."""
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """A mixture of experts; each row uses a few of them."""
+    """A mixture of experts. Each row (token) uses `num_used` of them."""
 
     names: ExpertNames
     num_experts: int
     num_used: int
     intermediate_size: int
     is_shared_by_all: bool
-    """Whether expert weights are normalized over all experts instead of the selected experts."""
+    """Whether the weights of experts are normalized over all experts, not only over the selected experts."""
     has_choice_bias: bool = False
     scale: float = 1.0
-    """Factor of all expert weights."""
+    """Factor that multiplies the weights of the selected experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class DecoderLayer:
     kv_layer: int
     """Number of the layer whose keys and values are read: this layer or an earlier one."""
     has_values: bool = True
-    """False: values equal the keys before their norm."""
+    """False: there is no value projection; values equal the keys before the key norm."""
     recurrent: RecurrentShape | None = None
     """Shape of the recurrent state that replaces keys and values; None for attention layers."""
 
@@ -68,7 +68,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class PositionScale:
-    """Queries are multiplied by 1 + beta x log(1 + floor(position / origin))."""
+    """Llama 4's query scaling: queries are multiplied by 1 + beta x log(1 + floor(position / origin))."""
 
     beta: float
     origin: float
@@ -76,12 +76,12 @@ class PositionScale:
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Constant factors of a model, and soft caps of logits and attention scores."""
+    """Constant factors of a model, and soft caps of logits (`logit_cap`) and attention scores (`score_cap`)."""
 
     attention: float
     embedding: float = 1.0
-    added: float = 1.0
-    """Factor of everything added to the residual."""
+    residual: float = 1.0
+    """Factor of every attention and MLP output before it is added to the residual stream."""
     logits: float = 1.0
     logit_cap: float | None = None
     score_cap: float | None = None
@@ -131,8 +131,8 @@ class DecoderShape:
     @property
     def intermediate_size(self) -> int:
         """Largest dense MLP width; without dense MLPs, the largest expert width."""
-        dense = max(layer.intermediate_size for layer in self.layers)
-        return dense or max(layer.mixture.intermediate_size for layer in self.layers if layer.mixture)
+        dense_width = max(layer.intermediate_size for layer in self.layers)
+        return dense_width or max(layer.mixture.intermediate_size for layer in self.layers if layer.mixture)
 
     @property
     def recurrent(self) -> RecurrentShape | None:
@@ -174,20 +174,20 @@ def why_not_decoder(config: Mapping[str, Any]) -> str | None:
     """Return None if quire implements this decoder; otherwise the reason."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
-        other = str(config.get("model_type"))[:40]
-        return f"expected a supported model_type, got {other!r} (supported: {', '.join(sorted(FAMILIES))})"
+        model_type = str(config.get("model_type"))[:40]
+        return f"expected a supported model_type, got {model_type!r} (supported: {', '.join(sorted(FAMILIES))})"
     config = _with_defaults(family, config)
-    key, wanted = family.activation
-    activation = config.get(key, config.get("hidden_act", wanted))
-    if activation != wanted:
-        return f"expected {key} to be {wanted!r}, got {str(activation)[:40]!r}"
+    key, required = family.activation
+    activation = config.get(key, config.get("hidden_act", required))
+    if activation != required:
+        return f"expected {key} to be {required!r}, got {str(activation)[:40]!r}"
     if config.get("use_bidirectional_attention") in ("all", True):
         return "its attention is bidirectional (use_bidirectional_attention)"
     return None
 
 
 def read_shape(config: Mapping[str, Any]) -> DecoderShape:
-    """Read the shape from an untrusted config. Raises CheckpointError on unsupported models and invalid sizes."""
+    """Read the shape from an untrusted config. Raises CheckpointError for unsupported models and invalid sizes."""
     if (reason := why_not_decoder(config)) is not None:
         raise CheckpointError(f"quire has no implementation of its own for this model: {reason}; choose another model")
     model_type = str(config["model_type"])
@@ -196,7 +196,7 @@ def read_shape(config: Mapping[str, Any]) -> DecoderShape:
     heads = size_of(config, "num_attention_heads")
     eps = config.get("rms_norm_eps", 1e-6)
     if not isinstance(eps, float | int) or not 0 <= eps < 1:
-        raise refused("invalid_rms_norm_eps", f"rms_norm_eps to be a number from 0 to 1, got {str(eps)[:40]!r}")
+        raise config_error("invalid_rms_norm_eps", f"rms_norm_eps to be a number from 0 to 1, got {str(eps)[:40]!r}")
     size_of(config, "max_position_embeddings", 1)
     has_bias = flag_of(config, "attention_bias")
     per_layer_size = count_of(config, "hidden_size_per_layer_input")
@@ -228,36 +228,36 @@ def _with_defaults(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(family: Family, config: Mapping[str, Any], num_heads: int) -> tuple[DecoderLayer, ...]:
-    count = size_of(config, "num_hidden_layers")
-    if count > 10_000:
-        raise refused("invalid_num_hidden_layers", f"num_hidden_layers of at most 10,000, got {count:,}")
-    windows = windows_of(config, count)
-    is_recurrent = recurrent_layers(family, config, count)
+    num_layers = size_of(config, "num_hidden_layers")
+    if num_layers > 10_000:
+        raise config_error("invalid_num_hidden_layers", f"num_hidden_layers of at most 10,000, got {num_layers:,}")
+    windows = windows_of(config, num_layers)
+    is_recurrent = recurrent_layers(family, config, num_layers)
     if all(is_recurrent):
-        rule = f"at least one attention layer, all {count} layers are recurrent"
-        raise refused("no_attention_layer", rule, "choose another model")
+        expected = f"at least one attention layer, got {num_layers} recurrent layers"
+        raise config_error("no_attention_layer", expected, "choose another model")
     recurrent = recurrent_shape(family, config, is_tiled=flag_of(config, TILED)) if any(is_recurrent) else None
     kinds = [FULL if window is None else SLIDING for window in windows]
     num_shared = count_of(config, "num_kv_shared_layers")
-    first_shared = count - num_shared if 0 < num_shared < count else count
+    first_shared = num_layers - num_shared if 0 < num_shared < num_layers else num_layers
     layers: list[DecoderLayer] = []
-    for at, kind in enumerate(kinds):
-        is_shared = at >= first_shared
-        kv_heads, head_size = _heads(config, num_heads, kind, at)
-        mixture = _mixture(family.experts, config, at) if family.experts else None
-        wide = _dense_size(family, config, mixture) * (2 if is_shared and flag_of(config, "use_double_wide_mlp") else 1)
+    for index, kind in enumerate(kinds):
+        is_shared = index >= first_shared
+        kv_heads, head_size = _head_sizes(config, num_heads, kind, index)
+        mixture = _mixture(family.experts, config, index) if family.experts else None
+        size = _dense_size(family, config, mixture) * (2 if is_shared and flag_of(config, "use_double_wide_mlp") else 1)
         layers.append(
             DecoderLayer(
-                number=at,
+                number=index,
                 num_kv_heads=kv_heads,
                 head_size=head_size,
-                window=windows[at],
-                rope=rope_of(family, config, kind, at, head_size),
-                intermediate_size=wide,
+                window=windows[index],
+                rope=rope_of(family, config, kind, index, head_size),
+                intermediate_size=size,
                 mixture=mixture,
-                kv_layer=_last_of(kinds[:first_shared], kind) if is_shared else at,
+                kv_layer=_last_layer_of_kind(kinds[:first_shared], kind) if is_shared else index,
                 has_values=not (flag_of(config, "attention_k_eq_v") and kind == FULL),
-                recurrent=recurrent if is_recurrent[at] else None,
+                recurrent=recurrent if is_recurrent[index] else None,
             )
         )
     return tuple(layers)
@@ -275,57 +275,57 @@ def _dense_size(family: Family, config: Mapping[str, Any], mixture: MixtureShape
     return -(-size // multiple) * multiple
 
 
-def _last_of(kinds: list[str], kind: str) -> int:
+def _last_layer_of_kind(kinds: list[str], kind: str) -> int:
     if kind not in kinds:
-        rule = f"a layer of kind {kind} with keys and values of its own before those that share them"
-        raise refused("no_shared_kv_layer", rule)
+        expected = f"a layer of kind {kind} with keys and values of its own before those that share them"
+        raise config_error("no_shared_kv_layer", expected)
     return len(kinds) - 1 - kinds[::-1].index(kind)
 
 
-def _heads(config: Mapping[str, Any], num_heads: int, kind: str, at: int) -> tuple[int, int]:
-    """Return KV heads and head size, which may differ for full-attention layers or for single layers."""
-    kv_heads = size_of(config, "num_key_value_heads", num_heads)
+def _head_sizes(config: Mapping[str, Any], num_heads: int, kind: str, layer: int) -> tuple[int, int]:
+    """Return a layer's number of KV heads and its head size, which full-attention and single layers may override."""
+    num_kv_heads = size_of(config, "num_key_value_heads", num_heads)
     head_size = size_of(config, "head_dim", max(1, size_of(config, "hidden_size") // num_heads))
-    own = object_of(config, "per_layer_config")
-    if own:
-        of_layer = object_of(own, str(at))
-        kv_heads = size_of(of_layer, "num_key_value_heads", kv_heads)
-        head_size = size_of(of_layer, "head_dim", head_size)
+    per_layer = object_of(config, "per_layer_config")
+    if per_layer:
+        layer_fields = object_of(per_layer, str(layer))
+        num_kv_heads = size_of(layer_fields, "num_key_value_heads", num_kv_heads)
+        head_size = size_of(layer_fields, "head_dim", head_size)
     elif kind == FULL:
         head_size = size_of(config, "global_head_dim", head_size)
         if flag_of(config, "attention_k_eq_v"):
-            kv_heads = size_of(config, "num_global_key_value_heads", kv_heads)
-    if num_heads % kv_heads:
-        rule = "num_attention_heads to be a multiple of num_key_value_heads"
-        raise refused("heads_not_divisible", f"{rule}, got {num_heads} and {kv_heads}")
+            num_kv_heads = size_of(config, "num_global_key_value_heads", num_kv_heads)
+    if num_heads % num_kv_heads:
+        expected = "num_attention_heads to be a multiple of num_key_value_heads"
+        raise config_error("heads_not_divisible", f"{expected}, got {num_heads} and {num_kv_heads}")
     if head_size % 2 or head_size > MAX_HEAD_SIZE:
-        rule = f"an even head size up to {MAX_HEAD_SIZE}, got {head_size}"
-        raise refused("unsupported_head_size", rule, "choose another model")
-    return kv_heads, head_size
+        expected = f"an even head size up to {MAX_HEAD_SIZE}, got {head_size}"
+        raise config_error("unsupported_head_size", expected, "choose another model")
+    return num_kv_heads, head_size
 
 
-def _mixture(names: ExpertNames, config: Mapping[str, Any], at: int) -> MixtureShape | None:
+def _mixture(names: ExpertNames, config: Mapping[str, Any], layer: int) -> MixtureShape | None:
     if names.is_beside_mlp and not flag_of(config, "enable_moe_block"):
         return None
-    if config.get("mlp_only_layers") and at in config["mlp_only_layers"]:
+    if config.get("mlp_only_layers") and layer in config["mlp_only_layers"]:
         return None
-    if (at + 1) % size_of(config, "decoder_sparse_step", 1) or at < count_of(config, "num_dense_layers"):
+    if (layer + 1) % size_of(config, "decoder_sparse_step", 1) or layer < count_of(config, "num_dense_layers"):
         return None
     num_experts = next((config[key] for key in NUM_EXPERTS if key in config), None)
     if num_experts == 0 and names.shared_size:
         return None
     num_experts, num_used = size_of({"num_experts": num_experts}, "num_experts"), size_of(config, names.num_used)
     if num_used > num_experts or num_experts > 65_536:
-        rule = "at most 65,536 experts and no more used than there are"
-        raise refused("too_many_experts", f"{rule}, got {num_used:,} used of {num_experts:,}")
+        expected = "at most 65,536 experts, and at most as many used per token"
+        raise config_error("too_many_experts", f"{expected}, got {num_used:,} used of {num_experts:,}")
     return MixtureShape(
         names,
         num_experts,
         num_used,
-        size_of(config, names.size),
-        not flag_of(config, "norm_topk_prob"),
-        bool(names.choice_bias) and flag_of(config, "use_expert_bias"),
-        number_of(config, "routed_scaling_factor", 1.0),
+        intermediate_size=size_of(config, names.size),
+        is_shared_by_all=not flag_of(config, "norm_topk_prob"),
+        has_choice_bias=bool(names.choice_bias) and flag_of(config, "use_expert_bias"),
+        scale=number_of(config, "routed_scaling_factor", 1.0),
     )
 
 
@@ -344,7 +344,7 @@ def _scales(family: Family, config: Mapping[str, Any], first: DecoderLayer) -> S
     return Scales(
         attention=attention,
         embedding=embedding,
-        added=number_of(config, "residual_multiplier", 1.0),
+        residual=number_of(config, "residual_multiplier", 1.0),
         logits=1.0 / number_of(config, "logits_scaling", 1.0),
         logit_cap=number_of(config, "final_logit_softcapping", 1.0) if "final_logit_softcapping" in config else None,
         score_cap=number_of(config, "attn_logit_softcapping", 1.0) if "attn_logit_softcapping" in config else None,

@@ -1,4 +1,4 @@
-"""The fields of a row in the family table: names, and differences from Llama."""
+"""The fields of a row in the family table: tensor and config names, and the family's differences from Llama."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ class GateActivation(StrEnum):
 class RecurrentKind(StrEnum):
     """Kind of recurrent layer; see native/layers/recurrent.hpp."""
 
-    DELTA = "delta"
-    SPACE = "space"
+    DELTA = "delta"  # gated delta net
+    SPACE = "space"  # state space (Mamba-2)
     CONVOLUTION = "convolution"
 
 
 class HeadNorms(StrEnum):
-    """Normalization of queries and keys: none, per head, or over all heads together."""
+    """Normalization of queries and keys: none, each head alone, or all heads of a row together (whole)."""
 
     NONE = "none"
     HEAD = "head"
@@ -31,18 +31,18 @@ class HeadNorms(StrEnum):
 
 
 class SlidingRope(StrEnum):
-    """RoPE of sliding-window layers when the config has one rule for all layers."""
+    """RoPE of sliding-window layers, if the config has one set of RoPE parameters for all layers."""
 
     SAME = "same"
     UNSCALED = "unscaled"
-    """The base of the config, without scaling."""
+    """The config's rope_theta, without scaling."""
     LOCAL = "local"
-    """A separate base, rope_local_base_freq, without scaling."""
+    """The config's rope_local_base_freq as base, without scaling."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormNames:
-    """Names of a layer's norms: before and after attention, before and after the MLP."""
+    """Names of a layer's norms: before and after attention, before and after the MLP. None: no such norm."""
 
     input: str | None = "input_layernorm"
     attention: str | None = None
@@ -52,7 +52,7 @@ class NormNames:
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Names of a mixture's tensors in a layer, and of the config fields with its sizes."""
+    """Tensor names of a layer's mixture of experts, and names of the config fields with its sizes."""
 
     router: str
     gate: str = ""
@@ -62,7 +62,7 @@ class ExpertNames:
     gate_up: str = ""
     """One tensor for all experts, [expert, out, in]; `down` then is one tensor too."""
     is_transposed: bool = False
-    """Layout [expert, in, out] with alternating gate and up, each with a bias (`gate_up` + "_bias")."""
+    """Layout [expert, in, out], where gate and up alternate along `out`, with biases (`gate_up` + "_bias")."""
     num_used: str = "num_experts_per_tok"
     size: str = "moe_intermediate_size"
     is_beside_mlp: bool = False
@@ -70,9 +70,9 @@ class ExpertNames:
     shared_size: str = ""
     """Config field for the width of a dense MLP without its own norms (shared expert); empty if there is none."""
     dense_gate: str = ""
-    """Tensor that gates the shared expert per row."""
+    """Tensor of the gate that scales the shared expert's output per row."""
     is_sigmoid: bool = False
-    """Whether scores are sigmoids; the bias `choice_bias` is added only for the selection of experts."""
+    """Whether router scores are sigmoids. The bias `choice_bias` is added only to select experts, not to weigh them."""
     choice_bias: str = ""
 
 
@@ -92,23 +92,23 @@ class Family:
     activation: tuple[str, str] = ("hidden_act", "silu")
     """Config field of the activation, and its required value."""
     is_fused: bool = False
-    """Queries, keys and values are one tensor, and so are gate and up."""
+    """Queries, keys and values are stored as one tensor, and gate and up as another."""
     has_fused_gate: bool = False
-    """Gate and up are one tensor, but queries, keys and values are not."""
+    """Gate and up are stored as one tensor, but queries, keys and values are not."""
     is_interleaved: bool = False
     """RoPE rotates adjacent elements of a head as pairs, not elements half a head apart."""
     sliding_rope: SlidingRope = SlidingRope.SAME
-    full_every: int = 0
-    """Without layer_types: every n-th layer has full attention, the others a window; 0: sliding_window decides."""
+    full_interval: int = 0
+    """If the config has no layer_types: each n-th layer has full attention, the others a window. 0: no such pattern."""
     has_sinks: bool = False
     has_output_gate: bool = False
-    """The query projection also returns gates of the attention output, per head."""
+    """The query projection also computes a gate for the attention output of each head."""
     recurrent: RecurrentKind | None = None
     """Kind of the family's recurrent layers; None if it has none."""
     has_grouped_inputs: bool = False
-    """Input projections of recurrent layers are stored key head by key head."""
-    turns_by: str = ""
-    """Config field that must be `rope` for the family to use RoPE; empty: always."""
+    """Rows of the input projections of recurrent layers are grouped by key head."""
+    rope_switch: str = ""
+    """Config field that must have the value `rope`, or the model has no RoPE. Empty: RoPE is always used."""
     dense_size: str = "intermediate_size"
     is_split_in_gguf: bool = False
     """Gate and up are two tensors in GGUF files although they are one elsewhere."""

@@ -1,4 +1,4 @@
-"""The families that quire implements. A new family is a row here: see CONTRIBUTING, "Adding a family"."""
+"""The families that quire implements. A new family is a row of `FAMILIES`: see CONTRIBUTING, "Add a model family"."""
 
 from dataclasses import replace
 
@@ -12,11 +12,11 @@ from quire.checkpoints.families.family import (
     SlidingRope,
 )
 
-AROUND = NormNames(
+NORMS_AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
 )
-BEHIND = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-GELU = ("hidden_activation", "gelu_pytorch_tanh")
+NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+GELU_TANH = ("hidden_activation", "gelu_pytorch_tanh")
 EACH_EXPERT = ExpertNames("mlp.gate", "mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
 SHARED_EXPERT = replace(
     EACH_EXPERT, shared_size="shared_expert_intermediate_size", dense_gate="mlp.shared_expert_gate.weight"
@@ -69,7 +69,7 @@ FAMILIES: dict[str, Family] = {
     "gpt_oss": Family(
         has_sinks=True,
         gate=GateActivation.CLAMPED_SILU,
-        full_every=2,
+        full_interval=2,
         experts=ExpertNames(
             "mlp.router", gate_up="mlp.experts.gate_up_proj", down="mlp.experts.down_proj", is_transposed=True,
             size="intermediate_size",
@@ -84,13 +84,13 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "gemma3_text": Family(
-        norms=AROUND,
+        norms=NORMS_AROUND,
         norm_offset=1.0,
         head_norms=HeadNorms.HEAD,
         gate=GateActivation.GELU_TANH,
-        activation=GELU,
+        activation=GELU_TANH,
         sliding_rope=SlidingRope.LOCAL,
-        full_every=6,
+        full_interval=6,
         scales_embedding=True,
         defaults={
             "tie_word_embeddings": True, "sliding_window": 4096, "query_pre_attn_scalar": 256, "head_dim": 256,
@@ -98,12 +98,12 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "gemma4_text": Family(
-        norms=AROUND,
+        norms=NORMS_AROUND,
         head_norms=HeadNorms.HEAD,
         has_value_norm=True,
         gate=GateActivation.GELU_TANH,
-        activation=GELU,
-        full_every=6,
+        activation=GELU_TANH,
+        full_interval=6,
         experts=ExpertNames(
             "router.proj", gate_up="experts.gate_up_proj", down="experts.down_proj", num_used="top_k_experts",
             is_beside_mlp=True,
@@ -150,12 +150,12 @@ FAMILIES: dict[str, Family] = {
         },
     ),
     "granite": Family(defaults={"attention_multiplier": 1.0, "rms_norm_eps": 1e-6}),
-    "olmo2": Family(norms=BEHIND, head_norms=HeadNorms.WHOLE, defaults={"rms_norm_eps": 1e-5}),
+    "olmo2": Family(norms=NORMS_AFTER, head_norms=HeadNorms.WHOLE, defaults={"rms_norm_eps": 1e-5}),
     "olmo3": Family(
-        norms=BEHIND,
+        norms=NORMS_AFTER,
         head_norms=HeadNorms.WHOLE,
         sliding_rope=SlidingRope.UNSCALED,
-        full_every=4,
+        full_interval=4,
         defaults={"sliding_window": 4096, "rope_theta": 500_000.0, "rms_norm_eps": 1e-5},
     ),
     "mixtral": Family(
@@ -189,7 +189,7 @@ FAMILIES: dict[str, Family] = {
         recurrent=RecurrentKind.SPACE,
         has_fused_gate=True,
         is_split_in_gguf=True,
-        turns_by="position_embedding_type",
+        rope_switch="position_embedding_type",
         dense_size="shared_intermediate_size",
         aliases={"layers_block_type": "layer_types"},
         stored_names={"shared_mlp.input_linear.": "mlp.gate_up_proj.", "shared_mlp.output_linear.": "mlp.down_proj."},

@@ -1,4 +1,4 @@
-"""The rows of a tensor that a product uses, and their order."""
+"""The rows of a stored tensor that one matrix product of a decoder uses, and their order."""
 
 from dataclasses import dataclass
 
@@ -15,24 +15,24 @@ class HeadOrder:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """The outputs of a product: rows of a tensor."""
+    """The weight matrix of one product: some rows of a tensor, one row per output."""
 
     name: str
     shape: Shape
     """Shape of the whole tensor; all dimensions but the last form its rows."""
     num_out: int
     first: int = 0
-    step: int = 1
+    step: int = 1  # row i of the product is row first + i * step of the tensor
     is_transposed: bool = False
-    """The rows are inputs; the last dimension contains the outputs."""
+    """Whether the tensor's rows are inputs and its last dimension contains the outputs."""
     order: HeadOrder | None = None
     head_size: int = 0
     """Size of the heads permuted by `order`."""
     bias: str | None = None
     bias_shape: Shape = ()
-    every: int = 0
-    """Size of row groups; the first `each` rows after `first` of every group are used. 0: no groups."""
-    each: int = 0
+    group_rows: int = 0
+    """Rows per group of the tensor's rows; of each group, `rows_per_group` rows from `first` are used. 0: no groups."""
+    rows_per_group: int = 0
     """Number of rows used from each group."""
 
 

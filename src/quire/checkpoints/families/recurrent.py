@@ -1,7 +1,7 @@
-"""Recurrent layers, which keep a state instead of keys and values: which layers they are, and their sizes.
+"""Recurrent layers, which keep a state instead of keys and values: which layers are recurrent, and their sizes.
 
-The first product of a layer concatenates all inputs of a row; some of them are mixed with earlier tokens. The order,
-defined in native/layers/recurrent.hpp:
+The input projection of a layer computes several vectors per row and concatenates them. A short convolution mixes some
+of them with those of earlier tokens. The order, by kind, is defined in native/layers/recurrent.hpp:
 
     delta         queries keys values │ gates │ rates │ steps     the first three are mixed
     space         gates │ values keys queries │ steps             values, keys and queries are mixed
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from quire.checkpoints.families.config_fields import flag_of, refused, size_of
+from quire.checkpoints.families.config_fields import config_error, flag_of, size_of
 from quire.checkpoints.families.family import Family, RecurrentKind
 
 RECURRENT_TYPES = ("linear_attention", "conv", "mamba")
 """Names of recurrent layers in layer_types; each family uses one of them."""
 COLUMNS = 32
-"""State columns stored together; see native/layers/recurrent.hpp."""
+"""Number of state columns that are stored together; see native/layers/recurrent.hpp."""
 MAX_TAPS, MAX_KEY_SIZE = 8, 512
 
 
@@ -28,27 +28,27 @@ class RecurrentShape:
     """The shape of a recurrent layer, the same for all recurrent layers of a model."""
 
     kind: RecurrentKind
-    num_taps: int
+    num_taps: int  # number of tokens that the convolution covers
     num_channels: int
-    """Elements of a row that are mixed with those of earlier tokens."""
+    """Elements of a row that the convolution mixes with those of earlier tokens."""
     out_size: int
     num_key_heads: int = 0
     num_heads: int = 0
     key_size: int = 0
     value_size: int = 0
     has_bias: bool = False
-    """Whether the products have a bias."""
+    """Whether the input and output projections have a bias."""
     has_tap_bias: bool = False
     norm_span: int = 0
     """Elements normalized together: a value head, or all heads that share a key."""
     is_tiled: bool = False
     """Value heads h, h + key heads, ... share key head h; otherwise adjacent value heads do."""
-    least_step: float = 0.0
-    most_step: float = inf
+    min_step: float = 0.0  # bounds of Mamba-2's time step
+    max_step: float = inf
 
     @property
     def in_size(self) -> int:
-        """Elements per row of the first product's output."""
+        """Elements per row of the input projection's output."""
         match self.kind:
             case RecurrentKind.DELTA:
                 return self.num_channels + self.out_size + 2 * self.num_heads
@@ -59,12 +59,12 @@ class RecurrentShape:
 
     @property
     def history_size(self) -> int:
-        """Elements of earlier tokens in a state slot."""
+        """Elements of earlier tokens, for the convolution, in a state slot."""
         return (self.num_taps - 1) * self.num_channels
 
     @property
     def state_size(self) -> int:
-        """Elements of the state itself, including padding of the last columns."""
+        """Elements of the recurrent state itself, including the padding of its last columns."""
         return self.num_heads * -(-self.value_size // COLUMNS) * COLUMNS * self.key_size
 
 
@@ -75,10 +75,10 @@ def recurrent_layers(family: Family, config: Mapping[str, Any], num_layers: int)
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and len(kinds) == num_layers:
         return tuple(kind in RECURRENT_TYPES for kind in kinds)
-    if isinstance(chosen := config.get("full_attn_idxs"), list):
-        return tuple(at not in chosen for at in range(num_layers))
-    every = size_of(config, "full_attention_interval", 1)
-    return tuple((at + 1) % every != 0 for at in range(num_layers))
+    if isinstance(attention_layers := config.get("full_attn_idxs"), list):
+        return tuple(layer not in attention_layers for layer in range(num_layers))
+    interval = size_of(config, "full_attention_interval", 1)
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
 
 
 def recurrent_shape(family: Family, config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
@@ -93,16 +93,16 @@ def recurrent_shape(family: Family, config: Mapping[str, Any], *, is_tiled: bool
             bias = flag_of(config, "conv_bias")
             shape = RecurrentShape(RecurrentKind.CONVOLUTION, taps, hidden, hidden, has_bias=bias, has_tap_bias=bias)
     if not 2 <= shape.num_taps <= MAX_TAPS:
-        rule = f"convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}"
-        raise refused("unsupported_convolution", rule, "choose another model")
+        expected = f"convolutions over 2 to {MAX_TAPS} tokens, got {shape.num_taps}"
+        raise config_error("unsupported_convolution", expected, "choose another model")
     if shape.kind is RecurrentKind.CONVOLUTION:
         return shape
     if shape.num_heads % shape.num_key_heads:
-        rule = f"value heads to be a multiple of key heads, got {shape.num_heads} and {shape.num_key_heads}"
-        raise refused("value_heads_not_divisible", rule)
+        expected = f"value heads to be a multiple of key heads, got {shape.num_heads} and {shape.num_key_heads}"
+        raise config_error("value_heads_not_divisible", expected)
     if shape.key_size % 2 or shape.key_size > MAX_KEY_SIZE:
-        rule = f"an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}"
-        raise refused("unsupported_state_rows", rule, "choose another model")
+        expected = f"an even number of state rows per head, up to {MAX_KEY_SIZE}, got {shape.key_size}"
+        raise config_error("unsupported_state_rows", expected, "choose another model")
     return shape
 
 
@@ -111,13 +111,13 @@ def _delta(config: Mapping[str, Any], *, is_tiled: bool) -> RecurrentShape:
     key_size, value_size = size_of(config, "linear_key_head_dim"), size_of(config, "linear_value_head_dim")
     return RecurrentShape(
         RecurrentKind.DELTA,
-        size_of(config, "linear_conv_kernel_dim"),
-        2 * key_heads * key_size + heads * value_size,
-        heads * value_size,
-        key_heads,
-        heads,
-        key_size,
-        value_size,
+        num_taps=size_of(config, "linear_conv_kernel_dim"),
+        num_channels=2 * key_heads * key_size + heads * value_size,
+        out_size=heads * value_size,
+        num_key_heads=key_heads,
+        num_heads=heads,
+        key_size=key_size,
+        value_size=value_size,
         norm_span=value_size,
         is_tiled=is_tiled,
     )
@@ -129,27 +129,26 @@ def _space(config: Mapping[str, Any]) -> RecurrentShape:
     value_size = config.get("mamba_d_head", "auto")
     value_size = inner // heads if value_size == "auto" else size_of(config, "mamba_d_head")
     if value_size * heads != inner:
-        rule = "mamba_n_heads x mamba_d_head to equal mamba_expand x hidden_size"
-        raise refused("mamba_sizes_differ", f"{rule}, got {heads} x {value_size} and {inner}")
-    key_size, edges = size_of(config, "mamba_d_state"), (0.0, inf)
-    least, most = edges
+        expected = "mamba_n_heads x mamba_d_head to equal mamba_expand x hidden_size"
+        raise config_error("mamba_sizes_differ", f"{expected}, got {heads} x {value_size} and {inner}")
+    key_size, defaults = size_of(config, "mamba_d_state"), (0.0, inf)
+    min_step, max_step = defaults
     limits = config.get("time_step_limit")
     if isinstance(limits, list) and len(limits) == 2:
-        least, most = (
-            float(one) if type(one) in (int, float) else edge for one, edge in zip(limits, edges, strict=True)
-        )
+        pairs = zip(limits, defaults, strict=True)
+        min_step, max_step = (float(limit) if type(limit) in (int, float) else default for limit, default in pairs)
     return RecurrentShape(
         RecurrentKind.SPACE,
-        size_of(config, "mamba_d_conv"),
-        inner + 2 * groups * key_size,
-        inner,
-        groups,
-        heads,
-        key_size,
-        value_size,
+        num_taps=size_of(config, "mamba_d_conv"),
+        num_channels=inner + 2 * groups * key_size,
+        out_size=inner,
+        num_key_heads=groups,
+        num_heads=heads,
+        key_size=key_size,
+        value_size=value_size,
         has_bias=flag_of(config, "mamba_proj_bias"),
         has_tap_bias=flag_of(config, "mamba_conv_bias"),
         norm_span=inner // groups,
-        least_step=least,
-        most_step=most,
+        min_step=min_step,
+        max_step=max_step,
     )

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 SLICE_VALUES = 2 * 1024 * 1024
 """Values per chunk: 8 MiB as 32-bit floats, about 40 MiB with the temporaries of dequantization."""
-CONVERTED = ("llama", "mistral", "qwen2", "qwen3")
-"""Families whose tensors differ only by name between the two formats."""
-KEPT_TYPES = {"F16": 2, "BF16": 2}
-"""Types that are kept, and their bytes per value; all others become F32."""
+CONVERTIBLE_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+"""Model types whose tensors differ only by name between GGUF and Hugging Face format."""
+HALF_TYPES = {"F16": 2, "BF16": 2}
+"""Types that are copied unchanged, and their bytes per value; all other types become F32."""
 
 
 def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
@@ -35,55 +35,55 @@ def in_safetensors(checkpoint: Checkpoint, progress: Progress = quiet) -> Path:
     final = checkpoint.directory / SINGLE_NAME
     if checkpoint.source == checkpoint.directory or final.is_file():
         return checkpoint.directory
-    if checkpoint.config["model_type"] not in CONVERTED:
-        rule = f"a GGUF file of {', '.join(CONVERTED)} for torch, got {checkpoint.config['model_type']}"
-        raise CheckpointError(f"expected {rule}; use the CPU backend, or the model's safetensors")
+    if checkpoint.config["model_type"] not in CONVERTIBLE_TYPES:
+        need = f"a GGUF file of {', '.join(CONVERTIBLE_TYPES)} for torch, got {checkpoint.config['model_type']}"
+        raise CheckpointError(f"expected {need}; use the CPU backend, or the model's safetensors")
     try:
         _write(checkpoint, final, progress)
     except OSError as error:
-        why = f"cannot convert the weights of {checkpoint.name} into {checkpoint.directory}: {error.strerror or error}"
-        way_out = "check that the folder is writable, or set QUIRE_CACHE to another"
-        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
+        message = f"cannot convert weights of {checkpoint.name} into {checkpoint.directory}: {error.strerror or error}"
+        hint = "check that the folder is writable, or set QUIRE_CACHE to another"
+        raise CheckpointError(f"{message}; {hint}", code="folder_not_writable") from error
     return checkpoint.directory
 
 
 def _write(checkpoint: Checkpoint, final: Path, progress: Progress) -> None:
     # Wide values first, so that every tensor is aligned for its dtype; then in source order.
-    moves = sorted(checkpoint.tensors.items(), key=lambda move: (-_value_bytes(move[1]), move[1].offset))
-    total_bytes = sum(_out_bytes(tensor) for _, tensor in moves)
+    items = sorted(checkpoint.tensors.items(), key=lambda item: (-_value_bytes(item[1]), item[1].offset))
+    total_bytes = sum(_out_bytes(tensor) for _, tensor in items)
     check_free_space(final.parent, total_bytes, "QUIRE_CACHE")
     done_bytes = 0
-    number, fresh = tempfile.mkstemp(prefix=UNFINISHED, dir=final.parent)
+    descriptor, temporary = tempfile.mkstemp(prefix=UNFINISHED, dir=final.parent)
     try:
-        with open(number, "wb") as out:
-            out.write(_safetensors_header(moves))
-            for name, tensor in moves:
+        with open(descriptor, "wb") as out:
+            out.write(_safetensors_header(items))
+            for name, tensor in items:
                 for piece in _converted_pieces(name, tensor):
                     out.write(piece)
                     done_bytes += piece.nbytes
                     progress(f"converting {checkpoint.source.name}", done_bytes, total_bytes)
             out.flush()
             os.fsync(out.fileno())  # after a power failure the file must not exist with missing content
-        os.chmod(fresh, 0o644)  # mkstemp makes the file private; a cache may be shared
-        os.replace(fresh, final)
+        os.chmod(temporary, 0o644)  # mkstemp makes the file private; a cache may be shared
+        os.replace(temporary, final)
     finally:
-        Path(fresh).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
 
 
 def _value_bytes(tensor: StoredTensor) -> int:
-    return KEPT_TYPES.get(tensor.type, 4)
+    return HALF_TYPES.get(tensor.type, 4)
 
 
 def _out_bytes(tensor: StoredTensor) -> int:
     return tensor.num_values * _value_bytes(tensor)
 
 
-def _safetensors_header(moves: list[tuple[str, StoredTensor]]) -> bytes:
+def _safetensors_header(items: list[tuple[str, StoredTensor]]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
-    for name, tensor in moves:
+    for name, tensor in items:
         offsets = [position, position + _out_bytes(tensor)]
-        dtype = tensor.type if tensor.type in KEPT_TYPES else "F32"
+        dtype = tensor.type if tensor.type in HALF_TYPES else "F32"
         entries[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": offsets}
         position = offsets[1]
     raw = json.dumps(entries, separators=(",", ":")).encode()
@@ -99,15 +99,15 @@ def _converted_pieces(name: str, tensor: StoredTensor) -> Iterator[memoryview]:
     with opened_weights(tensor.path) as source:
         for first in range(0, tensor.num_rows, step):
             rows = read_rows(source, tensor, first, min(step, tensor.num_rows - first))
-            values = _finite(name, numbers_of(rows, tensor.type))
-            kept = rows if tensor.type in KEPT_TYPES else values
-            yield np.ascontiguousarray(kept).reshape(-1).data.cast("B")
+            values = _require_finite(name, numbers_of(rows, tensor.type))
+            output = rows if tensor.type in HALF_TYPES else values
+            yield np.ascontiguousarray(output).reshape(-1).data.cast("B")
 
 
-def _finite(name: str, values: "NDArray[np.float32]") -> "NDArray[np.float32]":
+def _require_finite(name: str, values: "NDArray[np.float32]") -> "NDArray[np.float32]":
     import numpy as np
 
     if not np.isfinite(values).all():
-        sentence = f"tensor {name!r} holds NaN or infinity; download the file again"
-        raise CheckpointError(sentence, code="weights_not_finite")
+        message = f"expected finite values in tensor {name!r}, got NaN or infinity; download the file again"
+        raise CheckpointError(message, code="weights_not_finite")
     return values

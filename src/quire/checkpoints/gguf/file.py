@@ -55,16 +55,16 @@ TENSOR_TYPES = {
 """Dtypes by their id in files: those that the `gguf` package can dequantize."""
 
 
-def type_numbered(number: int, name: str) -> TensorType:
-    """Return the dtype with this id. Raises CheckpointError naming the tensor and the supported dtypes."""
+def tensor_type(number: int, name: str) -> TensorType:
+    """Return the dtype with this id. Raises CheckpointError, which also names the supported dtypes."""
     if number not in TENSOR_TYPES:
         from gguf import GGMLQuantizationType
 
-        known = {kind.value: kind.name for kind in GGMLQuantizationType}
+        type_names = {kind.value: kind.name for kind in GGMLQuantizationType}
         supported = ", ".join(kind.name for kind in TENSOR_TYPES.values())
-        rule = f"expected type {supported}, got {known.get(number, f'number {number}')}"
-        way_out = "choose another file of this model, for example Q8_0 or Q4_K_M"
-        raise CheckpointError(f"tensor {name[:100]!r}: {rule}; {way_out}", code="unsupported_tensor_type")
+        message = f"expected type {supported}, got {type_names.get(number, f'number {number}')}"
+        hint = "choose another file of this model, for example Q8_0 or Q4_K_M"
+        raise CheckpointError(f"tensor {name[:100]!r}: {message}; {hint}", code="unsupported_tensor_type")
     return TENSOR_TYPES[number]
 
 
@@ -101,8 +101,8 @@ def read_gguf(path: Path) -> GGUFFile:
     with opened_weights(path) as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            rule = f"expected {path.name} to be a regular file; give the path of a .gguf file"
-            raise CheckpointError(rule, code="not_regular_file")
+            message = f"expected {path.name} to be a regular file; give the path of a .gguf file"
+            raise CheckpointError(message, code="not_regular_file")
         reader = _Reader(file, path.name, status.st_size)
         num_tensors, num_keys = _read_counts(reader)
         metadata = _read_metadata(reader, num_keys)
@@ -112,7 +112,7 @@ def read_gguf(path: Path) -> GGUFFile:
 
 
 class _Reader:
-    """A read cursor that never passes the end of the file."""
+    """Reads values one after the other, and never beyond the end of the file or `MAX_HEADER_BYTES`."""
 
     def __init__(self, file: BinaryIO, name: str, file_bytes: int) -> None:
         self.name = name
@@ -123,9 +123,9 @@ class _Reader:
         self._file = file
         self._read = file.read
 
-    def damaged(self, code: str, what: str) -> CheckpointError:
-        where = f"(near byte {self.position:,})"
-        return CheckpointError(f"{self.name} is not a valid GGUF file: {what} {where}; download it again", code=code)
+    def damaged(self, code: str, fault: str) -> CheckpointError:
+        fault = f"{fault} (near byte {self.position:,})"
+        return CheckpointError(f"{self.name} is not a valid GGUF file: {fault}; download it again", code=code)
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > self._end - self.position:
@@ -161,25 +161,25 @@ class _Reader:
             raise self.damaged("string_not_utf8", "a string is not UTF-8") from error
 
     def strings(self, count: int) -> list[str]:
-        """Read `count` strings. A vocabulary has a quarter of a million, so valid strings are read without a call per
-        part; invalid ones are read again by `string`, which raises the error."""
-        found: list[str] = []
+        """Read `count` strings. A vocabulary has a quarter of a million, so this loop makes no Python call for
+        a valid string; `string` reads an invalid string again, to raise the error."""
+        items: list[str] = []
         read, end, position = self._read, self._end, self.position
         try:
             for _ in range(count):
-                size = int.from_bytes(read(8), "little")
-                if size > MAX_STRING_BYTES or position + 8 + size > end:
+                num_bytes = int.from_bytes(read(8), "little")
+                if num_bytes > MAX_STRING_BYTES or position + 8 + num_bytes > end:
                     break
-                raw = read(size)
-                if len(raw) != size:
+                raw = read(num_bytes)
+                if len(raw) != num_bytes:
                     break
-                found.append(raw.decode())
-                position += 8 + size
+                items.append(raw.decode())
+                position += 8 + num_bytes
         except UnicodeDecodeError:
             pass
         self._file.seek(position)
         self.position = position
-        return found + [self.string() for _ in range(count - len(found))]
+        return items + [self.string() for _ in range(count - len(items))]
 
 
 def _read_counts(reader: _Reader) -> tuple[int, int]:
@@ -190,8 +190,8 @@ def _read_counts(reader: _Reader) -> tuple[int, int]:
     if version not in VERSIONS:
         is_big = int.from_bytes(raw, "big") in VERSIONS
         kind = "is big-endian" if is_big else f"has version {version}"
-        rule = f"expected GGUF version {VERSIONS[0]} or {VERSIONS[1]}, little-endian; {reader.name} {kind}"
-        raise CheckpointError(f"{rule}; convert it again", code="big_endian" if is_big else "unsupported_version")
+        message = f"expected GGUF version {VERSIONS[0]} or {VERSIONS[1]}, little-endian, but {reader.name} {kind}"
+        raise CheckpointError(f"{message}; convert it again", code="big_endian" if is_big else "unsupported_version")
     num_tensors = reader.count("tensors", MAX_TENSORS, 24)
     return num_tensors, reader.count("keys", MAX_KEYS, 13)
 
@@ -234,42 +234,42 @@ def _read_numbers(reader: _Reader, kind: int, num_items: int) -> tuple[Any, ...]
 def _alignment(reader: _Reader, metadata: dict[str, Any]) -> int:
     value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
     if not isinstance(value, int) or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        rule = f"expected the alignment to be a power of two up to {MAX_ALIGNMENT:,}, got {str(value)[:40]}"
-        raise reader.damaged("invalid_alignment", rule)
+        message = f"expected the alignment to be a power of two up to {MAX_ALIGNMENT:,}, got {str(value)[:40]}"
+        raise reader.damaged("invalid_alignment", message)
     return value
 
 
 def _read_tensor_info(reader: _Reader, path: Path) -> tuple[str, StoredTensor]:
-    """Read a tensor's name and header; its offset is still relative to the start of the data."""
+    """Read a tensor's name and header. The offset in the result is still relative to the start of the data."""
     name = reader.string(MAX_NAME_BYTES)
     num_dimensions = reader.u32()
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        rule = f"tensor {name[:100]!r}: expected 1 to {MAX_DIMENSIONS} dimensions, got {num_dimensions:,}"
-        raise reader.damaged("invalid_num_dimensions", rule)
+        message = f"tensor {name[:100]!r}: expected 1 to {MAX_DIMENSIONS} dimensions, got {num_dimensions:,}"
+        raise reader.damaged("invalid_num_dimensions", message)
     shape = tuple(reversed([reader.u64() for _ in range(num_dimensions)]))
-    kind = type_numbered(reader.u32(), name)
+    kind = tensor_type(reader.u32(), name)
     num_values = math.prod(shape)
     if num_values == 0 or shape[-1] % kind.block_values:
-        rule = f"expected rows of whole blocks of {kind.block_values} values, got rows of {shape[-1]:,}"
-        raise reader.damaged("rows_not_whole_blocks", f"tensor {name[:100]!r} of type {kind.name}: {rule}")
+        message = f"expected rows of whole blocks of {kind.block_values} values, got rows of {shape[-1]:,}"
+        raise reader.damaged("rows_not_whole_blocks", f"tensor {name[:100]!r} of type {kind.name}: {message}")
     num_bytes = num_values // kind.block_values * kind.block_bytes
     return name, StoredTensor(path, kind.name, shape, reader.u64(), num_bytes)
 
 
 def _place_tensors(reader: _Reader, infos: list[tuple[str, StoredTensor]], alignment: int) -> dict[str, StoredTensor]:
-    start = -(-reader.position // alignment) * alignment
+    data_start = -(-reader.position // alignment) * alignment
     tensors: dict[str, StoredTensor] = {}
-    free_from = start
+    previous_end = data_start
     for name, info in sorted(infos, key=lambda info: info[1].offset):
-        offset = start + info.offset
+        offset = data_start + info.offset
         if info.offset % alignment or offset + info.num_bytes > reader.file_bytes:
             fault = f"the data of tensor {name[:100]!r} is misaligned or ends beyond the file"
             raise reader.damaged("tensor_misplaced", fault)
-        if offset < free_from:
-            fault = f"the data of tensor {name[:100]!r} overlaps that of another"
+        if offset < previous_end:
+            fault = f"the data of tensor {name[:100]!r} overlaps the data of another"
             raise reader.damaged("tensors_overlap", fault)
         if name in tensors:
             raise reader.damaged("duplicate_tensor", f"duplicate tensor {name[:100]!r}")
-        free_from = offset + info.num_bytes
+        previous_end = offset + info.num_bytes
         tensors[name] = replace(info, offset=offset)
     return tensors

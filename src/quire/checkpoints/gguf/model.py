@@ -1,7 +1,7 @@
-"""Presents a GGUF file in Hugging Face's terms: config and tokenizer as files, written once to a folder of the cache,
-and tensors under Hugging Face's names, at their place in the GGUF file.
+"""Presents a GGUF file in Hugging Face's format. Config and tokenizer are written once, to a folder of the cache.
+Tensors get Hugging Face's names, but their data stays in the GGUF file and is read from there.
 
-The folder appears atomically. Weights stay in the GGUF file.
+The folder is created atomically.
 """
 
 import json
@@ -37,22 +37,22 @@ ROPE_FACTORS = "rope_freqs.weight"
 HALF_TYPES = {"F16": "float16", "BF16": "bfloat16"}
 
 
-def gguf_described(path: Path, cache: Path, progress: Progress) -> tuple[GGUFParts, Path]:
+def describe_gguf(path: Path, cache: Path, progress: Progress) -> tuple[GGUFParts, Path]:
     """Return the headers of the model's files, and the folder with its config and tokenizer."""
     try:
         file = read_parts(path)
         final = converted_directory(cache, path.stem, conversion_key(file))
         if not final.is_dir():
-            _describe(file, final, progress)
+            _write_description(file, final, progress)
         return file, final
     except OSError as error:
-        why = f"cannot write the description of {path.name} to {cache}: {error.strerror or error}"
-        way_out = "check that the folder is writable, or set QUIRE_CACHE to another"
-        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
+        message = f"cannot write the description of {path.name} to {cache}: {error.strerror or error}"
+        hint = "check that the folder is writable, or set QUIRE_CACHE to another"
+        raise CheckpointError(f"{message}; {hint}", code="folder_not_writable") from error
 
 
 def conversion_key(file: GGUFParts) -> str:
-    """Return a conversion's key: a hash of header, size, mtime and samples, because hashing whole files is slow."""
+    """Return the cache key of a file's description: a hash of header, size, mtime and samples, which is fast."""
     state = blake2b(digest_size=16, person=b"quire.gguf")
     for part in file.parts:
         state.update(struct.pack("<QQq", FORMAT_VERSION, part.file_bytes, part.modified_ns))
@@ -66,39 +66,39 @@ def conversion_key(file: GGUFParts) -> str:
 
 
 def plan(file: GGUFParts) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """Return config.json and tensors by Hugging Face name. Raises CheckpointError if names or shapes differ."""
+    """Return config.json and tensors by Hugging Face name. Raises CheckpointError for unexpected names or shapes."""
     metadata = Metadata(file.metadata)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        missing = "expected a matrix token_embd.weight in the GGUF file, found none; download the file again"
-        raise CheckpointError(missing, code="embedding_missing")
+        message = "expected a matrix token_embd.weight in the GGUF file, found none; download the file again"
+        raise CheckpointError(message, code="embedding_missing")
     config = config_of(metadata, {name: tensor.shape for name, tensor in file.tensors.items()})
     if ROPE_FACTORS in file.tensors:
         config = with_rope_factors(config, _small_tensor(file, ROPE_FACTORS))
-    tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_passed_over(name, config)}
-    stored = dict(_stored(file, name, tensor, config) for name, tensor in tensors.items())
+    tensors = {name: tensor for name, tensor in file.tensors.items() if not _is_skipped(name, config)}
+    stored = dict(_rename(file, name, tensor, config) for name, tensor in tensors.items())
     check_shapes(config, {name: tensor.shape for name, tensor in stored.items()})
     needed = expected_shapes(read_shape(config))
     for name in tensors:
         if tensor_name(config["model_type"], name) not in needed:
-            raise _no_place(name, config["model_type"])
+            raise _unexpected_tensor(name, config["model_type"])
     types = {tensor.type for tensor in stored.values() if len(tensor.shape) > 1}
     config["dtype"] = HALF_TYPES.get(types.pop() if len(types) == 1 else "", "float32")
     return config, stored
 
 
-def _is_passed_over(name: str, config: dict[str, Any]) -> bool:
-    """Whether a tensor is skipped: RoPE factors are in the config; token-prediction layers are not needed."""
+def _is_skipped(name: str, config: dict[str, Any]) -> bool:
+    """Whether a tensor is not loaded: RoPE factors are in the config, and token-prediction layers are not used."""
     block, _, rest = name.partition(".")
     index = rest.partition(".")[0]
-    is_behind = block == "blk" and index.isdecimal() and int(index[:9]) >= config["num_hidden_layers"]
-    return name == ROPE_FACTORS or (is_behind and bool(config.get("num_nextn_predict_layers")))
+    is_extra_layer = block == "blk" and index.isdecimal() and int(index[:9]) >= config["num_hidden_layers"]
+    return name == ROPE_FACTORS or (is_extra_layer and bool(config.get("num_nextn_predict_layers")))
 
 
-def _stored(file: GGUFParts, own_name: str, tensor: StoredTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
-    name = tensor_name(config["model_type"], own_name)
+def _rename(file: GGUFParts, old_name: str, tensor: StoredTensor, config: dict[str, Any]) -> tuple[str, StoredTensor]:
+    name = tensor_name(config["model_type"], old_name)
     if name is None:
-        raise _no_place(own_name, config["model_type"])
+        raise _unexpected_tensor(old_name, config["model_type"])
     heads = 0
     if architecture_of(Metadata(file.metadata)).is_permuted:
         if ".q_proj." in name:
@@ -110,7 +110,7 @@ def _stored(file: GGUFParts, own_name: str, tensor: StoredTensor, config: dict[s
     return name, replace(tensor, shape=shape, rotated_heads=heads)
 
 
-def _no_place(name: str, model_type: str) -> CheckpointError:
+def _unexpected_tensor(name: str, model_type: str) -> CheckpointError:
     return unsupported_model("unexpected_tensor", f"unexpected tensor {name[:100]!r} in a {model_type} model")
 
 
@@ -122,7 +122,7 @@ def _small_tensor(file: GGUFParts, name: str) -> tuple[float, ...]:
         return struct.unpack(f"<{tensor.shape[0]}f", read_exactly(source, tensor.offset, tensor.num_bytes))
 
 
-def _describe(file: GGUFParts, final: Path, progress: Progress) -> None:
+def _write_description(file: GGUFParts, final: Path, progress: Progress) -> None:
     config, _ = plan(file)
     metadata = Metadata(file.metadata)
     num_tokens = len(file.metadata.get("tokenizer.ggml.tokens") or ())
@@ -146,7 +146,7 @@ def _describe(file: GGUFParts, final: Path, progress: Progress) -> None:
 
 
 def _digest(file: GGUFParts, progress: Progress) -> str:
-    """Return a hash of all file contents; it distinguishes models with equal shapes."""
+    """Return a hash of the files' whole content, which distinguishes models with equal shapes."""
     state = blake2b(digest_size=32, person=b"quire.source")
     for part in file.parts:
         with opened_weights(part.path) as source:

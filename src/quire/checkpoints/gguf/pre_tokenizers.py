@@ -19,27 +19,27 @@ def _words(digits: str, letter: str = r"\p{L}", mark: str = r"\p{L}\p{N}") -> st
 
 
 def _cased_words(digits: str, ending: str) -> str:
-    """Return the same pattern with words that start at an upper-case letter."""
+    """Return a pattern like that of `_words`, but each upper-case letter after a lower-case one starts a new word."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = rf"{before}{UPPER}*{LOWER}+{ending}|{before}{UPPER}+{LOWER}*{ending}"
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{BLANKS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """A pre-tokenizer. Without a pattern it splits text like GPT-2."""
+class PreTokenizer:
+    """Settings of a pre-tokenizer, which splits text like GPT-2 if it has no pattern."""
 
     pattern: str | None = None
     has_single_digits: bool = False
     """Every digit is split off first."""
-    is_composed: bool = False
+    is_nfc: bool = False
     """Text is normalized to Unicode NFC first."""
     ignores_merges: bool = False
     """A word that is in the vocabulary becomes that token regardless of merges."""
-    begins_text: bool = False
+    has_bos: bool = False
     """Whether text starts with bos if the file does not specify it."""
 
-    def pre_tokenizer(self) -> Any:
+    def build(self) -> Any:
         """Return this pre-tokenizer as an object of the `tokenizers` library."""
         from tokenizers import Regex, pre_tokenizers
 
@@ -52,17 +52,17 @@ class Cut:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), like_gpt2])
 
 
-LIKE_GPT2 = Cut()
-SINGLE_DIGITS = Cut(has_single_digits=True)
-THREE_DIGITS = Cut(pattern=_words(r"\p{N}{1,3}"))
-LLAMA3 = Cut(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True, begins_text=True)
-SMOLLM3 = Cut(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True)
-QWEN2 = Cut(pattern=_words(r"\p{N}"), is_composed=True)
-QWEN35 = Cut(pattern=_words(r"\p{N}", r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"), is_composed=True)
-TEKKEN = Cut(pattern=_cased_words(r"\p{N}", ""), ignores_merges=True, begins_text=True)
-GPT4O = Cut(pattern=_cased_words(r"\p{N}{1,3}", f"{CONTRACTIONS}?"))
+LIKE_GPT2 = PreTokenizer()
+SINGLE_DIGITS = PreTokenizer(has_single_digits=True)
+THREE_DIGITS = PreTokenizer(pattern=_words(r"\p{N}{1,3}"))
+LLAMA3 = PreTokenizer(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True, has_bos=True)
+SMOLLM3 = PreTokenizer(pattern=_words(r"\p{N}{1,3}"), ignores_merges=True)
+QWEN2 = PreTokenizer(pattern=_words(r"\p{N}"), is_nfc=True)
+QWEN35 = PreTokenizer(pattern=_words(r"\p{N}", r"[\p{L}\p{M}]", r"\p{L}\p{M}\p{N}"), is_nfc=True)
+TEKKEN = PreTokenizer(pattern=_cased_words(r"\p{N}", ""), ignores_merges=True, has_bos=True)
+GPT4O = PreTokenizer(pattern=_cased_words(r"\p{N}{1,3}", f"{CONTRACTIONS}?"))
 
-CUTS: Mapping[str, Cut] = MappingProxyType(
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
         **dict.fromkeys(("default", "gpt-2", "phi-2", "olmo"), LIKE_GPT2),
         **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), SINGLE_DIGITS),

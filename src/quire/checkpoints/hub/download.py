@@ -1,7 +1,7 @@
-"""Downloads a file from the Hub; it gets its final name only when its digest is verified.
+"""Downloads a file from the Hub. The file gets its final name only after its digest was verified.
 
-blobs/DIGEST.quire.incomplete      partial download, which any process can resume
-blobs/DIGEST                       complete, with the digest that the Hub lists
+blobs/DIGEST.quire.incomplete      a partial download, which any process can resume
+blobs/DIGEST                       a complete file; DIGEST is the digest that the Hub lists
 """
 
 import hashlib
@@ -22,8 +22,8 @@ from quire.errors import CheckpointError
 
 INCOMPLETE = ".quire.incomplete"
 READ_BYTES = 1 << 20
-WORTH_WAITING = frozenset({408, 429, 500, 502, 503, 504})
-MAX_FAILED = 5
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+MAX_FAILED_ATTEMPTS = 5
 PAUSE_S = 0.5
 _pause = time.sleep
 
@@ -42,53 +42,53 @@ def _digest(file: HubFile) -> str:
     return file.sha256 or file.git_sha1 or ""
 
 
-def fetched(repository: Repository, file: HubFile, folder: Path, progress: Progress) -> Path:
+def fetch_file(repository: Repository, file: HubFile, folder: Path, progress: Progress) -> Path:
     """Download the file unless its blob exists; return the blob's path. Raises CheckpointError on a wrong digest."""
     blob = folder / _digest(file)
     if blob.exists():
         return blob
-    part = blob.with_name(blob.name + INCOMPLETE)
-    with _ours_alone(part) as opened:
+    partial = blob.with_name(blob.name + INCOMPLETE)
+    with _ours_alone(partial) as partial_file:
         if blob.exists():  # another process has finished the download
             return blob
-        sink = _Sink(opened, file, progress)
+        sink = _Sink(partial_file, file, progress)
         with hub_errors(repository.name):
             _stream(repository, file, sink)
-        opened.flush()
-        os.fsync(opened.fileno())
+        partial_file.flush()
+        os.fsync(partial_file.fileno())
         if sink.digest() != _digest(file):
-            part.unlink()
-            rule = f"expected {file.name} with digest {_digest(file)[:12]}..., got other content"
-            way_out = "the download was deleted: try again, or use another mirror"
-            raise CheckpointError(f"{rule}; {way_out}", code="wrong_content")
-        part.replace(blob)
+            partial.unlink()
+            message = f"expected {file.name} with digest {_digest(file)[:12]}..., got other content"
+            hint = "the download was deleted: try again, or use another mirror"
+            raise CheckpointError(f"{message}; {hint}", code="wrong_content")
+        partial.replace(blob)
     return blob
 
 
 def _stream(repository: Repository, file: HubFile, sink: "_Sink") -> None:
-    """Download the missing bytes, reconnecting until more than `MAX_FAILED` attempts in a row bring no data. Does not
-    use huggingface_hub's download (2.4), which deletes partial files when it fails or the process exits."""
+    """Download the missing bytes; reconnect until more than `MAX_FAILED_ATTEMPTS` in a row bring no data. Does not use
+    huggingface_hub's download (2.4), which deletes the partial file when it fails or the process exits."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     url = f"{HfApi().endpoint}/{repository.name}/resolve/{repository.commit}/{quote(file.name)}"
     num_failed = 0
     while sink.size_bytes() < file.size_bytes:
-        before = sink.size_bytes()
+        bytes_before = sink.size_bytes()
         try:
             _stream_once(url, sink)
-            why: Exception = OSError("the connection was lost")
+            failure: Exception = OSError("the connection was lost")
         except CheckpointError:
             raise
         except HfHubHTTPError as error:
-            if error.response.status_code not in WORTH_WAITING:
+            if error.response.status_code not in RETRIED_STATUSES:
                 raise
-            why = error
+            failure = error
         except Exception as error:  # the errors of the library's HTTP client
-            why = error
-        num_failed = 0 if sink.size_bytes() > before else num_failed + 1
-        if num_failed > MAX_FAILED:
-            raise why
+            failure = error
+        num_failed = 0 if sink.size_bytes() > bytes_before else num_failed + 1
+        if num_failed > MAX_FAILED_ATTEMPTS:
+            raise failure
         if sink.size_bytes() < file.size_bytes:
             _pause(PAUSE_S * 2**num_failed)
 
@@ -102,27 +102,27 @@ def _stream_once(url: str, sink: "_Sink") -> None:
     with library.get_session().stream("GET", url, headers=headers, timeout=TIMEOUT_S) as response:
         library.hf_raise_for_status(response)
         if response.status_code == 200 and sink.size_bytes() > 0:  # the server ignores ranges
-            sink.begin_anew()
+            sink.restart()
         for data in response.iter_bytes():
             sink.write(data)
 
 
 @contextmanager
-def _ours_alone(part: Path) -> Iterator[BufferedRandom]:
+def _ours_alone(partial: Path) -> Iterator[BufferedRandom]:
     """Open the partial file, locked against other processes that download it."""
     import fcntl
 
     while True:
-        with part.open("a+b") as opened:
-            fcntl.flock(opened, fcntl.LOCK_EX)
-            if not _is_at(part, os.fstat(opened.fileno())):
+        with partial.open("a+b") as partial_file:
+            fcntl.flock(partial_file, fcntl.LOCK_EX)
+            if not _is_same_file(partial, os.fstat(partial_file.fileno())):
                 continue  # the previous lock holder has renamed or deleted the file
-            opened.seek(0, os.SEEK_END)
-            yield opened
+            partial_file.seek(0, os.SEEK_END)
+            yield partial_file
             return
 
 
-def _is_at(path: Path, file: os.stat_result) -> bool:
+def _is_same_file(path: Path, file: os.stat_result) -> bool:
     try:
         return os.path.samestat(path.stat(), file)
     except FileNotFoundError:
@@ -130,26 +130,26 @@ def _is_at(path: Path, file: os.stat_result) -> bool:
 
 
 class _Sink:
-    """A partial file with the digest of its content and the expected size."""
+    """Writes downloaded bytes to a partial file, hashes them, and rejects more bytes than the Hub lists."""
 
     def __init__(self, file: BufferedRandom, expected: HubFile, progress: Progress) -> None:
         self._file, self._expected, self._progress = file, expected, progress
         if file.tell() > expected.size_bytes:
             file.truncate(0)
-        self._begin()
+        self._hash_content()
 
-    def _begin(self) -> None:
-        """Hash the existing content."""
+    def _hash_content(self) -> None:
+        """Start a new hash, and hash the content that the file already has."""
         if self._expected.sha256 is not None:
-            self._state = hashlib.sha256()
+            self._hash = hashlib.sha256()
         else:  # git's blob id
-            self._state = hashlib.sha1(f"blob {self._expected.size_bytes}\0".encode(), usedforsecurity=False)
+            self._hash = hashlib.sha1(f"blob {self._expected.size_bytes}\0".encode(), usedforsecurity=False)
         self._file.seek(0)
         while data := self._file.read(READ_BYTES):
-            self._state.update(data)
+            self._hash.update(data)
 
     def digest(self) -> str:
-        return self._state.hexdigest()
+        return self._hash.hexdigest()
 
     def size_bytes(self) -> int:
         return self._file.tell()
@@ -157,17 +157,17 @@ class _Sink:
     def write(self, data: bytes) -> None:
         if self.size_bytes() + len(data) > self._expected.size_bytes:
             Path(self._file.name).unlink()
-            rule = f"expected {self._expected.size_bytes:,} bytes for {self._expected.name}, got more"
-            raise CheckpointError(f"{rule}; try again, or use another mirror", code="wrong_content")
-        self._state.update(data)
+            message = f"expected {self._expected.size_bytes:,} bytes for {self._expected.name}, got more"
+            raise CheckpointError(f"{message}; try again, or use another mirror", code="wrong_content")
+        self._hash.update(data)
         try:
             self._file.write(data)
-        except OSError as error:  # a disk error: retrying would not help
-            why = f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
-            raise CheckpointError(why, code="disk_not_writable") from error
+        except OSError as error:  # a retry would not help
+            message = f"{self._expected.name} cannot be written: {error.strerror}; check the disk"
+            raise CheckpointError(message, code="disk_not_writable") from error
         self._progress(f"downloading {self._expected.name}", self.size_bytes(), self._expected.size_bytes)
 
-    def begin_anew(self) -> None:
-        """Discard the existing content."""
+    def restart(self) -> None:
+        """Discard the content, to download the file from its first byte."""
         self._file.truncate(0)
-        self._begin()
+        self._hash_content()

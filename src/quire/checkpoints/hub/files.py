@@ -1,7 +1,7 @@
 """Hub models on this machine, in the cache layout of huggingface_hub, so that quire and other programs share downloads.
 
 blobs/DIGEST               a file's content (see download.py)
-snapshots/COMMIT/NAME      a symbolic link to the blob, created when it is complete
+snapshots/COMMIT/NAME      a symbolic link to the blob, created when the blob is complete
 refs/main                  COMMIT, written when all files of a model are present
 """
 
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from quire.checkpoints.hub.download import INCOMPLETE, check_space, fetched
-from quire.checkpoints.hub.listing import COMMIT, listed
-from quire.checkpoints.hub.variants import SAFETENSORS, HubFile, Judged, Variant, judge_variants, named, variants_of
+from quire.checkpoints.hub.download import INCOMPLETE, check_space, fetch_file
+from quire.checkpoints.hub.listing import COMMIT, list_repository
+from quire.checkpoints.hub.variants import SAFETENSORS, HubFile, Variant, Verdict, judge_variants, select, variants_of
 from quire.checkpoints.progress import Progress
 from quire.checkpoints.weights import weight_paths
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import CheckpointError
 
 HUB_NAME = re.compile(
     r"(?P<repository>[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95})(?::(?P<label>[A-Za-z0-9._-]{1,40}))?"
 )
 
-OnJudged = Callable[[list[Judged]], None]
-"""Called before the download with all variants, of which one is marked as taken."""
+OnJudged = Callable[[list[Verdict]], None]
+"""Callback: receives all variants before the download; at most one of them is marked as selected."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A Hub id from a user: a repository, and optionally the label of a variant."""
+    """A Hub id from a user: a repository, and optionally the label of a variant (a quantization such as Q4_K_M)."""
 
     repository: str
     label: str | None = None
 
     @classmethod
-    def parsed(cls, name: str) -> "HubName | None":
+    def parse(cls, name: str) -> "HubName | None":
         """Parse `org/name` or `org/name:LABEL`; return None if `name` is not a Hub id."""
         match = HUB_NAME.fullmatch(name)
         return cls(match["repository"], match["label"]) if match else None
@@ -47,7 +47,7 @@ class HubName:
         return hub_cache() / f"models--{self.repository.replace('/', '--')}"
 
 
-def ignore_judged(_judged: list[Judged]) -> None:
+def ignore_judged(_judged: list[Verdict]) -> None:
     """Do nothing: the default of `on_judged`."""
 
 
@@ -56,12 +56,12 @@ def hub_cache() -> Path:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     # Without a home directory, the library would create a folder named ~ in the working directory.
-    return expanded(HF_HUB_CACHE, "HF_HOME")
+    return expand_home(HF_HUB_CACHE, "HF_HOME")
 
 
-def found_here(wanted: HubName, memory_bytes: int) -> Path | None:
-    """Return the model's local file or folder, or None if it is not complete. Uses no network."""
-    folder = wanted.folder
+def find_local(hub_name: HubName, memory_bytes: int) -> Path | None:
+    """Return the model's local file or folder, or None if files are missing. Uses no network."""
+    folder = hub_name.folder
     try:
         commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
         snapshot = folder / "snapshots" / commit
@@ -74,87 +74,87 @@ def found_here(wanted: HubName, memory_bytes: int) -> Path | None:
         ]
     except (OSError, ValueError):
         return None
-    whole = [one for one in variants_of(files) if _is_whole(one, snapshot)]
+    complete = [variant for variant in variants_of(files) if _is_complete(variant, snapshot)]
     try:
-        return _place(snapshot, _chosen(whole, wanted, memory_bytes, ignore_judged)) if whole else None
+        return _local_path(snapshot, _choose(complete, hub_name, memory_bytes, ignore_judged)) if complete else None
     except CheckpointError:  # only other variants of the repository are present
         return None
 
 
-def pull(wanted: HubName, memory_bytes: int, progress: Progress, on_judged: OnJudged) -> Path:
+def pull(hub_name: HubName, memory_bytes: int, progress: Progress, on_judged: OnJudged) -> Path:
     """Download missing files; return the model's file or folder. Raises CheckpointError."""
-    repository = listed(wanted.repository)
+    repository = list_repository(hub_name.repository)
     if not repository.variants:
-        missing = f"expected a GGUF file or a model.safetensors in {repository.name}, found neither"
-        raise CheckpointError(f"{missing}; look for another repository of this model", code="no_model_files")
-    variant = _chosen(repository.variants, wanted, memory_bytes, on_judged)
-    folder, snapshot = wanted.folder, wanted.folder / "snapshots" / repository.commit
+        problem = f"expected a GGUF file or a model.safetensors in {repository.name}, found neither"
+        raise CheckpointError(f"{problem}; look for another repository of this model", code="no_model_files")
+    variant = _choose(repository.variants, hub_name, memory_bytes, on_judged)
+    folder, snapshot = hub_name.folder, hub_name.folder / "snapshots" / repository.commit
     try:
         (folder / "blobs").mkdir(parents=True, exist_ok=True)
         check_space(folder / "blobs", variant)
         for file in variant.files:
-            _link(fetched(repository, file, folder / "blobs", progress), snapshot / file.name)
-        _note_commit(folder / "refs" / "main", repository.commit)
+            _link(fetch_file(repository, file, folder / "blobs", progress), snapshot / file.name)
+        _write_commit(folder / "refs" / "main", repository.commit)
     except OSError as error:
-        why = f"cannot store {wanted.repository} in {folder}: {error.strerror or error}"
-        way_out = "check the disk, or set HF_HOME to another folder"
-        raise CheckpointError(f"{why}; {way_out}", code="folder_not_writable") from error
-    return _place(snapshot, variant)
+        message = f"cannot store {hub_name.repository} in {folder}: {error.strerror or error}"
+        hint = "check the disk, or set HF_HOME to another folder"
+        raise CheckpointError(f"{message}; {hint}", code="folder_not_writable") from error
+    return _local_path(snapshot, variant)
 
 
-def _chosen(variants: Sequence[Variant], wanted: HubName, memory_bytes: int, on_judged: OnJudged) -> Variant:
+def _choose(variants: Sequence[Variant], hub_name: HubName, memory_bytes: int, on_judged: OnJudged) -> Variant:
     """Return the requested variant, or the best that fits in memory. Raises CheckpointError if there is none."""
-    if wanted.label is not None:
-        return named(variants, wanted.label, wanted.repository)
-    judged = judge_variants(variants, memory_bytes)
-    on_judged(judged)
-    return _taken(judged, wanted.repository, memory_bytes)
+    if hub_name.label is not None:
+        return select(variants, hub_name.label, hub_name.repository)
+    verdicts = judge_variants(variants, memory_bytes)
+    on_judged(verdicts)
+    return _selected(verdicts, hub_name.repository, memory_bytes)
 
 
-def _taken(judged: list[Judged], name: str, memory_bytes: int) -> Variant:
-    for one in judged:
-        if one.is_taken:
-            return one.variant
-    known = [one.variant for one in judged if one.variant.bits is not None]
-    if not known:
-        labels = ", ".join(one.variant.label for one in judged)
-        sentence = f"{name} has {labels}, none of which quire runs; look for another repository"
-        raise CheckpointError(sentence, code="unsupported_variants")
-    least = min(known, key=lambda one: one.needed_bytes)
-    rule = f"{least.needed_bytes / 1e9:,.1f} GB of memory for {least.label}, the smallest variant of {name}"
-    sizes = f"expected at least {rule}, got {memory_bytes / 1e9:,.1f} GB"
+def _selected(verdicts: list[Verdict], name: str, memory_bytes: int) -> Variant:
+    for verdict in verdicts:
+        if verdict.is_selected:
+            return verdict.variant
+    supported = [verdict.variant for verdict in verdicts if verdict.variant.bits is not None]
+    if not supported:
+        labels = ", ".join(verdict.variant.label for verdict in verdicts)
+        message = f"{name} has {labels}, none of which quire runs; look for another repository"
+        raise CheckpointError(message, code="unsupported_variants")
+    smallest = min(supported, key=lambda variant: variant.needed_bytes)
+    need = f"{smallest.needed_bytes / 1e9:,.1f} GB of memory for {smallest.label}, the smallest variant of {name}"
+    sizes = f"expected at least {need}, got {memory_bytes / 1e9:,.1f} GB"
     raise CheckpointError(f"{sizes}; raise --memory, or choose a smaller model", code="no_variant_fits")
 
 
-def _link(blob: Path, pointer: Path) -> None:
+def _link(blob: Path, link: Path) -> None:
     """Link to a blob as huggingface_hub does: with a relative path, so that the folder can be moved."""
-    pointer.parent.mkdir(parents=True, exist_ok=True)
-    target = os.path.relpath(blob, pointer.parent)
-    if pointer.is_symlink() and os.readlink(pointer) == target:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    target = os.path.relpath(blob, link.parent)
+    if link.is_symlink() and os.readlink(link) == target:
         return
-    fresh = _fresh(pointer)
-    fresh.symlink_to(target)
-    fresh.replace(pointer)
+    temporary = _temporary_path(link)
+    temporary.symlink_to(target)
+    temporary.replace(link)
 
 
-def _note_commit(reference: Path, commit: str) -> None:
-    """Write the commit atomically."""
+def _write_commit(reference: Path, commit: str) -> None:
+    """Write the commit to `refs/main` atomically."""
     reference.parent.mkdir(exist_ok=True)
-    fresh = _fresh(reference)
-    fresh.write_text(commit, encoding="ascii")
-    fresh.replace(reference)
+    temporary = _temporary_path(reference)
+    temporary.write_text(commit, encoding="ascii")
+    temporary.replace(reference)
 
 
-def _fresh(path: Path) -> Path:
+def _temporary_path(path: Path) -> Path:
     """Return a unique temporary path in the same folder, so that concurrent downloads do not collide."""
     return path.with_name(f"{path.name}.{uuid4().hex}{INCOMPLETE}")
 
 
-# -- what is here ------------------------------------------------------------------------------------------------------
+# -- local files -------------------------------------------------------------------------------------------------------
 
 
-def _is_whole(variant: Variant, snapshot: Path) -> bool:
-    """Whether config and all files of the index are present. GGUF variants are complete, see `variants_of`."""
+def _is_complete(variant: Variant, snapshot: Path) -> bool:
+    """Whether config and all weight files are present. For GGUF, `variants_of` returns only complete variants."""
     if variant.label != SAFETENSORS:
         return True
     try:
@@ -164,5 +164,5 @@ def _is_whole(variant: Variant, snapshot: Path) -> bool:
     return {"config.json", *weights} <= {file.name for file in variant.files}
 
 
-def _place(snapshot: Path, variant: Variant) -> Path:
+def _local_path(snapshot: Path, variant: Variant) -> Path:
     return snapshot if variant.label == SAFETENSORS else snapshot / variant.first_name

@@ -5,9 +5,9 @@ The rule, in full:
 1. A variant is one GGUF model (a file, or all parts of a split one), or all safetensors files of the repository.
 2. A variant fits if its `needed_bytes` is at most the memory: the weights as quire keeps them in memory, with an
    allowance for derived data, the program itself, and the KV cache of a conversation.
-3. Of the variants that fit, GGUF is preferred to safetensors, then the most bits per weight up to `MOST_BITS` (about
-   eight). More bits do not visibly improve responses, but cost memory bandwidth for every token, so a variant with more
-   bits is chosen only if there is no other: the one with the fewest bits.
+3. Of the variants that fit, GGUF is preferred to safetensors, then the most bits per weight up to `MAX_BITS` (about
+   eight). More bits do not visibly improve responses, but cost memory bandwidth for every token. So if all variants
+   have more bits, the variant with the fewest is chosen.
 4. Ties go to the smaller variant, then to the first by name.
 """
 
@@ -24,8 +24,8 @@ GIB = 1 << 30
 WEIGHTS_SHARE = 1.15
 PROGRAM_BYTES = int(0.4 * GIB)
 CONVERSATION_BYTES = int(0.5 * GIB)
-MOST_BITS = 8.6
-"""Above Q8_0, which has 8.5 bits per weight with its scales."""
+MAX_BITS = 8.6
+"""Preferred maximum of bits per weight: just above Q8_0, which has 8.5 bits per weight with its scales."""
 BITS = {
     "F32": 32.0, "F16": 16.0, "BF16": 16.0, "Q8_0": 8.5, "Q6_K": 6.6, "Q5_1": 6.0, "Q5_K_M": 5.7, "Q5_K_S": 5.5,
     "Q5_0": 5.5, "Q4_1": 5.0, "Q4_K_M": 4.8, "Q4_K_S": 4.6, "Q4_0": 4.5, "IQ4_NL": 4.5, "IQ4_XS": 4.25, "MXFP4": 4.25,
@@ -37,18 +37,18 @@ WIDENED_BITS = {
 }  # fmt: skip
 """Approximate bits per weight in the file, by llama.cpp's names of quantization mixes. `WIDENED_BITS` has the formats
 that quire converts to 8 bits when it loads them."""
-HELD_BITS = 8.5
+WIDENED_TO_BITS = 8.5
 SAFETENSORS = "safetensors"
-BESIDE_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model")
+OTHER_FILE_PATTERNS = ("*.json", "*.jinja", "tokenizer.model")
 """Patterns of the other files that a safetensors variant needs."""
 LABEL = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:[IT]?Q\d(?:_[A-Z0-9]+)*|BF16|F16|F32|FP16|FP32|MXFP4(?:_MOE)?))$", re.IGNORECASE
 )
-SAME = {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4", "Q2_K_L": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M",
+ALIASES = {"FP16": "F16", "FP32": "F32", "MXFP4_MOE": "MXFP4", "Q2_K_L": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M",
         "Q5_K": "Q5_K_M", "Q3_K_XL": "Q3_K_L", "Q4_K_L": "Q4_K_M", "Q5_K_L": "Q5_K_M", "Q6_K_L": "Q6_K",
         "Q4_K_XL": "Q4_K_M", "Q5_K_XL": "Q5_K_M", "Q6_K_XL": "Q6_K", "Q2_K_XL": "Q2_K", "Q8_K_XL": "Q8_0"}  # fmt: skip
 """Aliases of formats: name -> key of `BITS` or `WIDENED_BITS`."""
-HELPERS = re.compile(r"mmproj|imatrix|(?:^|[-._])draft(?:[-._]|$)|vocab-only", re.IGNORECASE)
+NON_MODEL_NAME = re.compile(r"mmproj|imatrix|(?:^|[-._])draft(?:[-._]|$)|vocab-only", re.IGNORECASE)
 """Names of GGUF files that are not models: vision projectors, importance matrices, drafts, vocabularies."""
 
 
@@ -82,14 +82,14 @@ class Variant:
     @property
     def needed_bytes(self) -> int:
         bits = WIDENED_BITS.get(self.format)
-        held_bytes = self.weight_bytes * (1.0 if bits is None else HELD_BITS / bits)
-        return int(held_bytes * WEIGHTS_SHARE) + PROGRAM_BYTES + CONVERSATION_BYTES
+        memory_bytes = self.weight_bytes * (1.0 if bits is None else WIDENED_TO_BITS / bits)
+        return int(memory_bytes * WEIGHTS_SHARE) + PROGRAM_BYTES + CONVERSATION_BYTES
 
     @property
     def format(self) -> str:
-        """The label without a maker's prefix, with aliases resolved."""
-        plain = self.label.upper().removeprefix("UD-")
-        return SAME.get(plain, plain)
+        """The label without the prefix "UD-" (Unsloth Dynamic), with aliases resolved."""
+        name = self.label.upper().removeprefix("UD-")
+        return ALIASES.get(name, name)
 
     @property
     def bits(self) -> float | None:
@@ -103,48 +103,48 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """A variant with the reason why it was or was not chosen."""
 
     variant: Variant
-    verdict: str
-    is_taken: bool = False
+    reason: str
+    is_selected: bool = False
 
 
 def variants_of(files: Sequence[HubFile]) -> list[Variant]:
     """Return the complete variants among `files`: GGUF models by size, then safetensors."""
-    models: dict[str, list[HubFile]] = {}
+    gguf_files: dict[str, list[HubFile]] = {}
     for file in files:
-        if file.name.lower().endswith(".gguf") and not HELPERS.search(file.name):
+        if file.name.lower().endswith(".gguf") and not NON_MODEL_NAME.search(file.name):
             match = PART_NAME.fullmatch(file.name)
-            models.setdefault(f"{match['name']}/{match['count']}" if match else file.name, []).append(file)
-    made = [Variant(_label(of[0].name), tuple(sorted(of, key=_by_name))) for of in models.values() if _is_whole(of)]
-    made.sort(key=lambda one: (one.size_bytes, one.first_name))
-    if weights := [file for file in files if _is_weights(file.name)]:
-        beside = [file for file in files if _is_beside_weights(file.name)]
-        made.append(Variant(SAFETENSORS, tuple(sorted(weights, key=_by_name)) + tuple(sorted(beside, key=_by_name))))
-    return made
+            gguf_files.setdefault(f"{match['name']}/{match['count']}" if match else file.name, []).append(file)
+    complete = [sorted(parts, key=_by_name) for parts in gguf_files.values() if _is_complete(parts)]
+    variants = sorted((Variant(_label(parts[0].name), tuple(parts)) for parts in complete), key=_by_size)
+    if weights := sorted((file for file in files if _is_weights(file.name)), key=_by_name):
+        others = sorted((file for file in files if _is_other_file(file.name)), key=_by_name)
+        variants.append(Variant(SAFETENSORS, (*weights, *others)))
+    return variants
 
 
-def judge_variants(variants: Sequence[Variant], memory_bytes: int) -> list[Judged]:
-    """Apply the rule of this module: return all variants with their verdicts; the best that fits is taken."""
-    best = min((one for one in variants if _fault(one, memory_bytes) is None), key=_rank, default=None)
-    return [Judged(one, _verdict(one, best, memory_bytes), one is best) for one in variants]
+def judge_variants(variants: Sequence[Variant], memory_bytes: int) -> list[Verdict]:
+    """Apply the rule of this module. Returns all variants with the reasons; the best that fits is selected."""
+    best = min((variant for variant in variants if _misfit(variant, memory_bytes) is None), key=_rank, default=None)
+    return [Verdict(variant, _reason(variant, best, memory_bytes), variant is best) for variant in variants]
 
 
-def named(variants: Sequence[Variant], label: str, repository: str) -> Variant:
+def select(variants: Sequence[Variant], label: str, repository: str) -> Variant:
     """Return the variant with this label, in any case, with or without "UD-". Raises CheckpointError."""
-    wanted = label.upper()
-    exact = [one for one in variants if one.label.upper() == wanted]
-    found = exact or [one for one in variants if one.label.upper().removeprefix("UD-") == wanted]
-    if not found:
-        there = ", ".join(dict.fromkeys(one.label for one in variants)) or "nothing that quire runs"
-        sentence = f"{repository} has no {label[:100]!r}; it has {there}: name one of them"
-        raise CheckpointError(sentence, code="variant_not_found")
-    return found[0]
+    target = label.upper()
+    exact = [variant for variant in variants if variant.label.upper() == target]
+    matches = exact or [variant for variant in variants if variant.label.upper().removeprefix("UD-") == target]
+    if not matches:
+        labels = ", ".join(dict.fromkeys(variant.label for variant in variants)) or "nothing that quire runs"
+        message = f"{repository} has no {label[:100]!r}; it has {labels}: choose one of them"
+        raise CheckpointError(message, code="variant_not_found")
+    return matches[0]
 
 
-_by_name = attrgetter("name")
+_by_name, _by_size = attrgetter("name"), attrgetter("size_bytes", "first_name")
 
 
 def _label(name: str) -> str:
@@ -152,17 +152,17 @@ def _label(name: str) -> str:
     match = PART_NAME.fullmatch(name)
     stem = match["name"] if match else name[: -len(".gguf")]
     for part in reversed(stem.split("/")):
-        if found := LABEL.search(part):
-            return found[1].upper()
+        if label := LABEL.search(part):
+            return label[1].upper()
     return stem.rsplit("/", 1)[-1]
 
 
-def _is_whole(files: Sequence[HubFile]) -> bool:
+def _is_complete(files: Sequence[HubFile]) -> bool:
     """Whether every part of a split model is present exactly once."""
     match = PART_NAME.fullmatch(files[0].name)
     if match is None:
         return True
-    numbers = sorted(int(found["number"]) for file in files if (found := PART_NAME.fullmatch(file.name)))
+    numbers = sorted(int(part["number"]) for file in files if (part := PART_NAME.fullmatch(file.name)))
     return numbers == [*range(1, int(match["count"]) + 1)]
 
 
@@ -170,11 +170,11 @@ def _is_weights(name: str) -> bool:
     return "/" not in name and name.startswith("model") and name.endswith(".safetensors")
 
 
-def _is_beside_weights(name: str) -> bool:
-    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in BESIDE_WEIGHTS)
+def _is_other_file(name: str) -> bool:
+    return "/" not in name and any(fnmatchcase(name, pattern) for pattern in OTHER_FILE_PATTERNS)
 
 
-def _fault(variant: Variant, memory_bytes: int) -> str | None:
+def _misfit(variant: Variant, memory_bytes: int) -> str | None:
     if variant.bits is None:
         return "quire does not run this format"
     if variant.needed_bytes > memory_bytes:
@@ -184,16 +184,16 @@ def _fault(variant: Variant, memory_bytes: int) -> str | None:
 
 def _rank(variant: Variant) -> tuple[bool, bool, float, int, str]:
     bits = variant.bits or 0.0
-    is_more = bits > MOST_BITS
-    return (variant.label == SAFETENSORS, is_more, bits if is_more else -bits, variant.size_bytes, variant.first_name)
+    has_more = bits > MAX_BITS
+    return (variant.label == SAFETENSORS, has_more, bits if has_more else -bits, variant.size_bytes, variant.first_name)
 
 
-def _verdict(variant: Variant, best: Variant | None, memory_bytes: int) -> str:
-    fault = _fault(variant, memory_bytes)
-    if fault is not None:
-        return fault
+def _reason(variant: Variant, best: Variant | None, memory_bytes: int) -> str:
+    misfit = _misfit(variant, memory_bytes)
+    if misfit is not None:
+        return misfit
     if variant is best:
         return "selected: the best that fits"
     if variant.label == SAFETENSORS:
         return "fits; a GGUF file is smaller"
-    return "fits; more bits than needed" if (variant.bits or 0.0) > MOST_BITS else "fits; fewer bits, or larger"
+    return "fits; more bits than needed" if (variant.bits or 0.0) > MAX_BITS else "fits; fewer bits, or larger"

@@ -1,4 +1,4 @@
-"""The configuration of each coding agent for a quire server: environment variables, and files in a folder of the agent.
+"""How each coding agent is configured for a quire server: environment variables, and files in the agent's own folder.
 
 The user's own configuration is neither read nor changed. Keys are passed only in the environment, because command lines
 are visible to all users of a machine.
@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.config.home import expanded
+from quire.config.home import expand_home
 
 KEY_VARIABLE = "QUIRE_API_KEY"
-"""Variable with the key; configuration files name the variable and do not contain the key."""
+"""Variable with the API key; configuration files contain the variable's name instead of the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +101,15 @@ def _opencode(server: Server, folder: Path) -> AgentSetup:
             }
         },
     }
-    homes = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("DATA", "STATE", "CACHE", "CONFIG")}
-    variables = {"OPENCODE_CONFIG": str(folder / "opencode.json"), KEY_VARIABLE: server.key, **homes}
+    xdg_folders = {f"XDG_{kind}_HOME": str(folder / kind.lower()) for kind in ("DATA", "STATE", "CACHE", "CONFIG")}
+    variables = {"OPENCODE_CONFIG": str(folder / "opencode.json"), KEY_VARIABLE: server.key, **xdg_folders}
     return AgentSetup(variables, {"opencode.json": json.dumps(config, indent=2)})
 
 
 def _aider(server: Server, folder: Path) -> AgentSetup:
     """Configure aider with another home folder, whose .gitconfig includes the user's, because aider writes files and
     configuration to the home folder and has no setting to change that."""
-    home = expanded("~", "set HOME")
+    home = expand_home("~", "set HOME")
     variables = {
         "HOME": str(folder),
         "XDG_CONFIG_HOME": os.environ.get("XDG_CONFIG_HOME") or str(home / ".config"),
@@ -143,8 +143,8 @@ def _qwen(server: Server, folder: Path) -> AgentSetup:
 
 
 AGENTS = {
-    one.name: one
-    for one in (
+    agent.name: agent
+    for agent in (
         AgentClient("claude", "claude", "npm install -g @anthropic-ai/claude-code", _claude),
         AgentClient("codex", "codex", "npm install -g @openai/codex", _codex),
         AgentClient("opencode", "opencode", "npm install -g opencode-ai", _opencode),

@@ -78,14 +78,14 @@ def serve(
     """Run one load against a server and report the results."""
     server = server_flags.server(url)
     with show_run() as listener:
-        record, run = runs.finished(runs.run_load(server, runs.seeded(setup), server_flags.options(), listener))
-    _print_rows(("what", "how much"), records.rows(record))
+        record, run = runs.run_async(runs.run_load(server, runs.seeded(setup), server_flags.options(), listener))
+    _print_rows(("metric", "value"), records.rows(record))
     _print_rows(("milliseconds", "mean", "median", "90%", "99%"), records.latency_rows(record))
     if "by_kind" in record:
         header = ("class", "requests", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99")
         _print_rows(header, records.kind_rows(record))
     if save is not None:
-        records.save(save, {**record, **records.detailed(run)} if save_detailed else record)
+        records.save(save, {**record, **records.per_request_data(run)} if save_detailed else record)
     _print_json(record)
     if plot is not None:
         plots.timeline(plot, run, f"{_headline(record)}\n{record['model_id']}")
@@ -107,9 +107,9 @@ def sweep(
     plot: Annotated[Path | None, typer.Option(help=f"{PLOT_HELP} Throughput and latency by number of clients.")] = None,
 ) -> None:
     """Measure throughput and latency with more and more clients. Each sends requests as often as with `serve`."""
-    server, counts = server_flags.server(url), _numbers(clients, "--clients")
+    server, counts, options = server_flags.server(url), _counts(clients, "--clients"), server_flags.options()
     with show_run() as listener:
-        points = runs.finished(runs.sweep_clients(server, runs.seeded(setup), counts, server_flags.options(), listener))
+        points = runs.run_async(runs.sweep_clients(server, runs.seeded(setup), counts, options, listener))
     header = ("clients", "tokens/s", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "failed")
     _print_rows(header, records.point_rows(points))
     result = {"sweep": "concurrency", "points": points}
@@ -136,7 +136,7 @@ def ab(
     servers = (server_flags.server(a), server_flags.server(b))
     with show_run() as listener:
         options = server_flags.options()
-        sides = runs.finished(runs.interleaved_servers(servers, runs.seeded(setup), rounds, options, listener))
+        sides = runs.run_async(runs.measure_interleaved(servers, runs.seeded(setup), rounds, options, listener))
     if save is not None:
         stem = save.with_suffix("") if save.suffix == ".json" else save
         for side, record in zip("ab", sides, strict=True):
@@ -176,13 +176,13 @@ def engine(
     if profile is not None:
         _measure_profile(settings, model, rounds, profile)
         return
-    load = EngineLoad(tuple(_numbers(batches, "--batches")), prompt_tokens, output_tokens, prefix_tokens, rounds, roof)
+    load = EngineLoad(tuple(_counts(batches, "--batches")), prompt_tokens, output_tokens, prefix_tokens, rounds, roof)
     with show_progress() as progress:
-        bench = EngineBench.opened(model, settings, load, progress)
+        bench = EngineBench.open(model, settings, load, progress)
     with bench:
         result = bench.run(lambda line: typer.echo(line, err=True))
-    _print_rows(("batch", "tokens/s", "over one", "step ms", "roof ms", "of the roof"), result.batch_rows())
-    _print_rows(("what", "how much"), result.rows())
+    _print_rows(("batch", "tokens/s", "speedup", "step ms", "roofline ms", "of roofline"), result.batch_rows())
+    _print_rows(("metric", "value"), result.rows())
     if save is not None:
         records.save(save, result.record())
     _print_json(result.record())
@@ -196,13 +196,13 @@ def _measure_profile(settings: Settings, model: str, rounds: int, path: Path) ->
 
     # A profile measures steps without speculation, which makes the number of rows per step unpredictable.
     settings = replace(settings, model=replace(settings.model, speculation="off"))
-    load = EngineLoad((1,), 1, 2, 0, rounds, has_roof=False)
+    load = EngineLoad((1,), prompt_tokens=1, output_tokens=2, prefix_tokens=0, num_rounds=rounds, has_roof=False)
     with show_progress() as progress:
-        bench = EngineBench.opened(model, settings, load, progress)
+        bench = EngineBench.open(model, settings, load, progress)
     with bench:
         typer.echo("timing steps of all kinds ...", err=True)
         profile = bench.profile(Path(model).name)
-    typer.echo(f"half of the steps outside the fit are within {profile.relative_error:.1%} of the profile", err=True)
+    typer.echo(f"median error of the profile, over steps not used for the fit: {profile.relative_error:.1%}", err=True)
     record = {**profile.as_json(), "settings": asdict(settings.model), "machine": records.machine()}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     _print_json(record)
@@ -214,9 +214,9 @@ def _headline(record: dict[str, Any]) -> str:
     return f"{record['completed']:,} requests, {record['output_throughput']:,.0f} output tokens/s{first_token}"
 
 
-def _numbers(text: str, flag: str) -> list[int]:
+def _counts(text: str, flag: str) -> list[int]:
     try:
-        numbers = [int(word) for word in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 1:
@@ -226,7 +226,7 @@ def _numbers(text: str, flag: str) -> list[int]:
 
 def _print_verdict(comparison: "Comparison") -> None:
     if comparison.changes:
-        header = ("figure", "A", "B", "change", "between", "noise", "verdict")
+        header = ("metric", "A", "B", "change", "interval", "noise", "verdict")
         _print_rows(header, change_rows(comparison.changes))
     typer.echo(f"{comparison.verdict.value}{f': {comparison.reason}' if comparison.reason else ''}", err=True)
     _print_json(asdict(comparison))

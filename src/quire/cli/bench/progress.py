@@ -25,17 +25,17 @@ class Tally:
         """Begin a run: reset all counts."""
         self.title, self.total = title, total
         self.done = self.failed = self.tokens = 0
-        self._began_s = self._clock()
+        self._started_s = self._clock()
 
-    def take(self, outcome: Outcome) -> None:
-        """Count one outcome."""
+    def count(self, outcome: Outcome) -> None:
+        """Add one outcome."""
         self.done += 1
         self.failed += not outcome.is_ok
         self.tokens += outcome.output_tokens if outcome.is_ok else 0
 
     @property
     def line(self) -> str:
-        seconds = self._clock() - self._began_s
+        seconds = self._clock() - self._started_s
         rate = f"{self.tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
         failed = f", {self.failed:,} failed" if self.failed else ""
         return f"{rate}{failed}"
@@ -52,14 +52,14 @@ def show_run() -> Iterator[RunListener]:
 def _lines(tally: Tally, clock: Callable[[], float]) -> Iterator[RunListener]:
     last_s = clock()
 
-    def watch(outcome: Outcome) -> None:
+    def count(outcome: Outcome) -> None:
         nonlocal last_s
-        tally.take(outcome)
+        tally.count(outcome)
         if clock() - last_s >= SECONDS_BETWEEN_LINES:
             last_s = clock()
             typer.echo(f"{tally.title}: {tally.done:,} of {tally.total:,}, {tally.line}", err=True)
 
-    yield RunListener(tally.begin, watch)
+    yield RunListener(on_run_start=tally.begin, on_outcome=count)
 
 
 @contextmanager
@@ -79,9 +79,9 @@ def _bar() -> Iterator[RunListener]:
                 progress.remove_task(task)
             task = progress.add_task(title, total=total, line="")
 
-        def watch(outcome: Outcome) -> None:
-            tally.take(outcome)
+        def count(outcome: Outcome) -> None:
+            tally.count(outcome)
             if task is not None:
                 progress.update(task, completed=tally.done, line=tally.line)
 
-        yield RunListener(begin, watch)
+        yield RunListener(on_run_start=begin, on_outcome=count)

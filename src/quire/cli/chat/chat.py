@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from quire.cli.chat.generate import AnswerPrinter, opened, summary
+from quire.cli.chat.generate import AnswerPrinter, open_llm, summary
 from quire.cli.shared.flags import with_settings
 from quire.config import Settings
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import ConfigError, InvariantError
 
 if TYPE_CHECKING:
@@ -54,21 +54,21 @@ def chat(
     if url is not None:
         from quire.cli.chat.remote import Remote
 
-        remote = Remote.at(url, model, key)
+        remote = Remote.connect(url, model, key)
         typer.echo(f"chatting with {remote.model} at {remote.url}", err=True)
         talk_in_terminal(ChatSession(remote, params, system))
         return
     if model is None:
-        raise ConfigError("expected a model, or a server with --url, got neither")
+        raise ConfigError("expected a MODEL, or a server with --url, got neither")
     chat_with(model, settings, params, system)
 
 
 def chat_with(model: str, settings: Settings, params: "SamplingParams", system: str | None = None) -> None:
     """Load a model in this process and chat with it. Raises ConfigError if it has no chat template."""
-    with opened(model, settings) as llm:
+    with open_llm(model, settings) as llm:
         if llm.text.template is None:
-            missing = "this model has no chat template; use quire generate, or a chat model"
-            raise ConfigError(missing, code="template_missing")
+            message = "this model has no chat template; use quire generate, or a chat model"
+            raise ConfigError(message, code="template_missing")
         talk_in_terminal(ChatSession(llm, params, system))
 
 
@@ -82,7 +82,7 @@ def talk_in_terminal(session: "ChatSession") -> None:
 
 @dataclass
 class ChatSession:
-    """A conversation with a model, and its completions for the statistics."""
+    """A conversation with a model, and the completions so far, for `/stats`."""
 
     llm: "LLM | Remote"
     params: "SamplingParams"
@@ -144,11 +144,11 @@ class ChatSession:
         from quire.client.reply.outputs import Completion
 
         printer = AnswerPrinter()
-        with _interrupts() as pressed:
-            for piece in self._pieces(lambda: bool(pressed)):
+        with _interrupts() as interrupts:
+            for piece in self._pieces(lambda: bool(interrupts)):
                 if isinstance(piece, Completion):
                     printer.end()
-                    if pressed:
+                    if interrupts:
                         typer.echo("\n(stopped)", err=True)
                     return piece
                 printer.write(piece)
@@ -162,23 +162,23 @@ class ChatSession:
         from quire.client.request.conversation import converse
 
         conversation = converse(self.llm.text, self.messages)
-        return self.llm.stream(conversation.ids, conversation.applied(self.params), is_stopped=is_stopped)
+        return self.llm.stream(conversation.ids, conversation.apply_to(self.params), is_stopped=is_stopped)
 
     def _save(self, name: str) -> None:
         if not name:
-            typer.echo("error: /save needs a file name\nhint: /save talk.json", err=True)
+            typer.echo("error: /save needs a file name\nhint: /save chat.json", err=True)
             return
         try:
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
-            expanded(name, "name the file by its full path").write_text(text, encoding="utf-8")
+            expand_home(name, "name the file by its full path").write_text(text, encoding="utf-8")
             typer.echo(f"saved {len(self.messages)} messages to {name}", err=True)
         except (OSError, ConfigError) as error:
             typer.echo(f"error: {error}\nhint: choose another file", err=True)
 
     def _print_stats(self) -> None:
         done = self.completions
-        prompt, cached = sum(len(one.prompt_token_ids) for one in done), sum(one.num_cached_tokens for one in done)
-        output, seconds = sum(one.num_output_tokens for one in done), sum(one.timings.total_s for one in done)
+        prompt, cached = sum(len(turn.prompt_token_ids) for turn in done), sum(turn.num_cached_tokens for turn in done)
+        output, seconds = sum(turn.num_output_tokens for turn in done), sum(turn.timings.total_s for turn in done)
         typer.echo(
             f"{len(done)} responses, {output} tokens in {seconds:.1f} s; {cached} of {prompt} prompt tokens cached",
             err=True,
@@ -201,15 +201,15 @@ def _lines() -> Iterator[str]:
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """Record the first Ctrl-C, because a step must not be interrupted; a second one interrupts the program."""
-    pressed: list[bool] = []
+    """Record the first Ctrl-C, because a step must not be interrupted; a second Ctrl-C interrupts the program."""
+    interrupts: list[bool] = []
 
-    def note(*_: object) -> None:
-        pressed.append(True)
-        signal.signal(signal.SIGINT, before)
+    def record(*_: object) -> None:
+        interrupts.append(True)
+        signal.signal(signal.SIGINT, old_handler)
 
-    before = signal.signal(signal.SIGINT, note)
+    old_handler = signal.signal(signal.SIGINT, record)
     try:
-        yield pressed
+        yield interrupts
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, old_handler)

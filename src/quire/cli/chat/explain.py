@@ -41,19 +41,19 @@ def explain(
 
     if (file is None) == (request is None):
         raise ConfigError("expected either a file or --request; quire explain --help shows both")
-    where = server_at(server, key)
+    address = server_at(server, key)
     if request is not None:
-        response, page = fetch_json(where, "GET", f"/v1/requests/{quote(request, safe='')}/cache"), request_page
+        response, page = fetch_json(address, "GET", f"/v1/requests/{quote(request, safe='')}/cache"), request_page
     else:
         body = body_of(_read(file or "-")) | ({} if model is None else {"model": model})
-        response, page = fetch_json(where, "POST", "/v1/cache/explain", body), explanation_page
+        response, page = fetch_json(address, "POST", "/v1/cache/explain", body), explanation_page
     if as_json:
         typer.echo(json.dumps(response, ensure_ascii=False, indent=2))
     else:
-        typer.echo(page(response, get_terminal_size((100, 24)).columns, _coloured))
+        typer.echo(page(response, get_terminal_size((100, 24)).columns, _colour))
 
 
-def _coloured(text: str, colour: str) -> str:
+def _colour(text: str, colour: str) -> str:
     """Colour a text; typer removes colours if stdout is not a terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=colour, bold=True)
 
@@ -65,18 +65,18 @@ def _read(name: str) -> str:
     except OSError as error:
         raise ConfigError(f"cannot read the prompt: {error}; - reads stdin", code="file_not_readable") from error
     except UnicodeDecodeError as error:
-        sentence = f"expected a prompt in UTF-8, got other bytes from {name}: {error}"
-        raise ConfigError(sentence, code="prompt_not_utf8") from error
+        message = f"expected a prompt in UTF-8, got other bytes from {name}: {error}"
+        raise ConfigError(message, code="prompt_not_utf8") from error
 
 
 def body_of(text: str) -> dict[str, Any]:
-    """Build the request body: a JSON object with a prompt or messages, unchanged; a list of messages; else a prompt."""
+    """Build the request body from a JSON object with a prompt or messages, a list of messages, or a plain prompt."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        found = None
-    if isinstance(found, dict) and ("messages" in found or "prompt" in found):
-        return found
-    if isinstance(found, list) and found and all(isinstance(one, dict) and "role" in one for one in found):
-        return {"messages": found}
+        value = None
+    if isinstance(value, dict) and ("messages" in value or "prompt" in value):
+        return value
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "role" in item for item in value):
+        return {"messages": value}
     return {"prompt": text}

@@ -11,30 +11,30 @@ from rich.text import Text
 from quire.cli.shared.columns import plain
 
 MARGIN = "  prompt  "
-LEAST_WIDTH = 40
+MIN_WIDTH = 40
 Style = Callable[[str, str], str]
 """A function that colours a text: (text, colour) -> coloured text."""
 
 
 def explanation_page(response: dict[str, Any], width: int, style: Style) -> str:
     """Format the explanation of one prompt."""
-    num_lost, place = response["lost_tokens"], part_words(response["part"])
-    could = f"; {num_lost} more could have been" if num_lost and response["reason"] != "first_seen" else ""
+    num_lost, location = response["lost_tokens"], part_words(response["part"])
+    lost = f"; {num_lost} more could have been" if num_lost and response["reason"] != "first_seen" else ""
     lines = [
-        f"{response['cached_tokens']} of {response['prompt_tokens']} tokens are cached{could}",
-        f"{response['reason']}: {response['explanation']}{place and f', {place}'}",
+        f"{response['cached_tokens']} of {response['prompt_tokens']} tokens are cached{lost}",
+        f"{response['reason']}: {response['explanation']}{location and f', {location}'}",
     ]
-    if (found := response["difference"]) is not None:
-        lines += _difference(found, width, style) if "token" in found else ["the texts belong to another tenant"]
+    if (fields := response["difference"]) is not None:
+        lines += _difference(fields, width, style) if "token" in fields else ["the texts belong to another tenant"]
     return "\n".join(lines)
 
 
 def request_page(response: dict[str, Any], width: int, style: Style) -> str:
     """Format the explanations of all prompts of a request that ran."""
     prompts = response["prompts"]
-    pages = [explanation_page(one, width, style) for one in prompts]
+    pages = [explanation_page(prompt, width, style) for prompt in prompts]
     if len(pages) > 1:
-        pages = [f"prompt {at} of {len(pages)}: {page}" for at, page in enumerate(pages, 1)]
+        pages = [f"prompt {number} of {len(pages)}: {page}" for number, page in enumerate(pages, 1)]
     request_id, model = plain(response["request_id"]), plain(response["model"])
     head = f"request {request_id}, {model}, {round(response['seconds_ago'])} s ago"
     return "\n\n".join([head, *pages])
@@ -44,46 +44,46 @@ def part_words(part: dict[str, Any] | None) -> str:
     """Describe the part of the prompt that differs; empty if unknown."""
     if part is None:
         return ""
-    named = f" ({plain(part['name'])})" if part["name"] else ""
+    name = f" ({plain(part['name'])})" if part["name"] else ""
     match part["kind"]:
         case "system":
             return "in the system text"
         case "text":
             return "in the text of the chat template" if part["name"] else "in the prompt"
         case kind:
-            return f"in {kind} {part['index']}{named}"
+            return f"in {kind} {part['index']}{name}"
 
 
-def _difference(found: dict[str, Any], width: int, style: Style) -> list[str]:
+def _difference(fields: dict[str, Any], width: int, style: Style) -> list[str]:
     """Format both texts aligned, with the differing token in brackets and marked on the next line."""
-    room = max(LEAST_WIDTH, width) - len(MARGIN)
-    before = _end_of(plain(found["before"]), room // 2)
-    ours = _line(found["token"], found["after"], room - cell_len(before))
-    theirs = _line(found["cached_token"], found["cached_after"], room - cell_len(before))
-    mark = "^" * max(cell_len(ours[0]), cell_len(theirs[0]))
-    both = (found["token"], found["token_id"], found["cached_token"], found["cached_token_id"])
+    text_width = max(MIN_WIDTH, width) - len(MARGIN)
+    before = _end_of(plain(fields["before"]), text_width // 2)
+    prompt = _line(fields["token"], fields["after"], text_width - cell_len(before))
+    cached = _line(fields["cached_token"], fields["cached_after"], text_width - cell_len(before))
+    mark = "^" * max(cell_len(prompt[0]), cell_len(cached[0]))
+    tokens = (fields["token"], fields["token_id"], fields["cached_token"], fields["cached_token_id"])
     return [
         "",
-        f"{MARGIN}{before}{style(ours[0], 'green')}{ours[1]}",
-        f"  cached  {before}{style(theirs[0], 'red')}{theirs[1]}",
+        f"{MARGIN}{before}{style(prompt[0], 'green')}{prompt[1]}",
+        f"  cached  {before}{style(cached[0], 'red')}{cached[1]}",
         f"{' ' * (len(MARGIN) + cell_len(before))}{style(mark, 'yellow')}",
-        "prompt: {!r} ({}), cached: {!r} ({})".format(*both),
+        "prompt: {!r} ({}), cached: {!r} ({})".format(*tokens),
     ]
 
 
-def _line(token: str, text: str, room: int) -> tuple[str, str]:
-    """Return the token in brackets, and as much of the following text as fits into `room` columns."""
+def _line(token: str, text: str, width: int) -> tuple[str, str]:
+    """Return the token in brackets, and as much of the following text as fits into `width` columns."""
     marked = f"[{plain(token)}]"
-    return marked, _start_of(plain(text.removeprefix(token)), max(0, room - cell_len(marked)))
+    return marked, _start_of(plain(text.removeprefix(token)), max(0, width - cell_len(marked)))
 
 
-def _start_of(text: str, room: int) -> str:
-    if room < 1:
+def _start_of(text: str, width: int) -> str:
+    if width < 1:
         return ""
-    shown = Text(text)
-    shown.truncate(room, overflow="ellipsis")
-    return shown.plain
+    line = Text(text)
+    line.truncate(width, overflow="ellipsis")
+    return line.plain
 
 
-def _end_of(text: str, room: int) -> str:
-    return _start_of(text[::-1], room)[::-1]
+def _end_of(text: str, width: int) -> str:
+    return _start_of(text[::-1], width)[::-1]

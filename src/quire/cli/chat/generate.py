@@ -38,10 +38,10 @@ def generate(
     params = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=tuple(stop or ())
     )
-    with opened(model, settings) as llm:
+    with open_llm(model, settings) as llm:
         if chat:
             conversation = converse(llm.text, [{"role": "user", "content": text}])
-            ids, params = conversation.ids, conversation.applied(params)
+            ids, params = conversation.ids, conversation.apply_to(params)
         else:
             ids = llm.text.prompt(text)
         printer = AnswerPrinter()
@@ -90,7 +90,7 @@ def summary(completion: "Completion") -> str:
 
 @dataclass
 class AnswerPrinter:
-    """Prints a response as it arrives: reasoning to stderr, the answer after it to stdout."""
+    """Prints a response as it arrives: reasoning to stderr, the answer to stdout."""
 
     is_thinking: bool = False
 
@@ -98,14 +98,14 @@ class AnswerPrinter:
         """Write one piece. Marker lines before and after reasoning separate it from the answer."""
         from quire.client.reply.outputs import ReasoningPart
 
-        is_thought = isinstance(piece.part, ReasoningPart)
-        if is_thought and piece.delta and not self.is_thinking:
+        is_reasoning = isinstance(piece.part, ReasoningPart)
+        if is_reasoning and piece.delta and not self.is_thinking:
             self.is_thinking = True
             typer.echo("(thinking)", err=True)
-        if self.is_thinking and not is_thought:
+        if self.is_thinking and not is_reasoning:
             self.end()
         if piece.delta:
-            typer.echo(piece.delta if is_thought else piece.text, nl=False, err=is_thought)
+            typer.echo(piece.delta if is_reasoning else piece.text, nl=False, err=is_reasoning)
 
     def end(self) -> None:
         """Write the marker line at the end of reasoning, if reasoning was being written."""
@@ -115,7 +115,7 @@ class AnswerPrinter:
 
 
 @contextmanager
-def opened(model: str, settings: Settings) -> Iterator["LLM"]:
+def open_llm(model: str, settings: Settings) -> Iterator["LLM"]:
     """Load a model, with progress and a line about its capacity on stderr, and close it at the end of this context."""
     from quire.checkpoints import resolve
     from quire.checkpoints.progress import show_progress

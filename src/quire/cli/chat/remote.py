@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import ConfigError, MessageError, QuireError, RequestError
-from quire.http_client import OK, HttpClient, HttpServer, fetch, iterate
+from quire.http_client import OK, HttpClient, ServerAddress, fetch, iterate
 
 if TYPE_CHECKING:
     from quire.client.reply.outputs import Completion, Piece
@@ -31,15 +31,15 @@ class Remote:
     key: str | None = None
 
     @classmethod
-    def at(cls, url: str, model: str | None, key: str | None) -> "Remote":
+    def connect(cls, url: str, model: str | None, key: str | None) -> "Remote":
         """Select a model of the server at this URL; default: its first. Raises ConfigError if the model is missing."""
         base = server_at(url).url
-        known = [str(card["id"]) for card in fetch_json(server_at(url, key), "GET", "/v1/models")["data"]]
-        if not known:
+        names = [str(card["id"]) for card in fetch_json(server_at(url, key), "GET", "/v1/models")["data"]]
+        if not names:
             raise ConfigError(f"the server at {base} has no model")
-        if model is not None and model not in known:
-            raise ConfigError(f"expected a model of the server at {base} ({', '.join(known)}), got {model!r}")
-        return cls(base, model or known[0], key)
+        if model is not None and model not in names:
+            raise ConfigError(f"expected a model of the server at {base} ({', '.join(names)}), got {model!r}")
+        return cls(base, model or names[0], key)
 
     def stream_chat(
         self, messages: Sequence[Mapping[str, Any]], params: "SamplingParams", is_stopped: Callable[[], bool]
@@ -58,20 +58,20 @@ class Remote:
         state = _StreamState()
         try:
             for event in iterate(self._events(body), is_stopped):
-                yield from state.take(event)
+                yield from state.add(event)
         except (OSError, MessageError, ValueError) as error:
             if not is_stopped():  # if the user stopped the response, the completion has the output so far
-                raise QuireError(f"connection to {self.url} lost: {error}; is the server still running?") from error
+                raise QuireError(f"connection to {self.url} lost: {error}; check that the server runs") from error
         if is_stopped():
             state.reason = state.reason or "cancelled"
         yield state.completion()
 
     async def _events(self, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events of a stream. Raises MessageError if the stream was truncated (ends without [DONE])."""
-        client = HttpClient(server_at(self.url, self.key), silence_s=TIMEOUT_S)
+        client = HttpClient(server_at(self.url, self.key), read_s=TIMEOUT_S)
         async with client.request("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
             if response.status != OK:
-                raise response_error(response.status, await response.whole())
+                raise response_error(response.status, await response.read_all())
             async for event in response.events(MAX_EVENT_BYTES):
                 if event.data == b"[DONE]":
                     return
@@ -79,18 +79,18 @@ class Remote:
         raise MessageError("the stream ended without [DONE]")
 
 
-def fetch_json(server: HttpServer, method: str, path: str, body: Any = None) -> dict[str, Any]:
+def fetch_json(server: ServerAddress, method: str, path: str, body: Any = None) -> dict[str, Any]:
     """Send a request and return the JSON body of the response. Raises ConfigError if there is no valid response and
     RequestError if the server responds with an error."""
     data = None if body is None else json.dumps(body).encode()
     try:
-        fetched = fetch(server, method, path, data, timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES)
-        status, answer = asyncio.run(fetched)
+        response = fetch(server, method, path, data, timeout_s=TIMEOUT_S, max_bytes=MAX_BODY_BYTES)
+        status, answer = asyncio.run(response)
         if status == OK:
             return dict(json.loads(answer))
     except (OSError, MessageError, ValueError) as error:
-        rule = f"no server reachable at {server.url}: {error}; start one with: quire serve MODEL"
-        raise ConfigError(rule, code="server_unreachable") from error
+        message = f"no server reachable at {server.url}: {error}; start one with: quire serve MODEL"
+        raise ConfigError(message, code="server_unreachable") from error
     raise response_error(status, answer)
 
 
@@ -103,9 +103,9 @@ def response_error(status: int, body: bytes) -> RequestError:
         return RequestError(f"the server responded with {status}")
 
 
-def server_at(url: str, key: str | None = None) -> HttpServer:
+def server_at(url: str, key: str | None = None) -> ServerAddress:
     """Parse a server's URL, ignoring its path. Raises ConfigError for an invalid URL."""
-    return replace(HttpServer.at(url, key), path="")
+    return replace(ServerAddress.parse(url, key), path="")
 
 
 @dataclass
@@ -115,11 +115,11 @@ class _StreamState:
     started_s: float = field(default_factory=monotonic)
     first_s: float | None = None
     texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     reason: str | None = None
     usage: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, event: dict[str, Any]) -> "Iterator[Piece]":
+    def add(self, event: dict[str, Any]) -> "Iterator[Piece]":
         from quire.client.reply.outputs import REASONING, Piece
 
         if "error" in event:
@@ -128,10 +128,10 @@ class _StreamState:
         for choice in event.get("choices", ()):
             self.reason = choice.get("finish_reason") or self.reason
             delta = choice.get("delta", {})
-            if thought := delta.get("reasoning"):
+            if reasoning := delta.get("reasoning"):
                 self.first_s = self.first_s or monotonic()
-                self.thoughts.append(thought)
-                yield Piece(0, thought, part=REASONING)
+                self.reasoning.append(reasoning)
+                yield Piece(0, reasoning, part=REASONING)
             if text := delta.get("content"):
                 self.first_s = self.first_s or monotonic()
                 self.texts.append(text)
@@ -144,7 +144,7 @@ class _StreamState:
         num_prompt, num_output = self.usage.get("prompt_tokens", 0), self.usage.get("completion_tokens", 0)
         cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
         answer = Answer(
-            0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled", reasoning="".join(self.thoughts)
+            0, "".join(self.texts), (0,) * num_output, self.reason or "cancelled", reasoning="".join(self.reasoning)
         )
         timings = Timings(0.0, (self.first_s or now_s) - self.started_s, now_s - self.started_s)
         return Completion("remote", (0,) * num_prompt, (answer,), cached, 0, timings)

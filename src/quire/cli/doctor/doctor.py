@@ -27,23 +27,23 @@ def doctor(
     from dataclasses import asdict
 
     from quire.cli.doctor.machine_facts import read_facts
-    from quire.cli.doctor.machine_rules import advice_for, report_block, shown
+    from quire.cli.doctor.machine_rules import advice_for, fact_rows, report_block
     from quire.cli.shared.columns import columns
 
     facts = read_facts(settings)
     advice = advice_for(facts)
     if as_json:
-        report = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(one) for one in advice]}
+        report = {**asdict(facts), "abilities": sorted(facts.abilities), "advice": [asdict(item) for item in advice]}
         typer.echo(json.dumps(report))
     else:
-        first, *others = shown(facts)
-        typer.echo(columns(first, others) + "\n")
-        for one in advice:
-            typer.echo(f"{'does not work' if one.is_fault else 'could be better'}: {one.what}\n  hint: {one.hint}")
+        first, *rows = fact_rows(facts)
+        typer.echo(columns(first, rows) + "\n")
+        for item in advice:
+            typer.echo(f"{'does not work' if item.is_fault else 'could be better'}: {item.what}\n  hint: {item.hint}")
         if not advice:
             typer.echo("no problems found")
         typer.echo("\nfor a report:\n")
         for line in report_block(facts, advice):
             typer.echo(f"    {line}")
-    if any(one.is_fault for one in advice):
+    if any(item.is_fault for item in advice):
         raise typer.Exit(1)

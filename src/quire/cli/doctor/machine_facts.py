@@ -28,9 +28,9 @@ from quire.config.machine import (
 from quire.errors import QuireError
 
 T = TypeVar("T")
-ABILITIES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimddp")
-SOCKET_PATH_BYTES = 70
-"""Longest usable path of the temporary folder; worker sockets are in this folder, and the OS limits socket paths."""
+CPU_FEATURES = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "asimd", "asimddp")
+MAX_TEMP_PATH_BYTES = 70
+"""Maximum path length of the temporary folder: worker sockets are created there, and the OS limits their paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class MachineFacts:
     system: str
     processor: str
     abilities: frozenset[str]
-    """The CPU's features among `ABILITIES`."""
+    """The CPU's features among `CPU_FEATURES`."""
     num_cpus: int
     num_usable_cpus: int
     """CPUs in this process's affinity mask."""
@@ -63,7 +63,7 @@ class MachineFacts:
     cache_free_bytes: int | None
     """Free space in the cache folder; None: the folder is not writable."""
     is_temp_usable: bool
-    """A worker's socket can be created in the folder for temporary files."""
+    """Whether a worker's socket can be created in the folder for temporary files."""
     port: int
     is_port_free: bool
     is_keys_file_private: bool
@@ -80,7 +80,7 @@ class MachineFacts:
 def read_facts(settings: Settings) -> MachineFacts:
     """Read all facts; measuring the memory bandwidth takes about a second."""
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
-    from quire.backends.kernels.extension import available, openmp_runtimes, use_instruction_set
+    from quire.backends.kernels.extension import availability, openmp_runtimes, use_instruction_set
 
     use_instruction_set(settings.model.instruction_set)
     memory, limits = memory_fields(), read_limits()
@@ -90,7 +90,7 @@ def read_facts(settings: Settings) -> MachineFacts:
         python=platform.python_version(),
         system=_system(),
         processor=processor_name(),
-        abilities=frozenset((cpu_field("flags") or cpu_field("Features")).split()).intersection(ABILITIES),
+        abilities=frozenset((cpu_field("flags") or cpu_field("Features")).split()).intersection(CPU_FEATURES),
         num_cpus=os.cpu_count() or 1,
         num_usable_cpus=len(usable_cpus()),
         cpu_quota=limits.cpus,
@@ -100,14 +100,14 @@ def read_facts(settings: Settings) -> MachineFacts:
         free_bytes=free_memory_bytes(),
         container_bytes=limits.memory_bytes,
         swapped_bytes=memory.get("SwapTotal", 0) - memory.get("SwapFree", 0),
-        huge_pages=_chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        huge_pages=_bracketed_option("/sys/kernel/mm/transparent_hugepage/enabled"),
         max_open_files=None if hard_limit == resource.RLIM_INFINITY else hard_limit,
         cache_free_bytes=_cache_free_bytes(),
         is_temp_usable=_is_temp_usable(),
         port=settings.server.port,
         is_port_free=_is_free(settings.server.host, settings.server.port),
         is_keys_file_private=_is_private(settings),
-        isa=available().isa,
+        isa=availability().isa,
         num_openmp_runtimes=len(openmp_runtimes()),
         has_torch=_has("torch"),
         has_mlx=_has("mlx_lm"),
@@ -119,8 +119,8 @@ def read_facts(settings: Settings) -> MachineFacts:
 def _system() -> str:
     """Return the system's name and version numbers only, because the rest of a release string may contain a user's
     name."""
-    found = re.match(r"\d+(\.\d+)*", platform.release())
-    return f"{platform.system()} {found[0] if found else ''} {platform.machine()}".replace("  ", " ")
+    version = re.match(r"\d+(\.\d+)*", platform.release())
+    return f"{platform.system()} {version[0] if version else ''} {platform.machine()}".replace("  ", " ")
 
 
 def _text(path: str) -> str | None:
@@ -134,22 +134,22 @@ def _or_none(read: Callable[[], T], *failures: type[Exception]) -> T | None:
         return None
 
 
-def _chosen(path: str) -> str | None:
+def _bracketed_option(path: str) -> str | None:
     """Return the selected option in brackets, as in `always [madvise] never`."""
-    found = re.search(r"\[(\w+)\]", _text(path) or "")
-    return found[1] if found else None
+    option = re.search(r"\[(\w+)\]", _text(path) or "")
+    return option[1] if option else None
 
 
 def _cache_free_bytes() -> int | None:
     from quire.checkpoints.cache import cache_folder
 
-    def free() -> int | None:
+    def free_bytes() -> int | None:
         folder = cache_folder()
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        found = os.statvfs(there)
-        return found.f_bavail * found.f_frsize if os.access(there, os.W_OK | os.X_OK) else None
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        filesystem = os.statvfs(existing)
+        return filesystem.f_bavail * filesystem.f_frsize if os.access(existing, os.W_OK | os.X_OK) else None
 
-    return _or_none(free, OSError, QuireError)
+    return _or_none(free_bytes, OSError, QuireError)
 
 
 def _is_temp_usable() -> bool:
@@ -157,7 +157,7 @@ def _is_temp_usable() -> bool:
         folder = tempfile.gettempdir()
     except OSError:  # no temporary folder is writable
         return False
-    return len(os.fsencode(folder)) <= SOCKET_PATH_BYTES
+    return len(os.fsencode(folder)) <= MAX_TEMP_PATH_BYTES
 
 
 def _is_free(host: str, port: int) -> bool:

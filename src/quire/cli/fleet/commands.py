@@ -20,14 +20,14 @@ ray_app = typer.Typer(
     rich_markup_mode=None,
 )
 fleet_app.add_typer(ray_app)
-COMPUTES = (Group.MODEL, Group.SCHEDULING)
-MEMBER_SETTINGS = [one.name for one in SETTINGS if one.group in COMPUTES or one.name in ("drain_s", "log_format")]
-HAS_MODELS = ("models_folder", "idle_s", "turn_s", "trace", "trace_max_bytes", "trace_tokens")
+ENGINE_GROUPS = (Group.MODEL, Group.SCHEDULING)
+MEMBER_SETTINGS = [row.name for row in SETTINGS if row.group in ENGINE_GROUPS or row.name in ("drain_s", "log_format")]
+WORKER_ONLY = ("models_folder", "idle_s", "turn_s", "trace", "trace_max_bytes", "trace_tokens")
 GATEWAY_SETTINGS = [
-    one.name for one in SETTINGS if (one.group is Group.SERVER and one.name not in HAS_MODELS) or one.name == "queue"
+    row.name for row in SETTINGS if (row.group is Group.SERVER and row.name not in WORKER_ONLY) or row.name == "queue"
 ]
-ONE_MACHINE = ("models_folder", "idle_s", "turn_s", "admin_socket", "store", "store_size")
-RAY_SETTINGS = [one.name for one in SETTINGS if one.group in (*COMPUTES, Group.SERVER) and one.name not in ONE_MACHINE]
+NO_RAY = ("models_folder", "idle_s", "turn_s", "admin_socket", "store", "store_size")
+RAY_SETTINGS = [row.name for row in SETTINGS if row.group in (*ENGINE_GROUPS, Group.SERVER) and row.name not in NO_RAY]
 TokenizerModel = Annotated[
     str, typer.Option(metavar="MODEL", help="Model that provides the tokenizer if all members are OpenAI members.")
 ]
@@ -70,20 +70,20 @@ def member(
     from quire.fleet.member.run import plan_member, run_member
     from quire.fleet.member.status import write_status_file
     from quire.fleet.protocol.keys import read_member_keys
-    from quire.observe.access_log import set_up
+    from quire.observe.access_log import configure_logging
 
-    set_up(settings.server.log_format)
+    configure_logging(settings.server.log_format)
     member_keys = None if fleet_keys is None else read_member_keys(fleet_keys)
 
-    places = MemberEndpoints(listen, events, replay)
+    endpoints = MemberEndpoints(listen, events, replay)
     write_status = None if status is None else partial(write_status_file, status)
 
     async def run() -> bool:
-        ending = asyncio.Event()
+        shutdown = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, ending.set)
-        plan = await asyncio.to_thread(plan_member, model, places, member_keys, settings.model, settings.serving)
-        return await run_member(plan, ending, settings.server.drain_s, print_line, write_status)
+            asyncio.get_running_loop().add_signal_handler(number, shutdown.set)
+        plan = await asyncio.to_thread(plan_member, model, endpoints, member_keys, settings.model, settings.serving)
+        return await run_member(plan, shutdown, settings.server.drain_s, print_line, write_status)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if not runner.run(run()):
@@ -120,11 +120,11 @@ def gateway(
     gateway_keys = None if fleet_keys is None else read_gateway_keys(fleet_keys)
     openai_rules = OpenAIMemberRules(read_tokenizer_source(tokenizer) if tokenizer else None, allow_clear_member)
 
-    def opened(_model: OnDemandModel, _progress: object) -> FleetModel:
+    def open_fleet(_model: OnDemandModel, _progress: object) -> FleetModel:
         return FleetModel(name, source, gateway_keys, settings.serving.queue, openai_rules=openai_rules)
 
     plan = Plan([OnDemandModel(name, name, is_kept=True)], settings, insecure_no_keys)
-    run_until_shutdown(run(plan, print_line, opened))
+    run_until_shutdown(run(plan, print_line, open_fleet))
 
 
 @ray_app.command("config")
@@ -149,17 +149,17 @@ def ray_config(
     from quire.fleet.ray.config import MemberCount, RayFleetArgs, serve_config
 
     count = MemberCount.parse(members)
-    own = settings_of_replica(settings.model, count.at_most)
+    replica = settings_of_replica(settings.model, count.max_members)
     # Includes settings from environment variables and files, which may be missing on the machines of replicas.
-    chosen = {one: settings.values[one] for one in RAY_SETTINGS}
-    known = {one: to_builtins(found.value) for one, found in chosen.items() if found.source != "default"}
-    parts = {"memory": own.memory_bytes, "threads": own.num_threads}
+    in_force = {setting: settings.values[setting] for setting in RAY_SETTINGS}
+    passed = {setting: to_builtins(entry.value) for setting, entry in in_force.items() if entry.source != "default"}
+    parts = {"memory": replica.memory_bytes, "threads": replica.num_threads}
     keys = fleet_keys.resolve()
     args = RayFleetArgs(
         str(Path(model).resolve()) if Path(model).exists() else model,
         name or Path(model).name,
         str(keys / MEMBER_FILE),
         str(keys / GATEWAY_FILE),
-        settings={one: value for one, value in (known | parts).items() if value is not None},
+        settings={setting: value for setting, value in (passed | parts).items() if value is not None},
     )
     typer.echo(json.dumps(serve_config(args, count, gateways), indent=2))

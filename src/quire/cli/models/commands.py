@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import typer
 
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import ConfigError
 
 EPILOG = """\
@@ -34,7 +34,7 @@ Name = Annotated[str, typer.Argument(help="Model name for clients.", metavar="NA
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class LocalModel:
     """A model on disk, possibly incomplete."""
 
     name: str
@@ -45,7 +45,7 @@ class Found:
     @property
     def last_used_s(self) -> float | None:
         """Latest access time of the model's files (Unix time); most file systems update access times once a day."""
-        return max((one.st_atime for one in _file_stats(self.path)), default=None)
+        return max((stats.st_atime for stats in _file_stats(self.path)), default=None)
 
 
 models_app = typer.Typer(
@@ -72,43 +72,43 @@ def models(
 @models_app.command("load")
 def request_load(name: Name) -> None:
     """Load a model on a server now, before the first request; returns when it is ready."""
-    _move(name, "load", LOAD_S)
+    _request_change(name, "load", LOAD_S)
 
 
 @models_app.command("unload")
 def request_unload(name: Name) -> None:
     """Unload a model from a server after its last response; the next request loads it again."""
-    _move(name, "unload")
+    _request_change(name, "unload")
 
 
-def _move(name: str, verb: str, timeout_s: float = 10.0) -> None:
+def _request_change(name: str, verb: str, timeout_s: float = 10.0) -> None:
     from quire.cli.shared.found_servers import admin_request, running_servers
 
-    having = [one for one in running_servers() if one.named(name) is not None]
-    if not having:
+    servers = [server for server in running_servers() if server.find_model(name) is not None]
+    if not servers:
         raise ConfigError(f"no server of yours on this machine has a model {name!r}; start one with: quire serve")
-    if len(having) > 1:
-        urls = ", ".join(one.url for one in having)
-        rule = f"expected one server with {name!r}, got {len(having)} ({urls}); stop the others"
-        raise ConfigError(rule, code="several_servers")
-    (server,) = having
-    found = server.named(name)
-    public = name if found is None else found.name
+    if len(servers) > 1:
+        urls = ", ".join(server.url for server in servers)
+        message = f"expected one server with {name!r}, got {len(servers)} ({urls}); stop the others"
+        raise ConfigError(message, code="several_servers")
+    (server,) = servers
+    model = server.find_model(name)
+    public_name = name if model is None else model.name
     try:
-        response = admin_request(server.socket_path, "POST", f"/models/{quote(public)}/{verb}", timeout_s)
+        response = admin_request(server.socket_path, "POST", f"/models/{quote(public_name)}/{verb}", timeout_s)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{public} at {server.url}: {error}") from error
-    typer.echo(f"{public} at {server.url}: {response['state']}", err=True)
+        raise ConfigError(f"{public_name} at {server.url}: {error}") from error
+    typer.echo(f"{public_name} at {server.url}: {response['state']}", err=True)
 
 
 def list_models(as_json: bool) -> None:
     """Print the models on this machine as a table or as JSON."""
-    found = all_found()
+    listed = local_models()
     if as_json:
-        rows = [asdict(one) | {"path": str(one.path), "last_used_s": one.last_used_s} for one in found]
+        rows = [asdict(model) | {"path": str(model.path), "last_used_s": model.last_used_s} for model in listed]
         typer.echo(json.dumps(rows))
-    elif found:
-        _print_table(found)
+    elif listed:
+        _print_table(listed)
     else:
         from quire.checkpoints.cache import cache_folder
 
@@ -120,43 +120,43 @@ def list_models(as_json: bool) -> None:
         )
 
 
-def all_found() -> list[Found]:
+def local_models() -> list[LocalModel]:
     """Find all models on this machine."""
     from quire.checkpoints.cache import cache_folder
 
-    return [*in_cache(cache_folder()), *in_hub(hub_folder(os.environ))]
+    return [*cached_models(cache_folder()), *hub_models(hub_folder(os.environ))]
 
 
 def hub_folder(environ: Mapping[str, str]) -> Path:
     """Return the cache folder of the Hugging Face hub: $HF_HUB_CACHE, else $HF_HOME/hub, else in the user's cache."""
-    if chosen := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return expanded(chosen, "HF_HUB_CACHE to a full path")
+    if folder := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
+        return expand_home(folder, "HF_HUB_CACHE to a full path")
     if home := environ.get("HF_HOME"):
-        return expanded(home, "HF_HOME to a full path") / "hub"
-    return expanded(environ.get("XDG_CACHE_HOME") or "~/.cache", "HF_HOME") / "huggingface" / "hub"
+        return expand_home(home, "HF_HOME to a full path") / "hub"
+    return expand_home(environ.get("XDG_CACHE_HOME") or "~/.cache", "HF_HOME") / "huggingface" / "hub"
 
 
-def in_cache(cache: Path) -> Iterator[Found]:
+def cached_models(cache: Path) -> Iterator[LocalModel]:
     """Yield the conversions and the files in quire's own cache folder, each sorted by name."""
     from quire.checkpoints.cache import UNFINISHED
 
     for folder in _entries(cache / "converted"):
         if folder.name.startswith(UNFINISHED):
-            yield Found(folder.name, "unfinished conversion", size_bytes(folder), folder)
+            yield LocalModel(folder.name, "unfinished conversion", size_bytes(folder), folder)
         elif folder.is_dir():
-            yield Found(_source_name(folder), "converted GGUF", size_bytes(folder), folder)
+            yield LocalModel(_source_name(folder), "converted GGUF", size_bytes(folder), folder)
     for file in _entries(cache / "files"):
         if file.is_file():
             kind = "GGUF file" if file.suffix.lower() == ".gguf" else "file"
-            yield Found(file.name, kind, size_bytes(file), file)
+            yield LocalModel(file.name, kind, size_bytes(file), file)
 
 
-def in_hub(hub: Path) -> Iterator[Found]:
+def hub_models(hub: Path) -> Iterator[LocalModel]:
     """Yield the models in the hub's cache folder, sorted by name."""
     for folder in _entries(hub):
         if folder.name.startswith(HUB_PREFIX) and folder.is_dir():
             name = folder.name.removeprefix(HUB_PREFIX).replace("--", "/", 1)
-            yield Found(name, _hub_kind(folder), size_bytes(folder), folder)
+            yield LocalModel(name, _hub_kind(folder), size_bytes(folder), folder)
 
 
 def _hub_kind(folder: Path) -> str:
@@ -169,13 +169,13 @@ def _hub_kind(folder: Path) -> str:
 
 def size_bytes(path: Path) -> int:
     """Return the size of a file, or of all files in a folder and its subfolders."""
-    return sum(one.st_size for one in _file_stats(path))
+    return sum(stats.st_size for stats in _file_stats(path))
 
 
 def _file_stats(path: Path) -> Iterator[os.stat_result]:
     """Yield the stats of a file, or of all files in a folder and its subfolders. Links are skipped."""
-    below = [] if path.is_symlink() else os.walk(path)
-    for file in (path, *(Path(folder, name) for folder, _, names in below for name in names)):
+    tree = [] if path.is_symlink() else os.walk(path)
+    for file in (path, *(Path(folder, name) for folder, _, names in tree for name in names)):
         with suppress(OSError):  # the file was deleted in the meantime
             stats = file.lstat()
             if stat.S_ISREG(stats.st_mode):
@@ -202,11 +202,11 @@ def _source_name(folder: Path) -> str:
     return source if isinstance(source, str) else folder.name
 
 
-def _print_table(found: list[Found]) -> None:
+def _print_table(models: list[LocalModel]) -> None:
     from quire.cli.shared.columns import columns
 
     rows = [
-        (one.name, one.kind, f"{one.size_bytes / 1e6:,.1f} MB", _day(one.last_used_s), str(one.path)) for one in found
+        (one.name, one.kind, f"{one.size_bytes / 1e6:,.1f} MB", _day(one.last_used_s), str(one.path)) for one in models
     ]
     typer.echo(columns(("name", "kind", "size", "last used", "path"), rows, right=frozenset({2})))
 

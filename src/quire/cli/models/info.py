@@ -38,8 +38,8 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 SCALE_BYTES = {"int8": 4}
 """Bytes of quantization scales per key vector and per value vector of a head."""
 SHOWN_KV_DTYPES = ("float32", "bfloat16")
-REACHED = 0.75
-"""Share of the memory bandwidth that a single request reaches; measured in docs/concepts/speed.md."""
+BANDWIDTH_SHARE = 0.75
+"""Share of the memory bandwidth that a single request uses, as measured in docs/concepts/speed.md."""
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 PER_LAYER_EMBEDDING = "model.embed_tokens_per_layer.weight"
 
@@ -83,7 +83,7 @@ class Facts:
     kv_dtype: str
     fits: tuple[Fit, ...] | None
     parts: tuple[str, ...]
-    """Features beyond a plain decoder."""
+    """Features of the model beyond a plain decoder, as phrases."""
     not_supported: str | None
     """A feature of the model that the CPU backend lacks; transformers may support it."""
     is_for_mlx: bool
@@ -112,7 +112,7 @@ def info(
     """
     from quire.backends.kernels.bandwidth import bandwidth_bytes_per_s
 
-    facts = facts_of(_resolved(model), settings.model)
+    facts = facts_of(_resolve(model), settings.model)
     speed = _speed(facts.read_bytes_per_token, bandwidth_bytes_per_s() if settings.model.device == "cpu" else None)
     if as_json:
         typer.echo(json.dumps({**asdict(facts), **asdict(speed)}))
@@ -120,7 +120,7 @@ def info(
         _print_tables(facts, speed)
 
 
-def _resolved(model: str) -> "Checkpoint":
+def _resolve(model: str) -> "Checkpoint":
     from quire.checkpoints import CheckpointError, resolve
     from quire.cli.shared.background import with_progress
 
@@ -136,20 +136,20 @@ def _resolved(model: str) -> "Checkpoint":
 def _report_fetch(model: str) -> None:
     from quire.checkpoints.hub.files import HubName
 
-    if (wanted := HubName.parsed(model)) is not None and not Path(model).exists() and not wanted.folder.is_dir():
+    if (name := HubName.parse(model)) is not None and not Path(model).exists() and not name.folder.is_dir():
         typer.echo(f"{model} is not on this machine: fetching it from the Hugging Face hub", err=True)
 
 
-def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - frozen
+def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()) -> Facts:  # noqa: B008 - immutable
     """Derive the facts from a checkpoint's config and the headers of its weights."""
-    from quire.checkpoints.families import parts_of, why_not_decoder
+    from quire.checkpoints.families import feature_phrases, why_not_decoder
     from quire.checkpoints.text_part import TEXT_PART
 
     config = checkpoint.config
-    tensors = checkpoint.tensors
-    settings = settings.with_kv_of(checkpoint.matrix_types)
-    shape, used = _known(checkpoint)
-    num_values = sum(math.prod(one.shape) for one in used.values())
+    settings = settings.with_kv_dtype(checkpoint.matrix_types)
+    weight_dtype = settings.dtype
+    shape, weights = _shape_and_tensors(checkpoint)
+    num_values = sum(math.prod(tensor.shape) for tensor in weights.values())
     text_parts = [f"the text part of {config[TEXT_PART]}"] if TEXT_PART in config else []
     return Facts(
         name=checkpoint.name,
@@ -163,24 +163,24 @@ def facts_of(checkpoint: "Checkpoint", settings: ModelSettings = ModelSettings()
         context_tokens=_count(config, "max_position_embeddings"),
         vocabulary=_count(config, "vocab_size"),
         parameters=num_values,
-        weight_bytes=sum(one.num_bytes for one in tensors.values()),
-        weight_types=tuple(sorted({one.type for one in used.values()})),
-        read_bytes_per_token=_read_bytes(shape, used, settings.dtype) if shape and not checkpoint.is_for_mlx else None,
+        weight_bytes=sum(tensor.num_bytes for tensor in checkpoint.tensors.values()),
+        weight_types=tuple(sorted({tensor.type for tensor in weights.values()})),
+        read_bytes_per_token=_read_bytes(shape, weights, weight_dtype) if shape and not checkpoint.is_for_mlx else None,
         kv_bytes_per_token={dtype: _kv_bytes(shape, dtype) for dtype in SHOWN_KV_DTYPES} if shape else None,
         state_bytes_per_sequence=shape.state_bytes if shape else None,
         has_chat_template=checkpoint.chat_template is not None,
         end_tokens=_end_tokens(checkpoint),
-        dtype=settings.dtype,
+        dtype=weight_dtype,
         kv_dtype=settings.kv_dtype,
-        fits=_fits(shape, used, settings, _count(config, "max_position_embeddings")) if shape else None,
-        parts=(*text_parts, *(parts_of(shape) if shape else ())),
+        fits=_fits(shape, weights, settings, _count(config, "max_position_embeddings")) if shape else None,
+        parts=(*text_parts, *(feature_phrases(shape) if shape else ())),
         not_supported=why_not_decoder(config),
         is_for_mlx=checkpoint.is_for_mlx,
     )
 
 
-def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
-    """Return a decoder's shape and the tensors it uses; for an unknown model family, None and all tensors."""
+def _shape_and_tensors(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
+    """Return a decoder's shape and the tensors it uses. For an unknown model family, return None and all tensors."""
     from quire.checkpoints.families import expected_shapes, is_decoder, read_shape
 
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -190,33 +190,33 @@ def _known(checkpoint: "Checkpoint") -> "tuple[DecoderShape | None, Tensors]":
     return shape, {name: tensors[name] for name in expected_shapes(shape)}
 
 
-def _read_bytes(shape: "DecoderShape", used: "Tensors", dtype: str) -> int:
-    """Return the weight bytes that a decode step of a single request reads: all matrices, of experts the active share.
-    Per-layer embeddings, and an embedding that is not also the head, are excluded: a step reads only a few rows."""
-    skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in used else ""}
+def _read_bytes(shape: "DecoderShape", weights: "Tensors", dtype: str) -> int:
+    """Return the weight bytes that a decode step of a single request reads: all matrices, but only the active experts.
+    Per-layer embeddings, and an embedding that is not also the head, are excluded: a step reads few of their rows."""
     experts = _expert_names(shape)
-    every = sum(
-        _held_bytes(one, dtype) for name, one in used.items() if len(one.shape) > 1 and name not in skipped | experts
+    skipped = {PER_LAYER_EMBEDDING, EMBEDDING if HEAD in weights else "", *experts}
+    dense_bytes = sum(
+        _loaded_bytes(one, dtype) for name, one in weights.items() if len(one.shape) > 1 and name not in skipped
     )
-    held = sum(_held_bytes(used[name], dtype) for name in experts)
+    expert_bytes = sum(_loaded_bytes(weights[name], dtype) for name in experts)
     mixtures = [layer.mixture for layer in shape.layers if layer.mixture]
-    return every + (held * mixtures[0].num_used // mixtures[0].num_experts if mixtures else 0)
+    return dense_bytes + (expert_bytes * mixtures[0].num_used // mixtures[0].num_experts if mixtures else 0)
 
 
 def _expert_names(shape: "DecoderShape") -> frozenset[str]:
     from quire.checkpoints.families.tensors import matrices_of
 
-    found: set[str] = set()
+    names: set[str] = set()
     for layer in shape.layers:
         experts = matrices_of(shape, layer).experts
         if experts is not None:
-            found.update(one.name for one in (*experts.gate, *experts.up, *experts.down))
-    return frozenset(found)
+            names.update(matrix.name for matrix in (*experts.gate, *experts.up, *experts.down))
+    return frozenset(names)
 
 
 def _architecture(config: Mapping[str, Any]) -> str | None:
-    named = config.get("architectures")
-    return str(named[0]) if isinstance(named, list) and named else None
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else None
 
 
 def _count(config: Mapping[str, Any], key: str) -> int | None:
@@ -225,31 +225,31 @@ def _count(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def _kv_bytes(shape: "DecoderShape", dtype: str) -> int:
-    own = [layer for layer in shape.layers if layer.has_kv]
+    layers = [layer for layer in shape.layers if layer.has_kv]
     return sum(
-        2 * layer.num_kv_heads * (layer.head_size * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)) for layer in own
+        2 * layer.num_kv_heads * (layer.head_size * VALUE_BYTES[dtype] + SCALE_BYTES.get(dtype, 0)) for layer in layers
     )
 
 
 def _fits(
-    shape: "DecoderShape", used: "Tensors", settings: ModelSettings, context_tokens: int | None
+    shape: "DecoderShape", weights: "Tensors", settings: ModelSettings, context_tokens: int | None
 ) -> tuple[Fit, ...]:
     """Estimate each budget's KV tokens. As on loading, memory is divided between weights, state slots and blocks."""
-    from quire.backends.memory_plan import PoolBytes, slots_within
+    from quire.backends.memory_plan import PoolBytes, num_slots_within
 
-    held_bytes, size = sum(_held_bytes(one, settings.dtype) for one in used.values()), settings.block_size
-    each = PoolBytes(_kv_bytes(shape, settings.kv_dtype) * size, shape.state_bytes)
-    useful = settings.max_running * -(-(context_tokens or size) // size)
-    found = []
+    weight_bytes, size = sum(_loaded_bytes(tensor, settings.dtype) for tensor in weights.values()), settings.block_size
+    costs = PoolBytes(_kv_bytes(shape, settings.kv_dtype) * size, shape.state_bytes)
+    max_blocks = settings.max_running * -(-(context_tokens or size) // size)
+    fits = []
     for memory_gib in BUDGETS_GIB:
-        left_bytes = memory_gib * GIB - OVERHEAD_BYTES - held_bytes
-        if each.slot:
-            left_bytes -= (slots_within(left_bytes, each, settings.max_running, useful, 2) + 1) * each.slot
-        found.append(Fit(memory_gib, max(0, left_bytes // each.block) * size))
-    return tuple(found)
+        free_bytes = memory_gib * GIB - OVERHEAD_BYTES - weight_bytes
+        if costs.slot:
+            free_bytes -= (num_slots_within(free_bytes, costs, settings.max_running, max_blocks, 2) + 1) * costs.slot
+        fits.append(Fit(memory_gib, max(0, free_bytes // costs.block) * size))
+    return tuple(fits)
 
 
-def _held_bytes(tensor: "StoredTensor", dtype: str) -> int:
+def _loaded_bytes(tensor: "StoredTensor", dtype: str) -> int:
     return tensor.num_bytes if dtype == "auto" else tensor.num_values * VALUE_BYTES[dtype]
 
 
@@ -263,21 +263,21 @@ def _end_tokens(checkpoint: "Checkpoint") -> dict[int, str]:
 
 
 def _speed(read_bytes: int | None, bytes_per_s: float | None) -> Speed:
-    return Speed(bytes_per_s, REACHED * bytes_per_s / read_bytes if bytes_per_s and read_bytes else None)
+    return Speed(bytes_per_s, BANDWIDTH_SHARE * bytes_per_s / read_bytes if bytes_per_s and read_bytes else None)
 
 
 def _print_tables(facts: Facts, speed: Speed) -> None:
     from quire.cli.shared.columns import columns, plain
 
-    first, *others = [(what, how_much) for what, how_much in _rows(facts, speed) if how_much is not None]
-    typer.echo(columns(first, others))
+    first, *rows = [(label, value) for label, value in _rows(facts, speed) if value is not None]
+    typer.echo(columns(first, rows))
     if facts.fits is None:
         typer.echo(f"\nno estimate for the family {plain(facts.family)}: loading the model measures it", err=True)
         return
     weights = "weights as in the file" if facts.dtype == "auto" else f"{facts.dtype} weights"
     states = " and slots for states" if facts.state_bytes_per_sequence else ""
-    assumed = f"{weights}, {facts.kv_dtype} KV{states}, and 0.5 GiB for libraries and steps"
-    typer.echo(f"\nwhat fits (an estimate: {assumed}; loading measures it)\n")
+    assumptions = f"{weights}, {facts.kv_dtype} KV{states}, and 0.5 GiB for libraries and steps"
+    typer.echo(f"\nwhat fits (an estimate for {assumptions}; loading measures it)\n")
     header = ("memory", "KV tokens", "sequences of full context")
     fits = [(f"{fit.memory_gib} GiB", *_fit_cells(fit, facts.context_tokens)) for fit in facts.fits]
     typer.echo(columns(header, fits, right=frozenset({0, 1, 2})))
@@ -320,7 +320,7 @@ def _speed_words(facts: Facts, speed: Speed) -> str | None:
     if speed.tokens_per_s is None or speed.memory_bytes_per_s is None or facts.read_bytes_per_token is None:
         return None
     read, memory = facts.read_bytes_per_token / 1e9, speed.memory_bytes_per_s / 1e9
-    return f"about {speed.tokens_per_s:.3g} tokens/s: each reads {read:.2g} GB, memory bandwidth is {memory:.3g} GB/s"
+    return f"about {speed.tokens_per_s:.3g} tokens/s: a token reads {read:.2g} GB at {memory:.3g} GB/s memory bandwidth"
 
 
 def _number(value: int | None, unit: str = "") -> str | None:

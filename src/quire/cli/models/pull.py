@@ -8,7 +8,7 @@ import typer
 from quire.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from quire.checkpoints.hub.variants import Judged
+    from quire.checkpoints.hub.variants import Verdict
 
 EPILOG = """\
 \b
@@ -37,15 +37,15 @@ def pull(
     from quire.cli.shared.background import with_progress
     from quire.config.machine import memory_for_models_bytes
 
-    wanted = HubName.parsed(model)
-    if wanted is None:
-        rule = f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling"
-        raise CheckpointError(rule, code="invalid_model_name")
+    hub_name = HubName.parse(model)
+    if hub_name is None:
+        message = f"expected a hub id org/name or org/name:Q4_K_M, got {model[:200]!r}; check the spelling"
+        raise CheckpointError(message, code="invalid_model_name")
     limit = _memory_bytes(memory) or memory_for_models_bytes()
-    typer.echo(str(with_progress(lambda report: fetch(wanted, limit, report, show_choice))))
+    typer.echo(str(with_progress(lambda report: fetch(hub_name, limit, report, show_choice))))
 
 
-def pulled(model: str, *, memory_bytes: int | None = None) -> Path:
+def fetch_model(model: str, *, memory_bytes: int | None = None) -> Path:
     """Return the model's file or folder. A model that is not on this machine is downloaded first, with progress."""
     from quire.checkpoints.names import local_path
     from quire.cli.shared.background import with_progress
@@ -53,13 +53,13 @@ def pulled(model: str, *, memory_bytes: int | None = None) -> Path:
     return with_progress(lambda report: local_path(model, report, show_choice, memory_bytes))
 
 
-def show_choice(judged: "list[Judged]") -> None:
-    """Print a table of a model's variants: which of them fit, and which was chosen."""
+def show_choice(variants: "list[Verdict]") -> None:
+    """Print a table of a model's variants: which of them fit, and which is selected."""
     from quire.cli.shared.columns import columns
 
     rows = [
-        (">" if one.is_taken else "", one.variant.label, f"{one.variant.size_bytes / 1e9:,.2f} GB", one.verdict)
-        for one in judged
+        (">" if one.is_selected else "", one.variant.label, f"{one.variant.size_bytes / 1e9:,.2f} GB", one.reason)
+        for one in variants
     ]
     typer.echo(columns(("", "quantisation", "size", "why"), rows, right=frozenset({2})), err=True)
 
@@ -71,22 +71,22 @@ def rm(
     """Remove a model from this machine."""
     import shutil
 
-    from quire.cli.models.commands import all_found
+    from quire.cli.models.commands import local_models
 
-    found = [one for one in all_found() if one.name == model]
-    if not found:
-        rule = f"expected a name that quire models lists, got {model[:200]!r}; choose one of those"
-        raise CheckpointError(rule, code="model_not_found")
-    size_bytes = sum(one.size_bytes for one in found)
-    for one in found:
-        typer.echo(f"{one.path}", err=True)
+    copies = [local for local in local_models() if local.name == model]
+    if not copies:
+        message = f"expected a name that quire models lists, got {model[:200]!r}; choose a listed name"
+        raise CheckpointError(message, code="model_not_found")
+    size_bytes = sum(copy.size_bytes for copy in copies)
+    for copy in copies:
+        typer.echo(f"{copy.path}", err=True)
     if not yes and not typer.confirm(f"remove {size_bytes / 1e9:,.2f} GB?", err=True):
         raise typer.Exit(1)
-    for one in found:
-        if one.path.is_dir():
-            shutil.rmtree(one.path)
+    for copy in copies:
+        if copy.path.is_dir():
+            shutil.rmtree(copy.path)
         else:
-            one.path.unlink()
+            copy.path.unlink()
     typer.echo(f"removed {model}, {size_bytes / 1e9:,.2f} GB", err=True)
 
 

@@ -21,7 +21,7 @@ class ModelTraces:
         self._settings = settings
         self._path = settings.trace_path()
         self._names = [model.name for model in models]
-        self._made: dict[str, TraceSettings] = {}
+        self._settings_by_name: dict[str, TraceSettings] = {}
         for model in models:
             if model.is_kept:
                 self.of(model.name)
@@ -30,7 +30,7 @@ class ModelTraces:
         """Return this model's trace settings; None: tracing is off. Raises ConfigError if no file can be created."""
         if self._path is None:
             return None
-        if name not in self._made:
+        if name not in self._settings_by_name:
             from quire import __version__
             from quire.engine.trace_recorder import TraceSettings
             from quire.observe.trace_file import make_trace_file
@@ -38,10 +38,10 @@ class ModelTraces:
             path, settings = trace_path_of(self._path, self._names.index(name)), self._settings
             make_trace_file(path)
             limits = (settings.trace_max_bytes, os.urandom(KEY_BYTES), settings.trace_tokens)
-            self._made[name] = TraceSettings(str(path), *limits, __version__)
-        return self._made[name]
+            self._settings_by_name[name] = TraceSettings(str(path), *limits, __version__)
+        return self._settings_by_name[name]
 
 
-def trace_path_of(path: "Path", number: int) -> "Path":
-    """Return the trace path of the model with this index, from zero: trace.jsonl, trace-2.jsonl, ..."""
-    return path.with_stem(f"{path.stem}-{number + 1}") if number else path
+def trace_path_of(path: "Path", index: int) -> "Path":
+    """Return the trace path of the model with this index, which starts at 0: trace.jsonl, trace-2.jsonl, ..."""
+    return path.with_stem(f"{path.stem}-{index + 1}") if index else path

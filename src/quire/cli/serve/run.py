@@ -20,7 +20,7 @@ Examples:
   quire run org/name:Q4_K_M --chat
   quire run model.gguf --no-browser
 """
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - keys: servers listen on all addresses
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - keys are addresses that servers listen on
 
 
 @with_all_settings
@@ -31,25 +31,25 @@ def run(
     chat: Annotated[bool, typer.Option("--chat", help="Chat in this terminal instead of serving.")] = False,
 ) -> None:
     """Fetch a model if it is not on this machine, serve it and open its chat page."""
-    from quire.cli.models.pull import pulled
+    from quire.cli.models.pull import fetch_model
 
-    path = str(pulled(model, memory_bytes=settings.model.memory_bytes))
+    path = str(fetch_model(model, memory_bytes=settings.model.memory_bytes))
     if chat:
         from quire.cli.chat.chat import chat_with
         from quire.client.request.params import SamplingParams
 
         chat_with(path, settings, SamplingParams(max_tokens=None))
         return
-    from quire.cli.serve.serve import all_served, serve_models
-    from quire.cli.shared.found_servers import serving_at
+    from quire.cli.serve.serve import collect_models, serve_models
+    from quire.cli.shared.found_servers import server_on_port
 
-    if (there := serving_at(settings.server.port, path)) is not None:
-        typer.echo(f"{name_for(model)} is already served at {there.url}; use --port to serve it again", err=True)
+    if (server := server_on_port(settings.server.port, path)) is not None:
+        typer.echo(f"{name_for(model)} is already served at {server.url}; use --port to serve it again", err=True)
         if browser:
-            show_page(there.url)
+            show_page(server.url)
         return
     settings.server.check_keys_file()
-    serve_models(all_served([path], [name_for(model)], settings), settings, on_ready=show_page if browser else None)
+    serve_models(collect_models([path], [name_for(model)], settings), settings, on_ready=show_page if browser else None)
 
 
 def name_for(model: str) -> str:
@@ -58,11 +58,11 @@ def name_for(model: str) -> str:
     return name.removesuffix(".gguf") or model
 
 
-def reached(url: str, port: int = 0) -> str:
+def browser_url(url: str, port: int = 0) -> str:
     """Return the URL of the server for a browser on this machine, or through a tunnel from local port `port`."""
-    from quire.http_client import HttpServer
+    from quire.http_client import ServerAddress
 
-    server = HttpServer.at(url)
+    server = ServerAddress.parse(url)
     if port:
         return replace(server, host="127.0.0.1", port=port).url
     return replace(server, host=LOOPBACK.get(server.host, server.host)).url
@@ -70,7 +70,7 @@ def reached(url: str, port: int = 0) -> str:
 
 def show_page(url: str) -> None:
     """Open a server's chat page in a browser."""
-    open_in_browser(reached(url) + "/")
+    open_in_browser(browser_url(url) + "/")
 
 
 def open_in_browser(url: str) -> None:

@@ -13,7 +13,7 @@ import typer
 from quire.cli.shared.flags import with_all_settings
 from quire.cli.shared.server_run import prepare_server, print_line, run_until_shutdown
 from quire.config import Group, Settings
-from quire.config.home import expanded
+from quire.config.home import expand_home
 from quire.errors import ConfigError
 from quire.terminal import without_mode
 
@@ -67,14 +67,14 @@ def serve(
     --models-folder are loaded on the first request and unloaded when memory is needed.
     """
     settings.server.check_keys_file()
-    served = all_served(models or [], served_model_name or [], settings)
+    served = collect_models(models or [], served_model_name or [], settings)
     if replicas > 1:
         serve_replicas(served, settings, replicas, allow_no_keys=insecure_no_keys)
         return
     serve_models(served, settings, allow_no_keys=insecure_no_keys)
 
 
-def all_served(models: list[str], names: list[str], settings: Settings) -> "tuple[OnDemandModel, ...]":
+def collect_models(models: list[str], names: list[str], settings: Settings) -> "tuple[OnDemandModel, ...]":
     """Collect the models of the command line, the settings file and the models folder. An entry of the settings file
     replaces a model in the folder with the same name. Raises ConfigError if there are no models."""
     from quire.config.parked_models import OnDemandModel, all_models
@@ -84,13 +84,13 @@ def all_served(models: list[str], names: list[str], settings: Settings) -> "tupl
     if settings.server.models_folder is not None:
         from quire.client.engines.park_plan import models_in
 
-        configured = {one.name for one in settings.parked}
-        in_folder = [one for one in models_in(settings.server.models_folder) if one.name not in configured]
+        configured = {model.name for model in settings.parked}
+        in_folder = [entry for entry in models_in(settings.server.models_folder) if entry.name not in configured]
     served = all_models(named, settings.parked, in_folder)
     if not served:
         raise ConfigError(
-            "expected at least one model, got 0; name one, set --models-folder to a folder with models, or add a "
-            "[models.NAME] to the settings file"
+            "expected at least one model, got 0; pass a MODEL, set --models-folder to a folder with models, or add "
+            "a [models.NAME] to the settings file"
         )
     return served
 
@@ -135,18 +135,18 @@ async def _serve(
     """Serve, and return the number of requests that were cancelled at shutdown."""
     import asyncio
 
-    from quire.cli.serve.wiring import supervised
+    from quire.cli.serve.wiring import model_opener
 
     # These handlers are active until the server installs its own; all code that runs before then can be cancelled.
     if (task := asyncio.current_task()) is not None:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    async with supervised(models, settings, first) as opener:
+    async with model_opener(models, settings, first) as opener:
         # This import takes most of a second; the worker loads the model in the meantime.
         serving = await asyncio.to_thread(import_module, "quire.api.serving")
         plan = serving.Plan(models, settings, allow_no_keys, on_ready, opener.weigh, listener)
-        num_ended: int = await serving.run(plan, print_line, opener.opened)
-        return num_ended
+        num_cancelled: int = await serving.run(plan, print_line, opener.open)
+        return num_cancelled
 
 
 def serve_replicas(
@@ -159,31 +159,31 @@ def serve_replicas(
 
     if len(models) != 1:
         raise ConfigError(
-            f"expected one model with --replicas, got {len(models)}; name only one MODEL, or omit --replicas"
+            f"expected one model with --replicas, got {len(models)}; pass only one MODEL, or omit --replicas"
         )
     if settings.server.trace is not None:
-        rule = f"expected one worker with --trace, got {num_replicas} replicas; omit --trace or --replicas"
-        raise ConfigError(rule, code="trace_with_replicas")
+        message = f"expected one worker with --trace, got {num_replicas} replicas; omit --trace or --replicas"
+        raise ConfigError(message, code="trace_with_replicas")
     prepare_server(settings)
 
     @asynccontextmanager
-    async def opened(model: "OnDemandModel", _progress: object) -> "AsyncIterator[FleetModel]":
-        from quire.fleet.member.replicas import order_replicas, replicated_model
+    async def open_fleet(model: "OnDemandModel", _progress: object) -> "AsyncIterator[FleetModel]":
+        from quire.fleet.member.replicas import replica_spec, replicated_model
 
         order = await asyncio.to_thread(
-            order_replicas, model.model, num_replicas, settings.model, settings.serving, settings.server.drain_s
+            replica_spec, model.model, num_replicas, settings.model, settings.serving, settings.server.drain_s
         )
         async with replicated_model(model.name, order, num_replicas, settings.serving.queue) as client:
             yield client
 
-    run_until_shutdown(run(Plan(models, settings, allow_no_keys), print_line, opened))
+    run_until_shutdown(run(Plan(models, settings, allow_no_keys), print_line, open_fleet))
 
 
 def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
     """Map names for clients to models. A name is the served name, else the path's last part, else the hub id."""
     if served_names and len(served_names) != len(models):
-        rule = f"expected served_model_name once for each of {len(models)} models, got {len(served_names)}; or omit it"
-        raise ConfigError(rule, code="wrong_num_names")
+        message = f"expected --served-model-name once per MODEL ({len(models)}), got {len(served_names)}; or omit it"
+        raise ConfigError(message, code="wrong_num_names")
     names = served_names or [_name_of(model) for model in models]
     if len(set(names)) != len(names):
         raise ConfigError(f"expected distinct model names, got {', '.join(names)}; set --served-model-name for each")
@@ -191,7 +191,7 @@ def public_names(models: list[str], served_names: list[str]) -> dict[str, str]:
 
 
 def _name_of(model: str) -> str:
-    path = expanded(model, "name the model by its full path")
+    path = expand_home(model, "name the model by its full path")
     if not path.exists():
         return model
     name = path.resolve().name

@@ -41,22 +41,22 @@ def file_stamps(path: Path | None) -> FileStamps:
 
 
 @asynccontextmanager
-async def supervised(
+async def model_opener(
     models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker"
 ) -> AsyncIterator["ModelOpener"]:
-    """Plan these models together. The worker `first`, which is starting, loads the first model that stays loaded. Open
-    models are closed at the end of this context."""
+    """Plan these models together. `first`, a worker that is starting, loads the first model that stays loaded. On exit,
+    open models are closed."""
     opener = ModelOpener(models, settings, first)
     try:
         with suppress(TimeoutError):
-            await asyncio.wait_for(opener.is_begun.wait(), HEAD_START_S)
+            await asyncio.wait_for(opener.has_begun.wait(), HEAD_START_S)
         yield opener
     finally:
         await opener.close()
 
 
 class ModelOpener:
-    """Opens models and knows their sizes. A worker may be used only by the thread that opened it."""
+    """Opens models and computes their sizes. A worker may be used only by the thread that opened it."""
 
     def __init__(self, models: "Sequence[OnDemandModel]", settings: "Settings", first: "SpawnedWorker") -> None:
         self._models, self._settings = models, settings
@@ -65,12 +65,12 @@ class ModelOpener:
         self._prepared: dict[str, tuple[FileStamps, Serving]] = {}
         """Prepared models by name, with the stamps of their files."""
         self._planning = asyncio.create_task(self._plan(), name="quire-plan-models")
-        self.is_begun = asyncio.Event()
+        self.has_begun = asyncio.Event()
         """Set when the first worker has received its model, or if no model is loaded at startup."""
-        kept = [one for one in models if one.is_kept][:1]
-        self._early = {one.name: _Opening(self, one, quiet) for one in kept}
-        if not kept:
-            self.is_begun.set()
+        first_models = [model for model in models if model.is_kept][:1]
+        self._startup_openings = {model.name: _Opening(self, model, quiet) for model in first_models}
+        if not first_models:
+            self.has_begun.set()
 
     async def _plan(self) -> "ParkPlan":
         from quire.client.engines.park_plan import plan_park
@@ -84,46 +84,46 @@ class ModelOpener:
         from quire.api.models.model_park import Sizes
 
         plan = await asyncio.shield(self._planning)
-        needed = {name: one.needed_bytes for name, one in plan.by_name.items()}
-        problems = {name: one.problem for name, one in plan.by_name.items() if one.problem}
+        needed = {name: entry.needed_bytes for name, entry in plan.by_name.items()}
+        problems = {name: entry.problem for name, entry in plan.by_name.items() if entry.problem}
         return Sizes(plan.memory_bytes, needed, problems)
 
     @asynccontextmanager
-    async def opened(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
-        """Open a model for the duration of this context, or wait for a model that already loads since startup."""
-        opening = self._early.pop(model.name, None) or _Opening(self, model, on_progress)
+    async def open(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
+        """Open a model for the duration of this context. A model that loads since startup is only waited for."""
+        opening = self._startup_openings.pop(model.name, None) or _Opening(self, model, on_progress)
         try:
             yield await asyncio.shield(opening.client)
         finally:
             await opening.close()
 
     @asynccontextmanager
-    async def loaded(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
-        """Load a model and yield it. The progress bar is closed before."""
-        with ExitStack() as shown:
-            progress = shown.enter_context(show_progress())
-            whose = f" of {model.name}" if len(self._models) > 1 else ""
+    async def load(self, model: "OnDemandModel", on_progress: "ReportProgress") -> "AsyncIterator[ServedModel]":
+        """Load a model, close the progress bar, and yield the model."""
+        with ExitStack() as stack:
+            progress = stack.enter_context(show_progress())
+            suffix = f" of {model.name}" if len(self._models) > 1 else ""
 
-            def both(label: str, done_bytes: int, total_bytes: int) -> None:
+            def report(label: str, done_bytes: int, total_bytes: int) -> None:
                 on_progress(label, done_bytes, total_bytes)
-                progress(f"{label}{whose}", done_bytes, total_bytes)
+                progress(f"{label}{suffix}", done_bytes, total_bytes)
 
-            async with await self.model(model, both) as client:
-                shown.close()
+            async with await self.model(model, report) as client:
+                stack.close()
                 yield client
 
     async def model(self, model: "OnDemandModel", progress: "Progress") -> "ServedModel":
         """Build a model that is not loaded yet: entering its context loads it."""
         from quire.client.engines.park_plan import settings_of
-        from quire.client.engines.served import OwnSettings, ServedModel, plan_worker
+        from quire.client.engines.served import ModelOptions, ServedModel, plan_worker
 
-        weighed = (await asyncio.shield(self._planning)).by_name[model.name]
+        entry = (await asyncio.shield(self._planning)).by_name[model.name]
         prepare = plan_worker(
-            str(weighed.path),
-            settings_of(model, self._settings.model, weighed.needed_bytes),
+            str(entry.path),
+            settings_of(model, self._settings.model, entry.needed_bytes),
             self._settings.serving,
-            own=OwnSettings(
-                [one.name for one in self._models].index(model.name),
+            options=ModelOptions(
+                [listed.name for listed in self._models].index(model.name),
                 model.sampling,
                 not model.is_kept,
                 self._traces.of(model.name),
@@ -131,9 +131,9 @@ class ModelOpener:
             progress=progress,
         )
         worker, self._worker = self._worker, None
-        return ServedModel(partial(self._as_before, model.name, weighed.path, prepare), self.is_begun.set, worker)
+        return ServedModel(partial(self._prepare_once, model.name, entry.path, prepare), self.has_begun.set, worker)
 
-    def _as_before(self, name: str, path: Path | None, prepare: "PrepareModel") -> "Serving":
+    def _prepare_once(self, name: str, path: Path | None, prepare: "PrepareModel") -> "Serving":
         """Prepare a model, or reuse the earlier preparation if the model's files did not change."""
         stamps = file_stamps(path)
         if name not in self._prepared or self._prepared[name][0] != stamps:
@@ -142,7 +142,7 @@ class ModelOpener:
 
     async def close(self) -> None:
         """Close models that load since startup and were never requested, and cancel the planning."""
-        openings = [*self._early.values()]
+        openings = [*self._startup_openings.values()]
         await asyncio.gather(*(opening.close() for opening in openings))
         self._planning.cancel()
         await asyncio.gather(self._planning, return_exceptions=True)
@@ -158,7 +158,7 @@ class _Opening:
 
     async def _run(self, opener: ModelOpener, model: "OnDemandModel", on_progress: "ReportProgress") -> None:
         try:
-            async with opener.loaded(model, on_progress) as client:
+            async with opener.load(model, on_progress) as client:
                 self.client.set_result(client)
                 await self._closing.wait()
         except BaseException as error:
@@ -169,7 +169,7 @@ class _Opening:
             if isinstance(error, asyncio.CancelledError):
                 raise
         finally:
-            opener.is_begun.set()
+            opener.has_begun.set()
 
     async def close(self) -> None:
         """Close the model, or cancel its loading without an error."""

@@ -1,7 +1,7 @@
 """Network and disk work in a thread that does not delay the exit of the process.
 
 A signal does not interrupt a download that blocks in a socket, and Python joins the download library's threads at exit.
-So the process exits without joining them. Incomplete files are never used: downloads and conversions get their final
+So the process exits without joining it. Incomplete files are never used: downloads and conversions get their final
 names when complete; partial files are resumed or discarded.
 """
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from quire.checkpoints import Progress
 
 T = TypeVar("T")
-NAME = "quire-background"
+THREAD_NAME = "quire-background"
 EXIT_GRACE_S = 0.5
 """Time for background work to clean up before the process exits."""
 
-_is_over = threading.Event()
+_is_exiting = threading.Event()
 
 
 class _StoppedError(BaseException):
-    """Raised in the work when its result is no longer needed. Not an Exception, so that handlers do not catch it."""
+    """Raised in background work when the process exits. Not an Exception, so that handlers do not catch it."""
 
 
 def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Future[T]":
@@ -32,7 +32,7 @@ def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Fut
     future: Future[T] = Future()
 
     def report(label: str, done_bytes: int, total_bytes: int) -> None:
-        if _is_over.is_set():
+        if _is_exiting.is_set():
             raise _StoppedError
         progress(label, done_bytes, total_bytes)
 
@@ -43,7 +43,7 @@ def in_background(work: "Callable[[Progress], T]", progress: "Progress") -> "Fut
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name=NAME, daemon=True).start()
+    threading.Thread(target=run, name=THREAD_NAME, daemon=True).start()
     return future
 
 
@@ -57,11 +57,11 @@ def with_progress(work: "Callable[[Progress], T]") -> T:
 
 def leave_background(code: int) -> None:
     """Exit the process at once if background work is still running; otherwise return."""
-    working = [thread for thread in threading.enumerate() if thread.name == NAME]
-    if not working:
+    threads = [thread for thread in threading.enumerate() if thread.name == THREAD_NAME]
+    if not threads:
         return
-    _is_over.set()
-    for thread in working:
+    _is_exiting.set()
+    for thread in threads:
         thread.join(EXIT_GRACE_S)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

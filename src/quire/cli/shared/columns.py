@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
     """Format the header and the rows as aligned text. Columns whose indices are in `right` are right-aligned."""
     table = [[plain(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[place]) for row in table) for place in range(len(header))]
+    widths = [max(len(row[column]) for row in table) for column in range(len(header))]
     lines = (
         "  ".join(
-            cell.rjust(width) if place in right else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in table
     )
@@ -29,5 +29,5 @@ def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]
 
 
 def plain(text: str) -> str:
-    """Escape control characters, because names of files and texts of tokens are untrusted."""
+    """Escape control characters, because file names and token texts are untrusted."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

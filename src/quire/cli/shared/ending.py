@@ -4,19 +4,19 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+EXIT_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit, so that open contexts are closed."""
 
-    def end(number: int, frame: object) -> None:
+    def exit_process(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in ENDINGS}
+    old_handlers = {number: signal.signal(number, exit_process) for number in EXIT_SIGNALS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

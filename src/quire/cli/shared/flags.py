@@ -56,14 +56,14 @@ def with_chosen_settings(*names: str) -> Callable[[RunCommand], RunCommand]:
     return lambda command: _with_flags(command, [setting for setting in SETTINGS if setting.name in names])
 
 
-def _with_flags(command: RunCommand, shown: Sequence[Setting]) -> RunCommand:
-    names = {setting.name for setting in shown}
-    renamed = [old for old, new in RENAMED.items() if new in names]
-    parameters = [_file_flag(), *map(_setting_flag, shown), *map(_renamed_flag, renamed)]
+def _with_flags(command: RunCommand, declared: Sequence[Setting]) -> RunCommand:
+    names = {setting.name for setting in declared}
+    old_names = [old for old, new in RENAMED.items() if new in names]
+    parameters = [_file_flag(), *map(_setting_flag, declared), *map(_renamed_flag, old_names)]
 
     def with_flags(**arguments: Any) -> None:
-        flags = {setting.name: _joined(arguments.pop(setting.name), setting.kind.between) for setting in shown}
-        flags |= {old: raw for old in renamed if (raw := arguments.pop(old)) is not None}
+        flags = {setting.name: _join(arguments.pop(setting.name), setting.kind.separator) for setting in declared}
+        flags |= {old: raw for old in old_names if (raw := arguments.pop(old)) is not None}
         settings: Settings = load_settings(flags, file=arguments.pop("config_file"))
         command(settings, **arguments)
 
@@ -87,9 +87,9 @@ def _file_flag() -> inspect.Parameter:
     return _keyword("config_file", Annotated[Path | None, typer.Option("--config", metavar="FILE", help=FILE_HELP)])
 
 
-def _joined(value: str | list[str] | None, between: str) -> str | None:
-    """Join the values of a repeatable flag into one string; None if there are none."""
-    return between.join(value) or None if isinstance(value, list) else value
+def _join(value: str | list[str] | None, separator: str) -> str | None:
+    """Join the values of a repeatable flag into one string; None if the flag was not passed."""
+    return separator.join(value) or None if isinstance(value, list) else value
 
 
 def flag(default: Any, help_text: str, *names: str, **options: Any) -> Any:
@@ -97,20 +97,20 @@ def flag(default: Any, help_text: str, *names: str, **options: Any) -> Any:
     return field(default=default, metadata={"help": help_text, "names": names, "options": options})
 
 
-def with_fields(kind: type[Any], lead: str = "") -> Callable[[RunCommand], RunCommand]:
+def with_fields(kind: type[Any], help_prefix: str = "") -> Callable[[RunCommand], RunCommand]:
     """Decorate a command: after its own flags, add one per field of the dataclass `kind`, and pass the instance as its
-    first argument. `lead` is a prefix of the help of these flags."""
+    first argument. `help_prefix` precedes the help text of each of these flags."""
 
-    def decorated(command: RunCommand) -> RunCommand:
+    def decorate(command: RunCommand) -> RunCommand:
         hints = get_type_hints(kind)
-        flags = [_field_flag(one, hints[one.name], lead) for one in fields(kind)]
+        flags = [_field_flag(declared, hints[declared.name], help_prefix) for declared in fields(kind)]
 
-        def with_flags(*first: Any, **arguments: Any) -> None:
-            command(kind(**{one.name: arguments.pop(one.name) for one in flags}), *first, **arguments)
+        def with_flags(*instances: Any, **arguments: Any) -> None:  # instances of other decorators' dataclasses
+            command(kind(**{flag.name: arguments.pop(flag.name) for flag in flags}), *instances, **arguments)
 
         return _with_parameters(command, with_flags, flags)
 
-    return decorated
+    return decorate
 
 
 def _with_parameters(command: RunCommand, with_flags: RunCommand, flags: Sequence[inspect.Parameter]) -> RunCommand:
@@ -127,9 +127,9 @@ def _keyword(name: str, annotation: Any, default: Any = None) -> inspect.Paramet
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _field_flag(one: "Field[Any]", kind: Any, lead: str) -> inspect.Parameter:
-    help_text, names = one.metadata["help"], one.metadata["names"] or (f"--{one.name.replace('_', '-')}",)
-    text = f"{lead}{help_text}" if lead else help_text[0].upper() + help_text[1:]
-    is_shown = one.default not in (None, "")
-    option = typer.Option(*names, help=text, show_default=is_shown, **one.metadata.get("options", {}))
-    return _keyword(one.name, Annotated[kind, option], one.default)
+def _field_flag(entry: "Field[Any]", kind: Any, help_prefix: str) -> inspect.Parameter:
+    help_text = entry.metadata["help"]
+    names = entry.metadata["names"] or (f"--{entry.name.replace('_', '-')}",)
+    text = f"{help_prefix}{help_text}" if help_prefix else help_text[0].upper() + help_text[1:]
+    options: dict[str, Any] = {"show_default": entry.default not in (None, ""), **entry.metadata.get("options", {})}
+    return _keyword(entry.name, Annotated[kind, typer.Option(*names, help=text, **options)], entry.default)

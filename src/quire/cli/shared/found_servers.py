@@ -32,7 +32,7 @@ class FoundModel:
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """State of a server, read from its admin socket."""
+    """State of a server, read from its admin socket; `is_locked`: clients need an API key."""
 
     socket_path: Path
     url: str
@@ -42,32 +42,32 @@ class FoundServer:
     """Prompt tokens of all finished requests."""
     num_cached_tokens: int
 
-    def named(self, model: str | None) -> FoundModel | None:
+    def find_model(self, model: str | None) -> FoundModel | None:
         """Find a model by its name, path or hub id; None selects the first model."""
-        fitting = [one for one in self.models if model in (None, one.name, one.root)]
-        return fitting[0] if fitting else None
+        matches = [served for served in self.models if model in (None, served.name, served.root)]
+        return matches[0] if matches else None
 
 
 def running_servers() -> list[FoundServer]:
     """List the servers whose admin sockets are in the default folder."""
     folder = ServerSettings().admin_path(ANY_PORT).parent
-    found = [server_behind(path) for path in sorted(folder.glob("admin-*.sock"))]
-    return [one for one in found if one is not None]
+    servers = [server_on_socket(path) for path in sorted(folder.glob("admin-*.sock"))]
+    return [server for server in servers if server is not None]
 
 
-def serving_at(port: int, model: str) -> FoundServer | None:
+def server_on_port(port: int, model: str) -> FoundServer | None:
     """Return this user's server on this port if it serves the model, else None."""
-    found = server_behind(ServerSettings().admin_path(port))
-    return found if found is not None and any(one.root == model for one in found.models) else None
+    server = server_on_socket(ServerSettings().admin_path(port))
+    return server if server is not None and any(served.root == model for served in server.models) else None
 
 
 @contextmanager
 def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
-    """Link an admin socket into the default folder within this context. A stale link of a dead server is replaced."""
+    """Link an admin socket into the default folder within this context. A link left by an exited server is replaced."""
     link = ServerSettings().admin_path(urlsplit(server.url).port or ANY_PORT)
     with suppress(OSError):  # the server also works without the link
         link.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if server_behind(link) is None:
+        if server_on_socket(link) is None:
             link.unlink(missing_ok=True)
             link.symlink_to(path)
     try:
@@ -78,10 +78,10 @@ def linked_socket(path: Path, server: FoundServer) -> Iterator[None]:
                 link.unlink()
 
 
-def server_behind(path: Path) -> FoundServer | None:
+def server_on_socket(path: Path) -> FoundServer | None:
     """Return the server that listens on this socket; None if no server responds."""
     try:
-        return _found(path, admin_request(path, "GET", "/stats"))
+        return _parse_server(path, admin_request(path, "GET", "/stats"))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -90,9 +90,9 @@ def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOU
     """Send a request to an admin socket. Raises OSError, or ValueError with the server's error message."""
     import asyncio  # imported late, like quire.http_client, because both import slowly
 
-    from quire.http_client import OK, HttpServer, fetch
+    from quire.http_client import OK, ServerAddress, fetch
 
-    server = HttpServer("localhost", ANY_PORT, socket_path=path)
+    server = ServerAddress("localhost", ANY_PORT, socket_path=path)
     try:
         status, data = asyncio.run(fetch(server, method, route, timeout_s=timeout_s, max_bytes=MAX_BODY_BYTES))
     except MessageError as error:
@@ -103,10 +103,10 @@ def admin_request(path: Path, method: str, route: str, timeout_s: float = TIMEOU
     return body
 
 
-def _found(path: Path, stats: Mapping[str, Any]) -> FoundServer:
+def _parse_server(path: Path, stats: Mapping[str, Any]) -> FoundServer:
     models = tuple(
-        FoundModel(one["name"], one["root"], one["is_ready"], one["state"], one["max_model_len"])
-        for one in stats["models"]
+        FoundModel(model["name"], model["root"], model["is_ready"], model["state"], model["max_model_len"])
+        for model in stats["models"]
     )
-    cached = (stats["num_prompt_tokens"], stats["num_cached_tokens"])
-    return FoundServer(path, stats["url"], stats["is_locked"], models, *cached)
+    counts = (stats["num_prompt_tokens"], stats["num_cached_tokens"])
+    return FoundServer(path, stats["url"], stats["is_locked"], models, *counts)

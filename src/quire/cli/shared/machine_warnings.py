@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 def machine_warnings(settings: "ModelSettings") -> Iterator[str]:
     """Yield warnings about settings that exceed this machine's memory or CPUs, and about slow kernels."""
-    from quire.backends.kernels.extension import available
+    from quire.backends.kernels.extension import availability
     from quire.backends.load import prepare_kernels
-    from quire.config.machine import beyond_the_machine
+    from quire.config.machine import limit_warnings
 
-    yield from beyond_the_machine(settings.memory_bytes, settings.num_threads)
+    yield from limit_warnings(settings.memory_bytes, settings.num_threads)
     prepare_kernels(settings)
-    if available().isa == "portable":
+    if availability().isa == "portable":
         yield (
             "the portable kernels are in use: they have about a tenth of the speed of those for AVX2; quire doctor "
             "shows why"

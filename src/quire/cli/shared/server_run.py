@@ -18,9 +18,9 @@ def print_line(line: str) -> None:
 def prepare_server(settings: "Settings") -> None:
     """Set up the log and raise the limit of open files, for many connections."""
     from quire.api.http.acceptor import allow_many_connections
-    from quire.observe.access_log import set_up
+    from quire.observe.access_log import configure_logging
 
-    set_up(settings.server.log_format)
+    configure_logging(settings.server.log_format)
     if (warning := allow_many_connections()) is not None:
         print_line(warning)
 
@@ -31,8 +31,8 @@ def run_until_shutdown(serving: Coroutine[Any, Any, int]) -> None:
 
     import uvloop
 
-    num_ended = 0
+    num_cancelled = 0
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, suppress(asyncio.CancelledError):
-        num_ended = runner.run(serving)  # cancelled: shut down before serving began
-    if num_ended:
-        print_line(f"{num_ended} requests did not finish in time and were cancelled")
+        num_cancelled = runner.run(serving)  # CancelledError: shutdown before serving began
+    if num_cancelled:
+        print_line(f"{num_cancelled} requests did not finish in time and were cancelled")

@@ -14,7 +14,7 @@ from quire.cli.sim.trace_flags import FleetFlags
 
 if TYPE_CHECKING:
     from quire.sim.planning.page import PlanResult
-    from quire.sim.planning.planning import Least, PlanSetup
+    from quire.sim.planning.planning import Minimum, PlanSetup
 
 CLEAR_LINE = "\r\x1b[2K"
 POOL_MAX_HELP = "Largest pool to try, in KV blocks, if no number of members is enough; 0: none."
@@ -52,8 +52,8 @@ def plan(
     from quire.errors import ConfigError
 
     if report is not None and (report.is_dir() or not report.parent.is_dir()):
-        rule = f"expected --report in a folder that exists, got {report}; choose another path"
-        raise ConfigError(rule, code="report_without_folder")
+        message = f"expected --report in a folder that exists, got {report}; choose another path"
+        raise ConfigError(message, code="report_without_folder")
     setup = _setup(fleet, trace, slo, requests, seed)
     name = trace.name.partition(".")[0]
     result = _run(setup, name, (members_max, pool_max), has_effects=effects, has_curves=report is not None)
@@ -68,7 +68,7 @@ def plan(
 
 
 def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int) -> "PlanSetup":
-    from quire.cli.sim.trace import opened_trace, parsed_shares
+    from quire.cli.sim.trace import open_trace, parse_shares
     from quire.engine.step_profile import StepProfile
     from quire.sim.planning.objectives import LatencyObjective
     from quire.sim.planning.planning import PlanSetup
@@ -76,8 +76,8 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
 
     flags.check_policy()
     objective, profile = LatencyObjective.parse(slo), StepProfile.parse(flags.profile)
-    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
-    trace = opened_trace(path, num_requests)
+    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parse_shares(flags.classes))
+    trace = open_trace(path, num_requests)
     return PlanSetup(
         lambda: trace_requests(trace, rules),
         objective,
@@ -90,7 +90,7 @@ def _setup(flags: FleetFlags, path: Path, slo: str, num_requests: int, seed: int
     )
 
 
-def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":
+def _run(setup: "PlanSetup", name: str, sizes: tuple[int, int], *, has_effects: bool, has_curves: bool) -> "PlanResult":
     """Run all simulations; each prints a line to stderr when it is done."""
     from quire.checkpoints.progress import quiet, show_progress
     from quire.sim.planning.curves import plan_curves
@@ -98,14 +98,14 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
     from quire.sim.planning.page import PlanResult
     from quire.sim.planning.planning import Planner
 
-    members_max, pool_max = most
+    members_max, pool_max = sizes
     # If stderr is not a terminal, one line per run is enough progress.
     with show_progress() if sys.stderr.isatty() else nullcontext(quiet) as progress:
         planner = Planner(setup, lambda done, total: progress("requests", done, total), _print_run)
-        found = planner.plan(members_max, pool_max or None)
+        result = planner.plan(members_max, pool_max or None)
         # If no fleet meets the objective, effects and curves are computed for the largest fleet that was tried.
-        fleet = (found.num_members or members_max, found.num_blocks or max(setup.size.num_blocks, pool_max))
-        can_run = found.least_blocks <= fleet[1]
+        fleet = (result.num_members or members_max, result.num_blocks or max(setup.size.num_blocks, pool_max))
+        can_run = result.min_blocks <= fleet[1]
         effects = tuple(setting_effects(planner, *fleet)) if has_effects and can_run else ()
         curves = plan_curves(planner, *fleet, members_max) if has_curves and can_run else None
     size, profile = setup.size, setup.profile
@@ -119,12 +119,12 @@ def _run(setup: "PlanSetup", name: str, most: tuple[int, int], *, has_effects: b
         ("simulations", f"{planner.num_runs:,}"),
         ("seed", f"{setup.seed}"),
     )
-    return PlanResult(name, setup.objective, profile.name, profile.is_by_hand, settings, found, effects, curves)
+    return PlanResult(name, setup.objective, profile.name, profile.is_by_hand, settings, result, effects, curves)
 
 
-def _print_run(words: str) -> None:
-    # On a terminal this line contains the progress bar, which is redrawn on the next line.
-    typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{words}", err=True)
+def _print_run(line: str) -> None:
+    # On a terminal the current line shows the progress bar; it is cleared, and the bar is redrawn on the next line.
+    typer.echo(f"{CLEAR_LINE if sys.stderr.isatty() else ''}{line}", err=True)
 
 
 def _write_page(path: Path, result: "PlanResult") -> None:
@@ -138,33 +138,33 @@ def _write_page(path: Path, result: "PlanResult") -> None:
 
 
 def _print_json(result: "PlanResult") -> None:
-    plan, least = result.plan, _least_json
+    plan = result.plan
     content = {
         "trace": result.load,
-        "objective": {one.name: one.limit_s for one in result.objective.limits},
+        "objective": {limit.name: limit.limit_s for limit in result.objective.limits},
         "profile": result.profile,
         "is_profile_by_hand": result.is_by_hand,
         "num_requests": plan.facts.num_requests,
         "num_members": plan.num_members,
         "num_blocks": plan.num_blocks,
         "what_limits": plan.what_limits,
-        "members": least(plan.members),
-        "pool": None if plan.pool is None else least(plan.pool),
-        "effects": [asdict(one) for one in result.effects],
+        "members": _minimum_json(plan.members),
+        "pool": None if plan.pool is None else _minimum_json(plan.pool),
+        "effects": [asdict(effect) for effect in result.effects],
         "curves": None if result.curves is None else asdict(result.curves),
     }
     typer.echo(json.dumps(content))
 
 
-def _least_json(least: "Least") -> dict[str, object]:
-    report, less = least.report, least.report_one_less
+def _minimum_json(minimum: "Minimum") -> dict[str, object]:
+    report, report_less = minimum.report, minimum.report_one_less
     return {
-        "value": least.value,
+        "value": minimum.value,
         "report": None if report is None else report.as_json(),
-        "one_less": least.one_less,
-        "report_one_less": None if less is None else less.as_json(),
-        "is_monotone": least.is_monotone,
-        "trials": [[one.num_members, one.num_blocks, one.is_met] for one in least.trials],
+        "one_less": minimum.one_less,
+        "report_one_less": None if report_less is None else report_less.as_json(),
+        "is_monotone": minimum.is_monotone,
+        "trials": [[trial.num_members, trial.num_blocks, trial.is_met] for trial in minimum.trials],
     }
 
 
@@ -175,24 +175,24 @@ def _print_plan(result: "PlanResult") -> None:
     plan, objective = result.plan, result.objective
     typer.echo(f"{answer_words(plan)}\nobjective: {objective.words}")
     typer.echo(by_hand_words(result.profile) if result.is_by_hand else f"profile {result.profile}")
-    for one in plan.what_limits:
-        typer.echo(f"- {one}")
+    for reason in plan.what_limits:
+        typer.echo(f"- {reason}")
     searches = [("members", plan.members), *([("blocks", plan.pool)] if plan.pool is not None else [])]
     rows = [
         (
             unit,
-            f"{least.value:,}",
-            less_words(least, objective, unit) + ("" if least.is_monotone else " (not monotone)"),
+            f"{minimum.value:,}",
+            less_words(minimum, objective, unit) + ("" if minimum.is_monotone else " (not monotone)"),
         )
-        for unit, least in searches
-        if least.value is not None
+        for unit, minimum in searches
+        if minimum.value is not None
     ]
     if rows:
-        typer.echo("\n" + columns(("what", "least", "one less"), rows, right=frozenset({1})))
-    judged = [
-        (one.setting, f"{one.base} -> {one.other}", *cells)
-        for one in result.effects
-        for cells in effect_cells(one) or [("", "", one.reason, one.verdict.value)]
+        typer.echo("\n" + columns(("unit", "minimum", "one less"), rows, right=frozenset({1})))
+    effect_rows = [
+        (effect.setting, f"{effect.base} -> {effect.other}", *cells)
+        for effect in result.effects
+        for cells in effect_cells(effect) or [("", "", effect.reason, effect.verdict.value)]
     ]
-    if judged:
-        typer.echo("\n" + columns(("setting", "A -> B", "mean of", "change", "between", "verdict"), judged))
+    if effect_rows:
+        typer.echo("\n" + columns(("setting", "A -> B", "mean of", "change", "interval", "verdict"), effect_rows))

@@ -31,20 +31,20 @@ def sim(
 
     With a trace, a server or a whole fleet serves its requests, and the clock follows a profile of a machine.
     """
-    from quire.sim.server.config import configured
+    from quire.sim.server.config import make_config
     from quire.sim.server.simulation import Simulation
     from quire.workload.scenarios import SCENARIOS
 
     if show_list:
-        for one in SCENARIOS.values():
-            typer.echo(f"{one.name:10} {one.purpose}")
+        for listed in SCENARIOS.values():
+            typer.echo(f"{listed.name:10} {listed.purpose}")
         return
     if trace is not None:
         from quire.cli.sim.trace import simulate_trace
 
         simulate_trace(trace, flags, seed, requests, as_json=as_json)
         return
-    report = Simulation(configured(scenario, seed, requests or None)).run()
+    report = Simulation(make_config(scenario, seed, requests or None)).run()
     if as_json:
         _print_json(report)
     else:
@@ -75,13 +75,13 @@ def _print_tables(report: "Report") -> None:
     totals = report.totals
     hit_rate = totals.hit_tokens / totals.query_tokens if totals.query_tokens else 0.0
     title = f"{report.config.scenario}, seed {report.config.seed}"
-    ended = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
+    endings = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(report.reasons().items()))
     rows = (
         ("requests", f"{len(report.ledger.entries):,} accepted, {totals.num_refused:,} too large"),
-        ("turned away", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
-        ("continuations ended", ended or "none"),
+        ("rejected", f"{totals.num_turned_away:,} times, {totals.num_displaced:,} displaced"),
+        ("continuations ended", endings or "none"),
         ("steps", f"{totals.num_steps:,} in {report.simulated_s:,.1f} simulated seconds"),
-        ("tokens computed", f"{totals.num_computed_tokens:,} ({totals.num_recomputed_tokens:,} again)"),
+        ("tokens computed", f"{totals.num_computed_tokens:,} ({totals.num_recomputed_tokens:,} recomputed)"),
         ("tokens produced", f"{totals.num_output_tokens:,}"),
         ("prompt tokens reused", f"{totals.hit_tokens:,} of {totals.query_tokens:,} ({hit_rate:.1%})"),
         ("preemptions", f"{totals.num_preemptions:,}"),
@@ -89,9 +89,9 @@ def _print_tables(report: "Report") -> None:
         ("runner crashes", f"{totals.num_crashes:,}"),
         ("event log", report.log_digest),
     )
-    print_table(title, ("what", "how much"), rows)
+    print_table(title, ("metric", "value"), rows)
     waits = [
-        (row.who, f"{row.num_requests:,}", *(f"{moment:.2f} s" for moment in (row.median_s, row.p95_s, row.longest_s)))
+        (row.who, f"{row.num_requests:,}", *(f"{wait_s:.2f} s" for wait_s in (row.median_s, row.p95_s, row.longest_s)))
         for row in report.waits()
     ]
     print_table("waits", ("group", "requests", "median wait", "95%", "longest"), waits)

@@ -29,15 +29,15 @@ def simulate_trace(path: Path, flags: "TraceFlags", seed: int, num_requests: int
     """Run the trace and print the report; with `flags.save`, only write the trace's requests to that file."""
     from quire.checkpoints.progress import show_progress
     from quire.sim.fleet.simulation import FleetSimulation
-    from quire.workload.trace_requests import TraceRules, ruled_rows, trace_requests
+    from quire.workload.trace_requests import TraceRules, apply_rules, trace_requests
     from quire.workload.traces import TraceError, write_trace
 
     config = _fleet(flags, seed)
-    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parsed_shares(flags.classes))
-    trace = opened_trace(path, num_requests)
+    rules = TraceRules(flags.speedup, flags.share, flags.tenants, parse_shares(flags.classes))
+    trace = open_trace(path, num_requests)
     if flags.save is not None:
         try:
-            write_trace(flags.save, (row for _, row in ruled_rows(trace, rules)))
+            write_trace(flags.save, (row for _, row in apply_rules(trace, rules)))
         except TraceError as error:
             raise ConfigError(str(error)) from error
         return
@@ -72,12 +72,12 @@ def _fleet(flags: "TraceFlags", seed: int) -> "FleetConfig":
         flags.gateways,
         report_age_s=flags.report_age_s,
         detect_delay_s=flags.detect_delay,
-        faults=FleetFaults.in_a_minute(**parsed_faults(flags.faults)),
+        faults=FleetFaults.per_minute(**parse_faults(flags.faults)),
         seed=seed,
     )
 
 
-def opened_trace(path: Path, num_requests: int) -> "Trace":
+def open_trace(path: Path, num_requests: int) -> "Trace":
     """Read a trace file, or its first `num_requests` requests; 0: all. Raises ConfigError for an invalid file."""
     from quire.workload.traces import TraceError, read_trace
 
@@ -88,16 +88,16 @@ def opened_trace(path: Path, num_requests: int) -> "Trace":
     return trace.head(num_requests) if num_requests else trace
 
 
-def parsed_shares(text: str) -> dict[str, float]:
+def parse_shares(text: str) -> dict[str, float]:
     """Parse the shares of priority classes, such as `high=0.1,low=0.3`. Raises ConfigError for invalid shares."""
     shares = _named_numbers(text, "classes such as high=0.1,low=0.3")
-    are_shares = all(0.0 <= one <= 1.0 for one in shares.values()) and sum(shares.values()) <= 1.0
-    if not (are_shares and shares.keys() <= {"high", "normal", "low"}):
+    is_valid = all(0.0 <= share <= 1.0 for share in shares.values()) and sum(shares.values()) <= 1.0
+    if not (is_valid and shares.keys() <= {"high", "normal", "low"}):
         raise ConfigError(f"expected classes high, normal and low with shares of up to 1 in total, got {text!r}")
     return shares
 
 
-def parsed_faults(text: str) -> dict[str, float]:
+def parse_faults(text: str) -> dict[str, float]:
     """Parse the rates of faults, such as `deaths=2,lost=0.01`. Raises ConfigError for invalid rates."""
     rates = _named_numbers(text, "faults such as deaths=2,lost=0.01")
     for name, rate in rates.items():
@@ -110,7 +110,7 @@ def parsed_faults(text: str) -> dict[str, float]:
 
 
 def _named_numbers(text: str, expected: str) -> dict[str, float]:
-    """Parse a text such as `deaths=2,lost=0.01`; an empty text gives an empty dictionary."""
+    """Parse a text such as `deaths=2,lost=0.01`; `expected` describes it in the error message."""
     pairs = (part.partition("=") for part in text.split(",") if part)
     try:
         return {name: float(number) for name, _, number in pairs}
@@ -122,17 +122,17 @@ def _print_report(report: "FleetReport", trace: "Trace", profile: "StepProfile")
     ttft, tpot = report.ttft_s, report.tpot_s
     rows = (
         ("requests", f"{report.num_requests:,}, {report.num_refused:,} refused, {report.num_moves:,} moved"),
-        ("deaths", f"{report.num_deaths:,}, {report.num_sent_to_dead:,} requests sent before they were noticed"),
+        ("deaths", f"{report.num_deaths:,}, {report.num_sent_to_dead:,} requests sent to dead members"),
         ("simulated time", f"{report.simulated_s:,.0f} s"),
         (
             "prompt tokens reused",
             f"{report.num_cached_tokens:,} of {report.num_prompt_tokens:,} ({report.hit_rate:.1%})",
         ),
         ("output tokens/s", f"{report.output_tokens_per_s:,.0f}"),
-        ("first token", f"p50 {ttft.p50:.2f} s, p90 {ttft.p90:.2f} s, p95 {ttft.p95:.2f} s, p99 {ttft.p99:.2f} s"),
-        ("each further token", f"p50 {tpot.p50 * 1e3:.0f} ms, p95 {tpot.p95 * 1e3:.0f} ms"),
+        ("TTFT", f"p50 {ttft.p50:.2f} s, p90 {ttft.p90:.2f} s, p95 {ttft.p95:.2f} s, p99 {ttft.p99:.2f} s"),
+        ("TPOT", f"p50 {tpot.p50 * 1e3:.0f} ms, p95 {tpot.p95 * 1e3:.0f} ms"),
         ("members", f"{len(report.members):,}, busy {report.utilisation:.0%} of the time"),
-        ("most work over mean", f"{report.imbalance:.2f}"),
+        ("maximum work over mean", f"{report.imbalance:.2f}"),
         ("event log", report.log_digest),
     )
-    print_table(f"{trace.name}, {profile.origin}", ("what", "how much"), rows)
+    print_table(f"{trace.name}, {profile.origin}", ("metric", "value"), rows)

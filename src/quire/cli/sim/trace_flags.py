@@ -16,7 +16,7 @@ REPORT_AGE_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFlags:
-    """Flags of the trace and of each member; the number of members is not included."""
+    """Flags of the trace, the gateways and each member, without the number of members."""
 
     gateways: int = flag(1, "number of gateways.", min=1, max=64)
     policy: str = flag("cost", "how gateways choose a member.")
@@ -66,4 +66,4 @@ class TraceFlags(FleetFlags):
     members: int = flag(1, "members of the fleet.", min=1, max=1000)
     faults: str = flag("", "faults to inject, such as deaths=2,drains=1,clears=1,joins=2,lost=0.01.")
     detect_delay: float = flag(0.0, "seconds until a death is detected.", min=0.0, max=3600.0)
-    save: Path | None = flag(None, "write the requests to this file, in quire's own format, and exit.")  # noqa: RUF009 - a field
+    save: Path | None = flag(None, "write the requests to this file, in quire's own format, and exit.")  # noqa: RUF009 - a dataclass field

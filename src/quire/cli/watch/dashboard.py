@@ -33,13 +33,13 @@ def dashboard(
     ] = 0,
 ) -> None:
     """Show a server in the browser: its memory block by block, its steps, running and waiting requests."""
-    from quire.cli.serve.run import open_in_browser, reached
-    from quire.cli.watch.watch_source import chosen_source
+    from quire.cli.serve.run import browser_url, open_in_browser
+    from quire.cli.watch.watch_source import choose_source
 
-    source = chosen_source(server, None)
+    source = choose_source(server, None)
     url = f"{source.url}/dashboard"
     if source.socket_path is not None:
-        url = f"{reached(source.url, port)}/dashboard#token={_token(source.socket_path)}"
+        url = f"{browser_url(source.url, port)}/dashboard#token={_token(source.socket_path)}"
     if not browser:
         typer.echo(url)
         return
@@ -55,5 +55,5 @@ def _token(socket_path: Path) -> str:
         return str(admin_request(socket_path, "POST", "/dashboard")["token"])
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"the server gave no token for its dashboard: {error}; update it, or use quire top", code="no_dashboard"
+            f"the server returned no token for its dashboard: {error}; update it, or use quire top", code="no_dashboard"
         ) from error

@@ -13,9 +13,9 @@ VERSION = 1
 """Version of the format of the `--json` output."""
 HOUR_ROWS = 360
 MAX_STEPS = 512
-NOW_S = 5.0
-"""Current rates are computed from steps that ended in the last NOW_S seconds."""
-SETTLED_S = 2.0
+RATE_WINDOW_S = 5.0
+"""Current rates are computed from steps that ended in this time before the snapshot."""
+MIN_WATCHED_S = 2.0
 """Until steps have been watched for this time, current rates come from the server's history."""
 FRESH_S = 60.0
 """Maximum age of a value of the history that is shown as current."""
@@ -23,29 +23,29 @@ STATES = CellCounts.__struct_fields__
 
 
 @dataclass
-class TopFigures:
-    """Metrics of one server since watching began."""
+class TopMetrics:
+    """Metrics of one server since watching began; `snapshot` is the latest snapshot."""
 
     server: str
-    seen: SeenSnapshot | None = None
+    snapshot: SeenSnapshot | None = None
     steps: deque[SeenStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     history: deque[SeenRates] = field(default_factory=lambda: deque(maxlen=HOUR_ROWS))
     _since_s: float = 0.0
     """Start of watching, by the server's clock."""
 
-    def take(self, snapshot: SeenSnapshot) -> None:
+    def add(self, snapshot: SeenSnapshot) -> None:
         """Add one snapshot. Starts over if the model changed or the server restarted."""
-        if self.seen is None or self.seen.model != snapshot.model or snapshot.at_s < self.seen.at_s:
-            self.forget()  # another model, or the server restarted
+        if self.snapshot is None or self.snapshot.model != snapshot.model or snapshot.at_s < self.snapshot.at_s:
+            self.clear()  # another model, or the server restarted
             self._since_s = snapshot.at_s
-        self.seen = snapshot
+        self.snapshot = snapshot
         self.steps.extend(snapshot.steps)
         last_s = self.history[-1].at_s if self.history else float("-inf")
         self.history.extend(row for row in snapshot.history if row.at_s > last_s)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Clear all metrics."""
-        self.seen = None
+        self.snapshot = None
         self.steps.clear()
         self.history.clear()
 
@@ -66,78 +66,78 @@ class TopFigures:
     def hit_rate(self) -> float | None:
         return self._latest("hit_rate")
 
-    def _rate(self, what: str) -> float | None:
-        if self.seen is None:
+    def _rate(self, name: str) -> float | None:
+        if self.snapshot is None:
             return None
-        watched_s = self.seen.at_s - self._since_s
-        if watched_s < SETTLED_S or self.seen.fleet is not None:  # gateways have no steps of their own
-            return self._latest(f"{what}_per_s")
-        span_s = min(NOW_S, watched_s)
-        begin_s = self.seen.at_s - span_s
-        return sum(int(getattr(step, what)) for step in self.steps if step.at_s > begin_s) / span_s
+        watched_s = self.snapshot.at_s - self._since_s
+        if watched_s < MIN_WATCHED_S or self.snapshot.fleet is not None:  # gateways have no steps of their own
+            return self._latest(f"{name}_per_s")
+        span_s = min(RATE_WINDOW_S, watched_s)
+        begin_s = self.snapshot.at_s - span_s
+        return sum(int(getattr(step, name)) for step in self.steps if step.at_s > begin_s) / span_s
 
-    def _latest(self, what: str) -> float | None:
-        now_s = 0.0 if self.seen is None else self.seen.at_s
+    def _latest(self, name: str) -> float | None:
+        now_s = 0.0 if self.snapshot is None else self.snapshot.at_s
         for row in reversed(self.history):
             if now_s - row.at_s > FRESH_S:
                 return None
-            value: float | None = getattr(row, what)
+            value: float | None = getattr(row, name)
             if value is not None:
                 return value
         return None
 
 
-def essentials(figures: TopFigures) -> dict[str, Any]:
-    """Build the output of `quire top --once --json`. Its fields are stable; the guide lists them."""
-    seen = figures.seen
-    if seen is None:
-        return {"v": VERSION, "server": figures.server, "model": None}
+def json_fields(metrics: TopMetrics) -> dict[str, Any]:
+    """Return the output of `quire top --once --json`. Its fields are stable; the guide lists them."""
+    snapshot = metrics.snapshot
+    if snapshot is None:
+        return {"v": VERSION, "server": metrics.server, "model": None}
     pool = None
-    if (shown := seen.shown_pool) is not None:
-        counts = msgspec.structs.asdict(shown.counts)
-        pool = {"num_blocks": shown.num_blocks, "block_size": shown.block_size, **counts}
+    if (cells := snapshot.shown_pool) is not None:
+        counts = msgspec.structs.asdict(cells.counts)
+        pool = {"num_blocks": cells.num_blocks, "block_size": cells.block_size, **counts}
     content: dict[str, Any] = {
         "v": VERSION,
-        "server": figures.server,
-        "model": seen.model,
-        "models": seen.models[:MAX_ROWS],
-        "output_tokens_per_s": figures.output_tokens_per_s,
-        "prompt_tokens_per_s": figures.prompt_tokens_per_s,
-        "ttft_p50_s": figures.ttft_p50_s,
-        "hit_rate": figures.hit_rate,
-        "engine": seen.engine,
+        "server": metrics.server,
+        "model": snapshot.model,
+        "models": snapshot.models[:MAX_ROWS],
+        "output_tokens_per_s": metrics.output_tokens_per_s,
+        "prompt_tokens_per_s": metrics.prompt_tokens_per_s,
+        "ttft_p50_s": metrics.ttft_p50_s,
+        "hit_rate": metrics.hit_rate,
+        "engine": snapshot.engine,
         "pool": pool,
-        "num_running": len(seen.running),
-        "num_waiting": sum(one.num_requests for one in seen.queue),
-        "running": seen.running[:MAX_ROWS],
-        "queue": seen.queue[:MAX_ROWS],
-        "misses": seen.misses[:MAX_ROWS],
-        "totals": seen.totals,
-        "workers": seen.workers[:MAX_ROWS],
-        "warnings": seen.warnings[:MAX_ROWS],
-        "fleet": seen.fleet,
+        "num_running": len(snapshot.running),
+        "num_waiting": sum(entry.num_requests for entry in snapshot.queue),
+        "running": snapshot.running[:MAX_ROWS],
+        "queue": snapshot.queue[:MAX_ROWS],
+        "misses": snapshot.misses[:MAX_ROWS],
+        "totals": snapshot.totals,
+        "workers": snapshot.workers[:MAX_ROWS],
+        "warnings": snapshot.warnings[:MAX_ROWS],
+        "fleet": snapshot.fleet,
     }
-    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
-    return built
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
+    return fields
 
 
-def plain_line(figures: TopFigures) -> str:
+def plain_line(metrics: TopMetrics) -> str:
     """Format the metrics as one line for a pipe or a log."""
-    seen = figures.seen
-    if seen is None:
+    snapshot = metrics.snapshot
+    if snapshot is None:
         return "no data yet"
     parts = [
-        seen.model,
-        f"{number(figures.output_tokens_per_s)} tokens/s",
-        f"{number(figures.prompt_tokens_per_s)} prompt tokens/s",
-        f"first token {duration(figures.ttft_p50_s)}",
-        f"hit rate {percent(figures.hit_rate)}",
-        f"{len(seen.running)} running",
-        f"{sum(one.num_requests for one in seen.queue)} waiting",
+        snapshot.model,
+        f"{number(metrics.output_tokens_per_s)} tokens/s",
+        f"{number(metrics.prompt_tokens_per_s)} prompt tokens/s",
+        f"first token {duration(metrics.ttft_p50_s)}",
+        f"hit rate {percent(metrics.hit_rate)}",
+        f"{len(snapshot.running)} running",
+        f"{sum(entry.num_requests for entry in snapshot.queue)} waiting",
     ]
-    if (pool := seen.shown_pool) is not None:
-        held = pool.num_blocks - pool.counts.free - pool.counts.cached
-        parts.append(f"pool {percent(held / pool.num_blocks)} in use")
+    if (pool := snapshot.shown_pool) is not None:
+        num_used = pool.num_blocks - pool.counts.free - pool.counts.cached
+        parts.append(f"pool {percent(num_used / pool.num_blocks)} in use")
     return ", ".join(parts)
 
 

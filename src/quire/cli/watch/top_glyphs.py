@@ -57,14 +57,14 @@ ASCII = Glyphs(
 
 def bar(counts: CellCounts, width: int, glyphs: Glyphs) -> Text:
     """Draw the block pool as one line; each state that occurs gets at least one character."""
-    drawn = Text(no_wrap=True)
+    line = Text(no_wrap=True)
     values = [max(0, int(getattr(counts, state))) for state in STYLES]
-    for (state, glyph), cells in zip(glyphs.states.items(), shares(values, width), strict=True):
-        drawn.append(glyph * cells, STYLES[state])
-    return drawn
+    for (state, glyph), num_cells in zip(glyphs.states.items(), proportional_widths(values, width), strict=True):
+        line.append(glyph * num_cells, STYLES[state])
+    return line
 
 
-def shares(values: Sequence[int], width: int) -> list[int]:
+def proportional_widths(values: Sequence[int], width: int) -> list[int]:
     """Divide `width` characters in proportion to the values; each value above 0 gets at least one."""
     total = sum(values)
     if total <= 0:
@@ -75,33 +75,33 @@ def shares(values: Sequence[int], width: int) -> list[int]:
         if widths[largest] <= 1:
             break
         widths[largest] -= 1
-    order = sorted(range(len(values)), key=lambda at: width * values[at] % total, reverse=True)
-    for at in order[: max(0, width - sum(widths))]:
-        widths[at] += 1
+    order = sorted(range(len(values)), key=lambda index: width * values[index] % total, reverse=True)
+    for index in order[: max(0, width - sum(widths))]:
+        widths[index] += 1
     return widths
 
 
 def history_curve(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str:
-    """Draw values as a one-line curve, scaled to the largest, the latest at the right; long series are averaged."""
+    """Draw values as a one-line curve, scaled to the maximum, the latest at the right; long series are averaged."""
     if not values or width <= 0:
         return ""
-    each = ceil(len(values) / width)
-    first = len(values) % each
-    groups = [values[:first]] if first else []
-    groups += [values[at : at + each] for at in range(first, len(values), each)]
+    size = ceil(len(values) / width)
+    first_size = len(values) % size
+    groups = [values[:first_size]] if first_size else []
+    groups += [values[start : start + size] for start in range(first_size, len(values), size)]
     means = [_mean(group) for group in groups]
-    top = max((mean for mean in means if mean is not None), default=0.0)
-    return "".join(_level(mean, top, glyphs.levels) for mean in means).rjust(width)
+    maximum = max((mean for mean in means if mean is not None), default=0.0)
+    return "".join(_level(mean, maximum, glyphs.levels) for mean in means).rjust(width)
 
 
 def _mean(group: Sequence[float | None]) -> float | None:
-    known = [value for value in group if value is not None]
-    # The mean of the smallest floats may be 0.
-    return (sum(known) / len(known) or max(known)) if known else None
+    numbers = [value for value in group if value is not None]
+    # The mean of the smallest floats may be rounded to 0; then their maximum is used.
+    return (sum(numbers) / len(numbers) or max(numbers)) if numbers else None
 
 
-def _level(value: float | None, top: float, levels: str) -> str:
+def _level(value: float | None, maximum: float, levels: str) -> str:
     """Return the character for a value; a value above 0 is never drawn as empty."""
-    if value is None or value <= 0 or top <= 0:
+    if value is None or value <= 0 or maximum <= 0:
         return levels[0]
-    return levels[max(1, min(len(levels) - 1, round(value / top * (len(levels) - 1))))]
+    return levels[max(1, min(len(levels) - 1, round(value / maximum * (len(levels) - 1))))]

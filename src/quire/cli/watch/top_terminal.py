@@ -14,20 +14,20 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from quire.cli.shared.columns import plain
-from quire.cli.watch.top_figures import TopFigures, plain_line
+from quire.cli.watch.top_figures import TopMetrics, plain_line
 from quire.cli.watch.top_glyphs import Glyphs
-from quire.cli.watch.top_picture import Frame, picture
+from quire.cli.watch.top_picture import Frame, screen_lines
 from quire.cli.watch.top_watcher import TopWatcher
 
-LOOK_S = 0.25
-SHOWN_ONCE_ROWS = 40
+POLL_S = 0.25
+ROWS_WITHOUT_TERMINAL = 40
 KEYS = "q quit   m next model"
 
 
-def print_picture(figures: TopFigures, console: Console) -> None:
+def print_screen(metrics: TopMetrics, console: Console) -> None:
     """Print the current screen once."""
-    frame = Frame(console.width, SHOWN_ONCE_ROWS, Glyphs.for_encoding(console.encoding))
-    for line in picture(figures, frame):
+    frame = Frame(console.width, ROWS_WITHOUT_TERMINAL, Glyphs.for_encoding(console.encoding))
+    for line in screen_lines(metrics, frame):
         console.print(line, no_wrap=True, overflow="crop")
 
 
@@ -35,14 +35,14 @@ def show_in_terminal(watcher: TopWatcher, console: Console) -> None:
     """Draw on the full screen until the user types q."""
     glyphs = Glyphs.for_encoding(console.encoding)
 
-    def draw(figures: TopFigures, trouble: str | None) -> None:
+    def draw(metrics: TopMetrics, error: str | None) -> None:
         width, height = console.size
-        live.update(Group(*picture(figures, Frame(width, height, glyphs), trouble, KEYS)), refresh=True)
+        live.update(Group(*screen_lines(metrics, Frame(width, height, glyphs), error, KEYS)), refresh=True)
 
-    with typed_keys() as typed, Live(console=console, screen=True, auto_refresh=False) as live:
+    with typed_keys() as read_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            watcher.look(draw)
-            key = typed(LOOK_S)
+            watcher.show(draw)
+            key = read_key(POLL_S)
             if key in ("q", "Q"):
                 return
             if key in ("m", "M", "\t"):
@@ -54,20 +54,20 @@ def typed_keys() -> Iterator[Callable[[float], str]]:
     """Yield a function that returns the next key, or "" on timeout; without a terminal on stdin it always times out."""
     keyboards = [sys.stdin.fileno()] if sys.stdin.isatty() else []
 
-    def typed(timeout_s: float) -> str:
+    def read_key(timeout_s: float) -> str:
         ready, _, _ = select.select(keyboards, [], [], timeout_s)
         data = os.read(ready[0], 1) if ready else b""
         if ready and not data:
             keyboards.clear()  # stdin was closed; Ctrl-C and signals still end the program
         return data.decode("ascii", "replace")
 
-    before = [(keyboard, termios.tcgetattr(keyboard)) for keyboard in keyboards]
+    old_modes = [(keyboard, termios.tcgetattr(keyboard)) for keyboard in keyboards]
     try:
         for keyboard in keyboards:
             tty.setcbreak(keyboard)
-        yield typed
+        yield read_key
     finally:
-        for keyboard, modes in before:
+        for keyboard, modes in old_modes:
             termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)
 
 
@@ -75,18 +75,18 @@ def write_lines(watcher: TopWatcher, every_s: float) -> None:
     """Write a plain line every `every_s` seconds. The loss of the connection is reported once, on stderr."""
     due_s, last_state = 0.0, ""
 
-    def write(figures: TopFigures, trouble: str | None) -> None:
+    def write(metrics: TopMetrics, error: str | None) -> None:
         nonlocal due_s, last_state
-        if trouble is not None:
-            if last_state != "gone":
-                typer.echo(f"{plain(trouble)}; retrying", err=True)
-            last_state = "gone"
-        elif figures.seen is not None and monotonic() >= due_s:
-            if last_state == "gone":
+        if error is not None:
+            if last_state != "unreachable":
+                typer.echo(f"{plain(error)}; retrying", err=True)
+            last_state = "unreachable"
+        elif metrics.snapshot is not None and monotonic() >= due_s:
+            if last_state == "unreachable":
                 typer.echo("the server is reachable again", err=True)
-            last_state, due_s = "seen", monotonic() + every_s
-            typer.echo(f"{strftime('%H:%M:%S')} {plain(plain_line(figures))}")
+            last_state, due_s = "connected", monotonic() + every_s
+            typer.echo(f"{strftime('%H:%M:%S')} {plain(plain_line(metrics))}")
 
     while True:
-        watcher.look(write)
-        watcher.wait(LOOK_S)
+        watcher.show(write)
+        watcher.wait(POLL_S)

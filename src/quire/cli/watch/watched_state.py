@@ -1,5 +1,5 @@
-"""The parts of a snapshot that `quire top` reads. Unknown fields are ignored and missing fields have defaults, so that
-servers of other versions can be watched too.
+"""The parts (`Seen...`) of a server's snapshot that `quire top` reads. Unknown fields are ignored and missing fields
+have defaults, so that servers of other versions can be watched too.
 """
 
 import msgspec
@@ -8,7 +8,7 @@ from quire.cli.watch.watch_source import WatchGoneError
 from quire.core.inspect.snapshots import PoolCells, RunningFigures
 
 MAX_ROWS = 1024
-"""Maximum printed length of each list, because the server is not trusted."""
+"""Maximum number of printed items of each list, because the server is not trusted."""
 
 
 class SeenModel(msgspec.Struct, frozen=True):
@@ -54,7 +54,7 @@ class SeenTotals(msgspec.Struct, frozen=True):
 
 
 class SeenRates(msgspec.Struct, frozen=True):
-    """Rates over an interval of a few seconds within the last hour."""
+    """Rates over one interval of a few seconds in the last hour."""
 
     at_s: float
     output_tokens_per_s: float | None = None
@@ -72,7 +72,7 @@ class SeenWorker(msgspec.Struct, frozen=True):
 
 
 class SeenWarning(msgspec.Struct, frozen=True):
-    """A prompt line that varies between requests and so invalidates cached prefixes, and the tokens lost by it."""
+    """A prompt line that varies between requests and so invalidates cached prefixes, and the tokens lost by that."""
 
     tenant: str = ""
     line: str = ""

@@ -1,4 +1,4 @@
-"""An asyncio client of an engine in this process; one thread runs the engine's steps for all requests.
+"""An asyncio client of an engine in this process. One thread runs the engine's steps for all requests.
 
 async with AsyncEngine("model") as engine:
     async for piece in engine.stream("Once upon a time"):

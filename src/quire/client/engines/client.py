@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.outputs import Completion, Piece
-from quire.client.reply.reply import Reply, hand_out
+from quire.client.reply.reply import Reply, dispatch_events
 from quire.client.reply.stream import RequestHandle
 from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
@@ -35,12 +35,12 @@ from quire.text.text_work import TextBudget
 Prompt = str | Sequence[int]
 CallOutcome = TypeVar("CallOutcome", bound=CallResult)
 MAX_CALLS = 16
-"""Maximum concurrent calls of one kind to one model, because each call slightly delays the engine's steps."""
+"""Maximum concurrent calls (queries such as `Explain`) of one kind to one model; each slightly delays the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters of an engine, as last reported to this process."""
+    """Counters and gauges of an engine, as last reported to this process."""
 
     num_blocks: int = 0
     block_size: int = 0
@@ -58,16 +58,16 @@ class EngineStats:
     num_accepted_tokens: int = 0
     """Draft tokens that were accepted."""
     num_forced_tokens: int = 0
-    """Tokens determined by a grammar, which allowed only one."""
+    """Output tokens that were not sampled, because a grammar allowed only one token."""
     grammar_compile_s: float = 0.0
     grammar_mask_s: float = 0.0
     """CPU time for computing token masks of grammars."""
     num_snapshots: int = 0
-    """Snapshots created for watchers."""
+    """Snapshots of the engine's state, created for `watch`."""
     step_s: float = 0.0
     """Elapsed time of the step in flight."""
     work: WorkSpent = field(default_factory=WorkSpent)
-    """CPU time for grammars in the worker or, in a gateway, for data from members."""
+    """CPU time spent on grammars (in a worker) or on data from members (in a gateway)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class FleetMemberStats:
 
     address: str
     state: str
-    """The router's state of the member; only a `ready` member gets requests."""
+    """The member's state in the router; only a `ready` member gets requests."""
     num_requests: int
     """Requests of this gateway that are assigned to the member now."""
     num_tokens_in_flight: int
@@ -85,7 +85,7 @@ class FleetMemberStats:
     kv_usage: float
     """Share of blocks in use, 0 to 1."""
     exactness: str
-    """Fingerprint of numerics: members with equal values compute bitwise equal output. Empty: unknown."""
+    """Fingerprint of the numerics: members with equal fingerprints compute bitwise equal output. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +111,19 @@ class EngineClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: EnginePort | None = None
         self._text: TextModel | None = None
-        self._live: dict[str, RequestHandle] = {}
+        self._open_requests: dict[str, RequestHandle] = {}
         self._text_pool = TextPool()
         self._failure: QuireError | None = None
-        self._verdicts: Sequence[AdmissionHint] = ()
-        self._refused_lately: dict[tuple[str, str], AdmissionHint] = {}
-        """`_verdicts` by tenant and class; each request admitted since reduces the remaining places."""
+        self._hints: Sequence[AdmissionHint] = ()
+        self._hint_by_class: dict[tuple[str, str], AdmissionHint] = {}
+        """`_hints` by tenant and class. Each request admitted since the report reduces the remaining `num_room`."""
         self._calls: dict[asyncio.Future[CallResult | QuireError], type[CallOp]] = {}
         """Calls without a result yet, including those whose callers were cancelled."""
 
     @property
     def text(self) -> TextModel:
         """The text model: tokenizer, template, EOS tokens and limits."""
-        return self._started()[1]
+        return self._port_and_text()[1]
 
     @property
     def is_ready(self) -> bool:
@@ -149,28 +149,28 @@ class EngineClient:
 
     def clear_cache(self) -> None:
         """Evict all cached blocks that no request uses."""
-        self._started()[0].clear_cache()
+        self._port_and_text()[0].clear_cache()
 
-    async def set_aside(self) -> None:
+    async def suspend(self) -> None:
         """Unload the model to free its memory. Open requests wait; the tokenizer stays loaded."""
-        raise InvariantError(f"{type(self).__name__} runs in this process and cannot be set aside")
+        raise InvariantError(f"expected a model in a worker process to suspend, got {type(self).__name__}")
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Load the model again and resume the requests that waited."""
-        raise InvariantError(f"{type(self).__name__} was never set aside")
+        raise InvariantError(f"expected a suspended model to resume, got {type(self).__name__}")
 
     @property
     def workers(self) -> Sequence[WorkerRecord]:
         """Records of the model's worker processes, oldest first; empty without workers."""
-        return self._started()[0].watching.workers
+        return self._port_and_text()[0].watching.workers
 
     def watch(self, show: Callable[[EngineSnapshot], None], period_s: float) -> None:
-        """Call `show` with a snapshot every `period_s` until `unwatch`; one or two may follow after it."""
-        self._started()[0].watching.watch(lambda snapshot: self._on_loop(show, snapshot), period_s)
+        """Call `show` with a snapshot every `period_s` until `unwatch`; one or two snapshots may arrive after that."""
+        self._port_and_text()[0].watching.watch(lambda snapshot: self._call_on_loop(show, snapshot), period_s)
 
     def unwatch(self) -> None:
         """Stop the snapshots."""
-        self._started()[0].watching.unwatch()
+        self._port_and_text()[0].watching.unwatch()
 
     async def block(self, block_id: int) -> BlockFacts | None:
         """Return the facts of a block; None if it does not exist. Raises CapacityError, or the engine's error."""
@@ -178,8 +178,8 @@ class EngineClient:
 
     @property
     def num_open(self) -> int:
-        """Requests whose last event has not arrived and whose callers still wait."""
-        return len(self._live)
+        """Number of requests whose last event has not arrived and whose callers still wait."""
+        return len(self._open_requests)
 
     @property
     def is_alive(self) -> bool:
@@ -188,12 +188,12 @@ class EngineClient:
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **options: Any) -> Completion:
         """Return the complete answer to a prompt. `options` are the fields of `RequestOptions`."""
-        return await self._whole(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, options)
+        return await self._answer(await self.prompt_ids(prompt, options.get("tenant", DEFAULT_TENANT)), params, options)
 
     async def chat(self, messages: Messages, params: SamplingParams | None = None, **arguments: Any) -> Completion:
         """Complete a conversation. `arguments` are the fields of `ConversationArguments` and `RequestOptions`."""
         ids, params, options = await self._conversation(messages, params, arguments)
-        return await self._whole(ids, params, options)
+        return await self._answer(ids, params, options)
 
     async def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **arguments: Any
@@ -222,26 +222,26 @@ class EngineClient:
         return self.submit(make_request(self.text, ids, params, checked_options(options)), params)
 
     def reserve_room(self, tenant: str, priority: str) -> None:
-        """Raise the error with which the engine's queue would refuse a request of this tenant and class, predicted from
-        its last admission hints and the requests admitted since. Tenants not refused recently have no hint and pass.
+        """Raise the error with which the engine's queue would refuse a request of this tenant and class. Otherwise
+        count the request as admitted. Predicted from the engine's last hints; a class without a hint is not refused.
         """
-        hints = self._started()[0].verdicts
-        if hints is not self._verdicts:
-            self._verdicts, self._refused_lately = hints, {(one.tenant, one.kind): one for one in hints}
-        verdict = self._refused_lately.get((tenant, priority))
-        if verdict is not None:
-            if verdict.num_room < 1:
-                raise verdict.refusal.error
-            verdict.num_room -= 1
+        hints = self._port_and_text()[0].admission_hints
+        if hints is not self._hints:
+            self._hints, self._hint_by_class = hints, {(hint.tenant, hint.kind): hint for hint in hints}
+        hint = self._hint_by_class.get((tenant, priority))
+        if hint is not None:
+            if hint.num_room < 1:
+                raise hint.refusal.error
+            hint.num_room -= 1
 
     def submit(self, request: Request, params: SamplingParams, budget: TextBudget | None = None) -> RequestHandle:
-        """Submit a request from `make_request`. `budget` limits the time for parsing its answers on the event loop;
-        None: this client's own budget."""
+        """Submit a request from `make_request`. `budget` limits the CPU time for parsing its answers on the event loop;
+        None: the budget of this client."""
         self._check_alive()
-        port, text = self._started()
+        port, text = self._port_and_text()
         reply = Reply(request, params, text.tokenizer, work=budget or self._text_pool.budget)
         handle = RequestHandle(reply, port.cancel, self._forget)
-        self._live[request.request_id] = handle
+        self._open_requests[request.request_id] = handle
         port.submit(request)
         return handle
 
@@ -257,33 +257,33 @@ class EngineClient:
         """Return how much of these token ids is cached for a cache group, and why the rest is not."""
         namespace = self.text.info.namespace(cache_group)
         explained = await self._call(Explain(namespace, tuple(ids)), Explained)
-        return explanation(self.text.tokenizer, namespace, ids, explained.found)
+        return explanation(self.text.tokenizer, namespace, ids, explained.divergence)
 
-    async def _call(self, op: CallOp, kind: type[CallOutcome]) -> CallOutcome:
+    async def _call(self, op: CallOp, expected: type[CallOutcome]) -> CallOutcome:
         self._check_alive()
         num_waiting = list(self._calls.values()).count(type(op))
         if num_waiting >= MAX_CALLS:
             raise CapacityError(
-                f"expected at most {MAX_CALLS} {type(op).__name__} queries of a model at once, {num_waiting} are "
-                "waiting; try again later",
+                f"expected at most {MAX_CALLS} concurrent {type(op).__name__} queries of a model, already "
+                f"{num_waiting} are running; try again later",
                 code="too_many_queries",
             )
-        reply: asyncio.Future[CallResult | QuireError] = asyncio.get_running_loop().create_future()
-        self._calls[reply] = type(op)
-        reply.add_done_callback(self._calls.pop)
-        self._started()[0].call(op, lambda result: self._on_loop(reply.set_result, result))
-        result = await asyncio.shield(reply)
+        future: asyncio.Future[CallResult | QuireError] = asyncio.get_running_loop().create_future()
+        self._calls[future] = type(op)
+        future.add_done_callback(self._calls.pop)
+        self._port_and_text()[0].call(op, lambda result: self._call_on_loop(future.set_result, result))
+        result = await asyncio.shield(future)
         if isinstance(result, QuireError):
             raise result
-        if not isinstance(result, kind):
-            raise InvariantError(f"expected {kind.__name__} as the result of a call, got {type(result).__name__}")
+        if not isinstance(result, expected):
+            raise InvariantError(f"expected {expected.__name__} as the result of a call, got {type(result).__name__}")
         return result
 
     async def prompt_ids(self, prompt: Prompt, tenant: str = DEFAULT_TENANT) -> list[int]:
-        """Return a prompt's token ids, tokenized and checked in a thread when it is this tenant's turn."""
+        """Return a prompt's token ids. A thread of the text pool tokenizes and checks it in this tenant's turn."""
         return await self._text_pool.run(checked_name("tenant", tenant), lambda: self.text.prompt(prompt))
 
-    async def _whole(self, ids: list[int], params: SamplingParams | None, options: Mapping[str, Any]) -> Completion:
+    async def _answer(self, ids: list[int], params: SamplingParams | None, options: Mapping[str, Any]) -> Completion:
         handle = self.submit_ids(ids, params, **options)
         try:
             async for _ in handle:
@@ -295,55 +295,55 @@ class EngineClient:
     async def _conversation(
         self, messages: Messages, params: SamplingParams | None, arguments: dict[str, Any]
     ) -> tuple[list[int], SamplingParams, dict[str, Any]]:
-        """Return token ids, sampling parameters and request options, computed in the tenant's turn."""
+        """Return token ids, sampling parameters and request options, computed in a thread in the tenant's turn."""
         options = {name: arguments.pop(name) for name in RequestOptions.__struct_fields__ if name in arguments}
         tenant = checked_name("tenant", options.get("tenant", DEFAULT_TENANT))
         inputs = await self._text_pool.run(tenant, lambda: chat_inputs(self.text, messages, params, **arguments))
         return *inputs, options
 
     def _check_alive(self) -> None:
-        self._started()
+        self._port_and_text()
         if self._failure is not None:
             raise self._failure
 
-    def _started(self) -> tuple[EnginePort, TextModel]:
+    def _port_and_text(self) -> tuple[EnginePort, TextModel]:
         if self._port is None or self._text is None:
             name = type(self).__name__
-            sentence = f"expected {name} to be entered first: async with {name}(model) as engine"
-            raise ConfigError(sentence, code="engine_not_entered")
+            message = f"expected {name} to be entered first: async with {name}(model) as engine"
+            raise ConfigError(message, code="engine_not_entered")
         return self._port, self._text
 
-    # -- what a port emits, on any thread ------------------------------------------------------------------------------
+    # -- callbacks of the port, on any thread --------------------------------------------------------------------------
 
     def _on_events(self, events: Sequence[RequestEvent]) -> None:
-        self._on_loop(self._dispatch, events)
+        self._call_on_loop(self._dispatch, events)
 
     def _on_failure(self, error: BaseException) -> None:
-        self._on_loop(self._die, error)
+        self._call_on_loop(self._fail, error)
 
-    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+    def _call_on_loop(self, callback: Callable[..., None], *arguments: object) -> None:
         if self._loop is not None:
-            # The loop may have been closed while the engine was running; then the call is dropped.
+            # If the loop was closed while the engine was running, the call is dropped.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(call, *arguments)
+                self._loop.call_soon_threadsafe(callback, *arguments)
 
     # -- on the event loop ---------------------------------------------------------------------------------------------
 
     def _dispatch(self, events: Sequence[RequestEvent]) -> None:
-        hand_out(events, self._live, self._cancel_answer)
+        dispatch_events(events, self._open_requests, self._cancel_answer)
 
     def _forget(self, request_id: str) -> None:
-        """Drop a request whose caller no longer waits."""
-        self._live.pop(request_id, None)
+        """Remove a request whose caller no longer waits."""
+        self._open_requests.pop(request_id, None)
 
     def _cancel_answer(self, request_id: str, index: int) -> None:
-        self._started()[0].cancel(request_id, index)
+        self._port_and_text()[0].cancel(request_id, index)
 
-    def _die(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         self._failure = EngineDeadError(f"the engine stopped: {type(error).__name__}: {error}")
         self._failure.__cause__ = error
         self._end_all(self._failure)
 
     def _end_all(self, error: QuireError) -> None:
-        for handle in self._live.values():
+        for handle in self._open_requests.values():
             handle.end(error)

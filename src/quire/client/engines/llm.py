@@ -17,7 +17,7 @@ from quire.checkpoints.progress import show_progress
 from quire.client.engines.opening import OpenedModel, open_model
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.reply.outputs import Completion, Piece
-from quire.client.reply.reply import Reply, hand_out
+from quire.client.reply.reply import Reply, dispatch_events
 from quire.client.request.conversation import chat_inputs
 from quire.client.request.params import SamplingParams
 from quire.client.request.requests import DEFAULT_TENANT, make_request
@@ -26,20 +26,20 @@ from quire.config import ModelSettings
 from quire.core.events import Refused, RequestEvent
 from quire.errors import CapacityError, ConfigError, QuireError
 
-Ticked = Callable[[int, int], None]
+ShowCounts = Callable[[int, int], None]
 """Called with the number of finished answers and the number of output tokens."""
 MAX_OPEN = 256
-"""Maximum prompts submitted to the engine at once; the rest wait here, not in the engine's queue."""
+"""Maximum prompts submitted to the engine at once; the others wait here, not in the engine's queue."""
 
 
-class _Unread:
-    """A reply that its caller reads after each step or at the end."""
+class _OpenReply:
+    """A reply whose pieces the caller reads after each step or at the end; a `Recipient` of events."""
 
     def __init__(self, reply: Reply) -> None:
         self.reply = reply
 
     def show(self, pieces: list[Piece]) -> None:
-        """Raise the error of a request that was refused or displaced. The reply already has the pieces."""
+        """Raise the error if the request was refused or displaced. The pieces are already in the reply."""
         if self.reply.refusal is not None:
             raise self.reply.refusal
 
@@ -49,7 +49,7 @@ class LLM:
 
     def __init__(self, model: str | OpenedModel, settings: ModelSettings | None = None) -> None:
         self._opened = _open(model, settings) if isinstance(model, str) else model
-        self._live: dict[str, _Unread] = {}
+        self._open_replies: dict[str, _OpenReply] = {}
 
     def __enter__(self) -> "LLM":
         return self
@@ -82,8 +82,8 @@ class LLM:
         show_progress: bool | None = None,
     ) -> list[Completion]:
         """Return answers to all prompts, in order. `show_progress` None: show a bar if stderr is a terminal."""
-        listed: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
-        return self._run([self.text.prompt(prompt) for prompt in listed], params, show_progress)
+        prompt_list: Sequence[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else prompts
+        return self._run([self.text.prompt(prompt) for prompt in prompt_list], params, show_progress)
 
     def chat(
         self,
@@ -94,11 +94,11 @@ class LLM:
         **arguments: Any,
     ) -> list[Completion]:
         """Complete one or several conversations; `arguments` are the fields of `ConversationArguments`."""
-        is_one = bool(messages) and isinstance(messages[0], dict)
-        several: Sequence[Messages] = [messages] if is_one else messages  # type: ignore[list-item, assignment]
-        each = zip(several, _one_for_each(params, len(several)), strict=True)
-        inputs = [chat_inputs(self.text, one, own, **arguments) for one, own in each]
-        return self._run([ids for ids, _ in inputs], [own for _, own in inputs], show_progress)
+        is_single = bool(messages) and isinstance(messages[0], dict)
+        conversations: Sequence[Messages] = [messages] if is_single else messages  # type: ignore[list-item, assignment]
+        pairs = zip(conversations, _params_per_prompt(params, len(conversations)), strict=True)
+        inputs = [chat_inputs(self.text, conversation, sampling, **arguments) for conversation, sampling in pairs]
+        return self._run([ids for ids, _ in inputs], [sampling for _, sampling in inputs], show_progress)
 
     def stream(
         self,
@@ -135,8 +135,8 @@ class LLM:
         """Return how much of a prompt is cached, and why the rest is not. The model does not run."""
         ids = self.text.prompt(prompt)
         namespace = self.text.info.namespace(DEFAULT_TENANT)
-        found = self._opened.engine.explain(namespace, tuple(ids), monotonic())
-        return explanation(self.text.tokenizer, namespace, ids, found)
+        divergence = self._opened.engine.explain(namespace, tuple(ids), monotonic())
+        return explanation(self.text.tokenizer, namespace, ids, divergence)
 
     def close(self) -> None:
         """Free the model's memory."""
@@ -149,9 +149,9 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         show_progress: bool | None,
     ) -> list[Completion]:
-        wanted = _one_for_each(params, len(prompts))
+        params_list = _params_per_prompt(params, len(prompts))
         # All requests are checked before the first step, so an invalid one cannot discard finished answers of others.
-        replies = [self._new_reply(ids, one) for ids, one in zip(prompts, wanted, strict=True)]
+        replies = [self._new_reply(ids, prompt_params) for ids, prompt_params in zip(prompts, params_list, strict=True)]
         for reply in replies:
             self._opened.engine.check(reply.request)
         waiting = deque(replies)
@@ -170,10 +170,10 @@ class LLM:
         return Reply(make_request(self.text, ids, params), params, self.text.tokenizer, monotonic)
 
     def _submit_more(self, waiting: deque[Reply]) -> None:
-        while waiting and len(self._live) < MAX_OPEN:
+        while waiting and len(self._open_replies) < MAX_OPEN:
             error = self._submit(waiting[0])
             if error is not None:
-                if not self._live or not isinstance(error, CapacityError):
+                if not self._open_replies or not isinstance(error, CapacityError):
                     raise error
                 return
             waiting.popleft()
@@ -182,27 +182,27 @@ class LLM:
         event = self._opened.engine.submit(reply.request)
         if isinstance(event, Refused):
             return event.error
-        self._live[reply.request.request_id] = _Unread(reply)
-        self._hand_out([event])
+        self._open_replies[reply.request.request_id] = _OpenReply(reply)
+        self._dispatch([event])
         return None
 
     def _step(self) -> None:
-        self._hand_out(self._opened.engine.step(monotonic))
+        self._dispatch(self._opened.engine.step(monotonic))
 
-    def _hand_out(self, events: Sequence[RequestEvent]) -> None:
-        hand_out(events, self._live, self._opened.engine.cancel)
+    def _dispatch(self, events: Sequence[RequestEvent]) -> None:
+        dispatch_events(events, self._open_replies, self._opened.engine.cancel)
 
     def _forget(self, reply: Reply) -> None:
-        if self._live.pop(reply.request.request_id, None) is not None:
+        if self._open_replies.pop(reply.request.request_id, None) is not None:
             self._opened.engine.cancel(reply.request.request_id)
 
 
-def _one_for_each(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    wanted = [params or SamplingParams()] * count if not isinstance(params, Sequence) else list(params)
-    if len(wanted) != count:
-        rule = f"expected one params for all or one for each of {count} prompts, got {len(wanted)}"
-        raise ConfigError(rule, ("params",))
-    return wanted
+def _params_per_prompt(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    params_list = [params or SamplingParams()] * count if not isinstance(params, Sequence) else list(params)
+    if len(params_list) != count:
+        message = f"expected one SamplingParams for all, or one for each of {count} prompts, got {len(params_list)}"
+        raise ConfigError(message, ("params",))
+    return params_list
 
 
 def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
@@ -214,9 +214,9 @@ def _open(model: str, settings: ModelSettings | None) -> OpenedModel:
 
 
 @contextmanager
-def _bar(total: int, wanted: bool | None) -> Iterator[Ticked]:
-    """Show a bar on stderr if `wanted`; None: if stderr is a terminal."""
-    if not (sys.stderr.isatty() if wanted is None else wanted):
+def _bar(total: int, is_shown: bool | None) -> Iterator[ShowCounts]:
+    """Show a progress bar on stderr; `is_shown` None: only if stderr is a terminal."""
+    if not (sys.stderr.isatty() if is_shown is None else is_shown):
         yield lambda _done, _tokens: None
         return
     from rich.console import Console  # noqa: PLC0415 - imported only if a bar is shown

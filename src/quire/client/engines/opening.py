@@ -24,8 +24,8 @@ def open_model(
     serving: ServingSettings | None = None,
     progress: Progress = quiet,
 ) -> OpenedModel:
-    """Load a model from a directory, GGUF file, Hub id or `Checkpoint`. Raises CheckpointError or ConfigError; the
-    message says what to do.
+    """Load a model from a directory, GGUF file, Hub id or `Checkpoint`. Raises CheckpointError or ConfigError, with
+    what to do in the message.
     """
     serving = serving or ServingSettings()
     checkpoint = resolve(model, progress=progress) if isinstance(model, str) else model

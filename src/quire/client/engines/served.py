@@ -16,7 +16,7 @@ from quire.checkpoints.grammar_vocabulary import grammar_tokens
 from quire.client.engines.client import EngineClient, EngineStats
 from quire.client.request.text_model import TextModel, read_tokenizer
 from quire.config import ModelSettings, ServingSettings
-from quire.config.machine import share_of_memory_bytes
+from quire.config.machine import memory_budget_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.engine.loading import kv_key, queue_of
 from quire.engine.trace_recorder import TraceSettings
@@ -30,20 +30,20 @@ from quire.worker.parent.spawned_worker import SpawnedWorker
 from quire.worker.parent.supervisor import Supervisor
 from quire.worker.parent.worker_plan import Limits, WorkerPlan
 
-SHARED_COUNTS = {one.name for one in fields(EngineStats)} & {*WorkerLoad.__struct_fields__}
-"""Fields of `EngineStats` that are copied from the worker's report."""
+WORKER_COUNTS = {one.name for one in fields(EngineStats)} & {*WorkerLoad.__struct_fields__}
+"""Fields of `EngineStats` that are copied from the worker's last report."""
 BUSY_S = 1.0
-"""A model whose step in flight has run for longer counts as busy."""
+"""A model counts as busy if its step in flight has run for longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The plan of a worker to spawn, and functions that build the text model in the parent process."""
+    """The plan of the worker to spawn, and functions that build the text model in the parent process."""
 
     plan: WorkerPlan
     text_of: Callable[[Ready], TextModel]
     read_ahead: Callable[[], None] = lambda: None
-    """Starts reading the tokenizer in a thread; called after the worker was spawned."""
+    """Starts reading the tokenizer in a thread; called as soon as the worker has been spawned."""
 
 
 PrepareModel = Callable[[], Serving]
@@ -51,7 +51,7 @@ PrepareModel = Callable[[], Serving]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSettings:
+class ModelOptions:
     """Settings that differ between the models of one server."""
 
     number: int = 0
@@ -70,60 +70,60 @@ def plan_worker(
     serving: ServingSettings | None = None,
     *,
     limits: Limits | None = None,
-    own: OwnSettings | None = None,
+    options: ModelOptions | None = None,
     progress: Progress = quiet,
 ) -> PrepareModel:
     """Return a function that prepares a worker for a directory, GGUF file or Hub id. Call it in a thread, because it
-    reads files and may download. It raises CheckpointError or ConfigError.
-    """
-    of_model, queueing, among = settings or ModelSettings(), serving or ServingSettings(), own or OwnSettings()
+    reads files and may download. It raises CheckpointError or ConfigError."""
+    model_settings, serving_settings = settings or ModelSettings(), serving or ServingSettings()
+    model_options = options or ModelOptions()
 
     def prepare() -> Serving:
         checkpoint = resolve(name, progress=progress)
         # Fixed once, because a replacement worker must have capacity for the same requests.
-        memory_bytes = of_model.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
-        announced = _kv_events(queueing)
-        command = Open(
+        memory_bytes = model_settings.memory_bytes or memory_budget_bytes(MEMORY_SHARE)
+        kv_events = _kv_events(serving_settings)
+        open_message = Open(
             str(checkpoint.source),
-            replace(of_model, memory_bytes=memory_bytes),
-            queue_of(queueing),
-            kv_key(queueing),
-            None if announced is None else announced.of_worker(among.number),
-            among.runs_at_low_priority,
-            among.trace,
+            replace(model_settings, memory_bytes=memory_bytes),
+            queue_of(serving_settings),
+            kv_key(serving_settings),
+            None if kv_events is None else kv_events.of_worker(model_options.number),
+            model_options.runs_at_low_priority,
+            model_options.trace,
         )
-        loader = _TextLoader(checkpoint, of_model, among.sampling)
-        plan = WorkerPlan(command, limits or Limits(stuck_s=queueing.stuck_step_s), progress=progress)
-        return Serving(plan, loader.of, loader.read_ahead)
+        loader = _TextLoader(checkpoint, model_settings, model_options.sampling)
+        plan = WorkerPlan(open_message, limits or Limits(stuck_s=serving_settings.stuck_step_s), progress=progress)
+        return Serving(plan, loader.load, loader.read_ahead)
 
     return prepare
 
 
 class _TextLoader:
     """Builds the text model. The tokenizer is read while the worker loads the weights, which takes longer. Reading
-    starts after the spawn, because it holds the GIL, which the spawn needs."""
+    starts after the worker was spawned, because reading holds the GIL, which spawning needs."""
 
     def __init__(self, checkpoint: Checkpoint, settings: ModelSettings, sampling: Mapping[str, float]) -> None:
         self._checkpoint = checkpoint
         self._settings = settings
         self._sampling = sampling
-        self._reading: Future[Tokenizer] | None = None
+        self._tokenizer_future: Future[Tokenizer] | None = None
 
     def read_ahead(self) -> None:
-        """Start reading the tokenizer in a thread. The result is kept for reloads of the model, because reading holds
+        """Start reading the tokenizer in a thread. Reloads of the model use the same result, because reading holds
         the GIL and interrupts all streams."""
-        if self._reading is not None:
+        if self._tokenizer_future is not None:
             return
-        with_one_thread = ThreadPoolExecutor(1, "tokenizer")
-        self._reading = with_one_thread.submit(read_tokenizer, self._checkpoint)
-        with_one_thread.shutdown(wait=False)
+        executor = ThreadPoolExecutor(1, "tokenizer")
+        self._tokenizer_future = executor.submit(read_tokenizer, self._checkpoint)
+        executor.shutdown(wait=False)
 
-    def of(self, ready: Ready) -> TextModel:
-        checkpoint, size = self._checkpoint, ready.info.vocabulary_size
-        reading, self._reading = self._reading, None
-        tokenizer = read_tokenizer(checkpoint) if reading is None else reading.result()
-        self._reading = reading  # set only on success, so a failed read is repeated the next time
-        grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, size)))
+    def load(self, ready: Ready) -> TextModel:
+        checkpoint, vocabulary_size = self._checkpoint, ready.info.vocabulary_size
+        future, self._tokenizer_future = self._tokenizer_future, None
+        tokenizer = read_tokenizer(checkpoint) if future is None else future.result()
+        self._tokenizer_future = future  # set only on success, so a failed read is repeated the next time
+        grammars = GrammarChecker(lambda: LoadVocabulary(*_grammar_tokens(checkpoint, vocabulary_size)))
         return TextModel.of(
             checkpoint,
             ready.info,
@@ -154,21 +154,21 @@ class ServedModel(EngineClient):
         self,
         prepare: PrepareModel,
         on_opening: Callable[[], None] = lambda: None,
-        first: SpawnedWorker | None = None,
+        spawned_worker: SpawnedWorker | None = None,
     ) -> None:
-        """`on_opening` is called after the worker received its open command, or if starting it failed. `first` is a
-        worker process that was spawned before the model was prepared."""
+        """`on_opening` is called after the worker received its open command, or if its start failed. `spawned_worker`
+        is a worker process that was spawned before the model was prepared; None: spawn one."""
         super().__init__()
         self._prepare = prepare
         self._on_opening = on_opening
-        self._first = first
+        self._spawned = spawned_worker
         self._supervisor: Supervisor | None = None
 
     async def __aenter__(self) -> "ServedModel":
         self._loop = asyncio.get_running_loop()
         serving = await asyncio.to_thread(self._prepare)
         # The worker is spawned in this thread, not in a pool, because it dies with the thread that spawned it.
-        supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure, self._first)
+        supervisor = self._supervisor = Supervisor(serving.plan, self._on_events, self._on_failure, self._spawned)
         starting = asyncio.ensure_future(supervisor.start())
         try:
             await supervisor.open_sent.wait()
@@ -192,19 +192,19 @@ class ServedModel(EngineClient):
         finally:
             self._end_all(EngineDeadError("the model was closed while requests were running"))
 
-    async def set_aside(self) -> None:
-        """Stop the worker. Open requests wait in the ledger, the parent's record of requests."""
-        await self.supervisor.set_aside()
+    async def suspend(self) -> None:
+        """Stop the worker. Open requests wait in the parent's ledger (its record of requests)."""
+        await self.supervisor.suspend()
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Spawn a new worker, which resumes the waiting requests."""
-        await self.supervisor.go_on()
+        await self.supervisor.resume()
 
     @property
     def supervisor(self) -> Supervisor:
-        self._started()
+        self._port_and_text()
         if self._supervisor is None:
-            raise EngineDeadError("the model has no worker; enter it first")
+            raise EngineDeadError("the model has no worker; enter it first: async with ServedModel(...)")
         return self._supervisor
 
     @property
@@ -220,7 +220,7 @@ class ServedModel(EngineClient):
         """Return the counters that the worker reported with its last step."""
         info, supervisor = self.text.info, self.supervisor
         load, sizes = supervisor.load, supervisor.step_sizes
-        shared = {name: getattr(load, name) for name in SHARED_COUNTS}
+        shared = {name: getattr(load, name) for name in WORKER_COUNTS}
         return EngineStats(
             num_blocks=info.num_blocks,
             block_size=info.block_size,

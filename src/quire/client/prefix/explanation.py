@@ -12,10 +12,10 @@ from quire.core.divergence import Divergence, MissReason
 from quire.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 16
-"""Number of tokens shown before a difference, and from the difference on."""
+"""Number of tokens shown before a difference, and of tokens shown from the difference on."""
 UNKNOWN = "unknown"
-"""The reason if the engine does not report one, or did not search the cache."""
-PARTS = {"model": "model", "adapter": "adapter"}
+"""The reason if the engine does not report a reason, or did not search the cache."""
+REPORTED_FIELDS = {"model": "model", "adapter": "adapter"}
 """Fields of `Namespace` that are reported to clients by name; all other fields are reported as `format`."""
 
 
@@ -30,7 +30,7 @@ class Difference:
     cached_token_id: int
     cached_token: str
     before: str
-    """The text before the difference, equal in both."""
+    """The text before the difference, equal in the prompt and the cached block."""
     after: str
     """The prompt's text from the first different token on."""
     cached_after: str
@@ -44,15 +44,15 @@ class Explanation:
     num_prompt_tokens: int
     num_cached_tokens: int
     reason: str
-    """`computing`, `too_short`, `state_missing`, `evicted`, `diverged`, `other_namespace`, `first_seen`; `unknown`."""
+    """`computing`, `too_short`, `state_missing`, `evicted`, `diverged`, `other_namespace`, `first_seen`, `unknown`."""
     difference: Difference | None = None
-    """diverged: the position and the texts."""
+    """Reason `diverged`: the position and the texts."""
     evicted_s_ago: float | None = None
-    """evicted: seconds since the eviction."""
+    """Reason `evicted`: seconds since the eviction."""
     differs: tuple[str, ...] = ()
-    """other_namespace: which of `model`, `adapter` and `format` differ for the cached copy of the same tokens."""
+    """Reason `other_namespace`: which of `model`, `adapter` and `format` the cached copy differs in."""
     other_model: str | None = None
-    """other_namespace: the model for which the tokens are cached, if it is another model of this server."""
+    """Reason `other_namespace`: the model for which the tokens are cached, if this server has it."""
 
     @property
     def position(self) -> int | None:
@@ -66,10 +66,10 @@ class Explanation:
         return _SENTENCES[MissReason(self.reason)].format(
             rest=self.num_prompt_tokens - self.num_cached_tokens,
             next=self.num_cached_tokens,
-            at=self.position,
+            position=self.position,
             ago=_duration(self.evicted_s_ago or 0.0),
-            what=" and ".join(self.differs),
-            where=f" ({self.other_model})" if self.other_model else "",
+            fields=" and ".join(self.differs),
+            model=f" ({self.other_model})" if self.other_model else "",
         )
 
 
@@ -80,28 +80,28 @@ _SENTENCES = {
     MissReason.STATE_MISSING: "the blocks from token {next} on are cached, but not the recurrent state behind them, "
     "which was evicted or never kept",
     MissReason.EVICTED: "the block from token {next} on was cached and was evicted {ago} ago",
-    MissReason.DIVERGED: "the prompt differs from what is cached at token {at}",
-    MissReason.OTHER_NAMESPACE: "the same tokens are cached, but for another {what}{where}",
+    MissReason.DIVERGED: "the prompt differs from what is cached at token {position}",
+    MissReason.OTHER_NAMESPACE: "the same tokens are cached, but for another {fields}{model}",
     MissReason.FIRST_SEEN: "no prompt that continues like this from token {next} on was computed recently",
 }
 
 
-def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], found: Divergence) -> Explanation:
+def explanation(tokenizer: Tokenizer, namespace: Namespace, prompt: Sequence[int], miss: Divergence) -> Explanation:
     """Convert the core's `Divergence` for a prompt to an `Explanation` for clients."""
     return Explanation(
         num_prompt_tokens=len(prompt),
-        num_cached_tokens=found.num_cached_tokens,
-        reason=found.reason.value,
-        difference=_difference(tokenizer, prompt, found),
-        evicted_s_ago=found.evicted_s_ago,
-        differs=() if found.other_namespace is None else differences(namespace, found.other_namespace),
+        num_cached_tokens=miss.num_cached_tokens,
+        reason=miss.reason.value,
+        difference=_difference(tokenizer, prompt, miss),
+        evicted_s_ago=miss.evicted_s_ago,
+        differs=() if miss.other_namespace is None else namespace_differences(namespace, miss.other_namespace),
     )
 
 
-def differences(ours: Namespace, other: Namespace) -> tuple[str, ...]:
+def namespace_differences(a: Namespace, b: Namespace) -> tuple[str, ...]:
     """Return which of `model`, `adapter` and `format` differ between two namespaces of one cache group."""
-    names = [one.name for one in fields(Namespace) if getattr(ours, one.name) != getattr(other, one.name)]
-    return tuple(dict.fromkeys(PARTS.get(name, "format") for name in names))
+    names = [field.name for field in fields(Namespace) if getattr(a, field.name) != getattr(b, field.name)]
+    return tuple(dict.fromkeys(REPORTED_FIELDS.get(name, "format") for name in names))
 
 
 def decoded_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
@@ -109,19 +109,19 @@ def decoded_text(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
     return b"".join(tokenizer.token_bytes(token_id) for token_id in token_ids).decode("utf-8", "replace")
 
 
-def _difference(tokenizer: Tokenizer, prompt: Sequence[int], found: Divergence) -> Difference | None:
-    at = found.first_different_token
-    if at is None:
+def _difference(tokenizer: Tokenizer, prompt: Sequence[int], miss: Divergence) -> Difference | None:
+    position = miss.first_different_token
+    if position is None:
         return None
-    cached = found.sibling_token_ids[at - found.num_cached_tokens :]
+    cached = miss.sibling_token_ids[position - miss.num_cached_tokens :]
     return Difference(
-        position=at,
-        token_id=prompt[at],
-        token=decoded_text(tokenizer, prompt[at : at + 1]),
+        position=position,
+        token_id=prompt[position],
+        token=decoded_text(tokenizer, prompt[position : position + 1]),
         cached_token_id=cached[0],
         cached_token=decoded_text(tokenizer, cached[:1]),
-        before=decoded_text(tokenizer, prompt[max(0, at - CONTEXT_TOKENS) : at]),
-        after=decoded_text(tokenizer, prompt[at : at + CONTEXT_TOKENS]),
+        before=decoded_text(tokenizer, prompt[max(0, position - CONTEXT_TOKENS) : position]),
+        after=decoded_text(tokenizer, prompt[position : position + CONTEXT_TOKENS]),
         cached_after=decoded_text(tokenizer, cached[:CONTEXT_TOKENS]),
     )
 

@@ -1,7 +1,7 @@
 """Recent prompts as tokens, kept for comparison with later prompts. Pure.
 
-A conversation occupies one entry: its next prompt replaces the previous one. Bounded per scope (the prompts of one
-tenant, cache group and model), per tenant, and in total, with least-recently-used eviction.
+A conversation has one entry: its next prompt replaces the previous one. Entries are bounded per scope (the prompts of
+one tenant, cache group and model), per tenant, and in total, with least-recently-used eviction.
 """
 
 from collections import OrderedDict
@@ -16,10 +16,10 @@ MAX_PROMPTS = 16
 MAX_TENANT_BYTES = 2 << 20
 MAX_BYTES = 32 << 20
 PROMPT_BYTES = 512
-"""Approximate memory of a prompt without its tokens."""
-NUM_NEAREST = 3
-SAME_PLACE = 4
-"""Prompts whose common prefix is at most this much shorter than the longest count as equally near."""
+"""Approximate memory of an entry without its tokens."""
+MAX_NEAREST = 3
+NEAR_TOKENS = 4
+"""Prompts whose common prefix is at most this many tokens shorter than the longest count as equally near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,38 +68,38 @@ class KeptPrompts:
         return len(self.by_request)
 
     def nearest(self, scope: PromptScope, tokens: bytes) -> list[tuple[KeptPrompt, int]]:
-        """Return the prompts with the longest common prefix, with its length in tokens; the newest first."""
+        """Return the prompts with the longest common prefix and its length in tokens, newest first."""
         tenant = self.tenants.get(scope.tenant)
         prompts = [] if tenant is None else tenant.scopes.get(scope, [])
-        shared = [(one, num_common(tokens, one.tokens)) for one in reversed(prompts)]
-        most = max((num for _, num in shared), default=0)
-        return [pair for pair in shared if pair[1] >= max(1, most - SAME_PLACE)][:NUM_NEAREST]
+        prefixes = [(prompt, num_common(tokens, prompt.tokens)) for prompt in reversed(prompts)]
+        max_common = max((num_shared for _, num_shared in prefixes), default=0)
+        return [pair for pair in prefixes if pair[1] >= max(1, max_common - NEAR_TOKENS)][:MAX_NEAREST]
 
-    def add(self, scope: PromptScope, request_id: str, tokens: bytes, instead_of: KeptPrompt | None = None) -> None:
-        """Add a prompt; it replaces `instead_of`, the prompt that it continues."""
+    def add(self, scope: PromptScope, request_id: str, tokens: bytes, replaced: KeptPrompt | None = None) -> None:
+        """Add a prompt, in place of `replaced`, the prompt that it continues."""
         self._drop(request_id)
-        if instead_of is not None:
-            self._drop(instead_of.request_id)
+        if replaced is not None:
+            self._drop(replaced.request_id)
         tenant = self.tenants.setdefault(scope.tenant, _Tenant())
         self.tenants.move_to_end(scope.tenant)
         prompts = tenant.scopes.setdefault(scope, [])
         tenant.scopes.move_to_end(scope)
-        kept = KeptPrompt(request_id, tokens[: MAX_PROMPT_TOKENS * WIDTH], len(tokens) // WIDTH)
-        prompts.append(kept)
-        self.by_request[request_id] = (scope, kept)
-        self._count(tenant, kept.num_bytes)
+        prompt = KeptPrompt(request_id, tokens[: MAX_PROMPT_TOKENS * WIDTH], len(tokens) // WIDTH)
+        prompts.append(prompt)
+        self.by_request[request_id] = (scope, prompt)
+        self._count(tenant, prompt.num_bytes)
         if len(prompts) > MAX_PROMPTS:
             self._drop(prompts[0].request_id)
         self._make_room(tenant)
 
-    def answered(self, request_id: str, tokens: bytes) -> None:
-        """Append the answer's tokens to a prompt, if the prompt is still kept."""
-        scope, kept = self.by_request.get(request_id, (None, None))
-        if scope is None or kept is None or kept.num_prompt_tokens > MAX_PROMPT_TOKENS:
+    def add_answer(self, request_id: str, tokens: bytes) -> None:
+        """Append the answer's tokens to the prompt of a request, if the prompt is still kept."""
+        scope, prompt = self.by_request.get(request_id, (None, None))
+        if scope is None or prompt is None or prompt.num_prompt_tokens > MAX_PROMPT_TOKENS:
             return
-        before, tenant = kept.num_bytes, self.tenants[scope.tenant]
-        kept.tokens = (kept.tokens + tokens)[: MAX_PROMPT_TOKENS * WIDTH]
-        self._count(tenant, kept.num_bytes - before)
+        old_bytes, tenant = prompt.num_bytes, self.tenants[scope.tenant]
+        prompt.tokens = (prompt.tokens + tokens)[: MAX_PROMPT_TOKENS * WIDTH]
+        self._count(tenant, prompt.num_bytes - old_bytes)
         self._make_room(tenant)
 
     def _make_room(self, tenant: _Tenant) -> None:
@@ -112,13 +112,13 @@ class KeptPrompts:
         self._drop(next(iter(tenant.scopes.values()))[0].request_id)
 
     def _drop(self, request_id: str) -> None:
-        scope, kept = self.by_request.pop(request_id, (None, None))
-        if scope is None or kept is None:
+        scope, prompt = self.by_request.pop(request_id, (None, None))
+        if scope is None or prompt is None:
             return
         tenant = self.tenants[scope.tenant]
         prompts = tenant.scopes[scope]
-        prompts.remove(kept)
-        self._count(tenant, -kept.num_bytes)
+        prompts.remove(prompt)
+        self._count(tenant, -prompt.num_bytes)
         if not prompts:
             del tenant.scopes[scope]
         if not tenant.scopes:

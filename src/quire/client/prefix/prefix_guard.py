@@ -1,11 +1,11 @@
 """Detect prompt lines that repeatedly prevent cache hits, and estimate their cost. Pure: no clock, no sockets; called
-for every prompt when it begins to run.
+for every prompt when its request begins to run.
 
     prompt ─► comparison with similar prompts of the tenant ─► gaps ─► instabilities ─► patterns ─► warnings
 
 A single difference causes no warning, because conversations branch and prompts vary. A warning requires that the same
-line differs repeatedly and that many equal tokens after it had to be recomputed only for that reason. The loss is the
-number of equal tokens after the line, at most the number of computed tokens.
+line differs repeatedly and that many equal tokens after the line had to be recomputed only for that reason. The loss is
+the number of equal tokens after the line, at most the number of computed tokens.
 """
 
 from collections import OrderedDict, deque
@@ -32,7 +32,7 @@ MAX_PATTERNS = 2048
 MAX_TENANT_PATTERNS = 64
 MAX_VALUES = 8
 MAX_REQUESTS = 4096
-"""Maximum requests whose patterns are kept for `of_request`."""
+"""Maximum requests whose patterns are kept for `warnings_of_request`."""
 MAX_SHOWN_CHARS = 160
 DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "dates": "a line with another date",
@@ -43,13 +43,13 @@ DESCRIPTIONS: Mapping[UnstableKind, str] = {
     "text": "a line with other words",
     "history": "a history that is written in another way",
 }
-OTHER_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
-"""Reasons for misses that no line of a prompt causes."""
+UNRELATED_REASONS = frozenset({"evicted", "other_namespace", "state_missing", UNKNOWN})
+"""Reasons for misses that are not caused by lines of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class SeenPrompt:
-    """A prompt that has begun to run."""
+class NewPrompt:
+    """A prompt whose request has begun to run."""
 
     record: ReuseRecord
     token_ids: Sequence[int]
@@ -86,7 +86,7 @@ class PrefixWarning:
 
 
 class _Pattern:
-    """One line of a tenant's prompts: its values and its cost per minute of the last hour."""
+    """One line of a tenant's prompts: its different texts (values), and its cost in each minute of the last hour."""
 
     def __init__(self, kind: UnstableKind) -> None:
         self.kind = kind
@@ -97,19 +97,19 @@ class _Pattern:
         """Entries of minute number, lost tokens and requests."""
         self.reported_s: float | None = None
         """Time of the last report."""
-        self.is_known = False
-        """Whether the pattern was reported; its earlier losses are then counted already."""
+        self.is_counted = False
+        """Whether `count` was called for the pattern, with its losses up to then."""
 
-    def add(self, found: Instability, now_s: float) -> None:
+    def add(self, instability: Instability, now_s: float) -> None:
         """Add the loss of another request."""
-        self.line = shown_line(found.line)
+        self.line = shown_line(instability.line)
         if len(self.values) < MAX_VALUES:
-            self.values.add(found.value)
+            self.values.add(instability.value)
         self.num_requests += 1
         minute = int(now_s // MINUTE_S)
         if not self.minutes or self.minutes[-1][0] != minute:
             self.minutes.append([minute, 0, 0])
-        self.minutes[-1][1] += found.num_lost_tokens
+        self.minutes[-1][1] += instability.num_lost_tokens
         self.minutes[-1][2] += 1
         self.forget(now_s)
 
@@ -124,7 +124,7 @@ class _Pattern:
 
     @property
     def is_certain(self) -> bool:
-        """Whether requests, values and loss reach the minimums of a warning."""
+        """Whether the numbers of requests, values and lost tokens are high enough for a warning."""
         is_repeated = self.num_requests >= MIN_REQUESTS and len(self.values) >= MIN_VALUES.get(self.kind, 3)
         return is_repeated and self.num_lost_tokens >= MIN_LOST_TOKENS
 
@@ -157,62 +157,62 @@ class PrefixGuard:
         """Memory of the kept prompts."""
         return self._prompts.num_bytes
 
-    def take(self, seen: SeenPrompt) -> None:
-        """Examine a prompt that has begun to run. Must be called in order of time."""
-        record, tokens = seen.record, packed(seen.token_ids)
+    def examine(self, prompt: NewPrompt) -> None:
+        """Examine a prompt whose request has begun to run. Must be called in order of time."""
+        record, tokens = prompt.record, packed(prompt.token_ids)
         scope = PromptScope(record.tenant, record.cache_group, record.model)
         nearest = self._prompts.nearest(scope, tokens)
-        self._prompts.add(scope, _name_of(record), tokens, _gone_on_from(nearest, tokens))
-        found = _found(seen, tokens, nearest)
-        names = [self._add(record, one) for one in found]
+        self._prompts.add(scope, _prompt_id(record), tokens, _continued_prompt(nearest, tokens))
+        instability_list = _instabilities(prompt, tokens, nearest)
+        names = [self._add(record, instability) for instability in instability_list]
         if names:
-            before = self._requests.pop(record.request_id, (record.tenant, []))[1]
-            self._requests[record.request_id] = (record.tenant, before + names)
+            old_names = self._requests.pop(record.request_id, (record.tenant, []))[1]
+            self._requests[record.request_id] = (record.tenant, old_names + names)
             if len(self._requests) > MAX_REQUESTS:
                 self._requests.popitem(last=False)
 
-    def answered(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
-        """Add the answer to a prompt, to recognize a later prompt that continues it with a rewritten history."""
-        self._prompts.answered(_name_of(record), packed(token_ids))
+    def complete(self, record: ReuseRecord, token_ids: Sequence[int]) -> None:
+        """Add a prompt's answer, so that a later prompt that continues it with a rewritten history is recognized."""
+        self._prompts.add_answer(_prompt_id(record), packed(token_ids))
 
-    def of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
+    def warnings_of_request(self, request_id: str, now_s: float) -> list[PrefixWarning]:
         """Return the warnings for one request's client."""
         tenant, names = self._requests.get(request_id, ("", []))
         patterns = self._patterns.get(tenant, OrderedDict())
-        listed = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
-        return [_warning(tenant, name, one, now_s) for name, one in listed if one.is_certain]
+        pairs = [(name, patterns[name]) for name in dict.fromkeys(names) if name in patterns]
+        return [_warning(tenant, name, pattern, now_s) for name, pattern in pairs if pattern.is_certain]
 
     def warnings(self, now_s: float, *, tenant: str | None = None, reads_lines: bool = False) -> list[PrefixWarning]:
         """Return warnings by decreasing loss: of one tenant, with the lines; or of all tenants, with the lines only if
-        `reads_lines`, which the admin socket sets."""
+        `reads_lines`, which only the admin socket sets."""
         tenants = list(self._patterns) if tenant is None else [tenant]
-        is_read = reads_lines or tenant is not None
-        found = list[PrefixWarning]()
-        for each in tenants:
-            for name, one in self._patterns.get(each, OrderedDict()).items():
-                one.forget(now_s)
-                if one.is_certain:
-                    found.append(_warning(each, name, one, now_s, is_read=is_read))
-        return sorted(found, key=lambda one: (-one.num_lost_tokens, one.tenant, one.kind))
+        shows_lines = reads_lines or tenant is not None
+        result = list[PrefixWarning]()
+        for tenant_name in tenants:
+            for name, pattern in self._patterns.get(tenant_name, OrderedDict()).items():
+                pattern.forget(now_s)
+                if pattern.is_certain:
+                    result.append(_warning(tenant_name, name, pattern, now_s, is_read=shows_lines))
+        return sorted(result, key=lambda warning: (-warning.num_lost_tokens, warning.tenant, warning.kind))
 
-    def _add(self, record: ReuseRecord, found: Instability) -> _PatternName:
-        name = _PatternName(record.model, found.kind, found.pattern[:MAX_SHOWN_CHARS])
+    def _add(self, record: ReuseRecord, instability: Instability) -> _PatternName:
+        name = _PatternName(record.model, instability.kind, instability.pattern[:MAX_SHOWN_CHARS])
         patterns = self._patterns.setdefault(record.tenant, OrderedDict())
         self._patterns.move_to_end(record.tenant)
         pattern = patterns.get(name)
         if pattern is None:
-            pattern = patterns[name] = _Pattern(found.kind)
+            pattern = patterns[name] = _Pattern(instability.kind)
             self._num_patterns += 1
             self._make_room(patterns)
         patterns.move_to_end(name)
-        pattern.add(found, record.at_s)
+        pattern.add(instability, record.at_s)
         if pattern.is_certain:
-            self._report(record, name, pattern, found.num_lost_tokens)
+            self._report(record, name, pattern, instability.num_lost_tokens)
         return name
 
     def _report(self, record: ReuseRecord, name: _PatternName, pattern: _Pattern, num_lost: int) -> None:
-        self._count(record.model, num_lost if pattern.is_known else pattern.num_lost_tokens)
-        pattern.is_known = True
+        self._count(record.model, num_lost if pattern.is_counted else pattern.num_lost_tokens)
+        pattern.is_counted = True
         if pattern.reported_s is None or record.at_s - pattern.reported_s >= HOUR_S:
             pattern.reported_s = record.at_s
             self._warn(_warning(record.tenant, name, pattern, record.at_s))
@@ -229,75 +229,75 @@ class PrefixGuard:
                 del self._patterns[tenant]
 
 
-def _found(seen: SeenPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
-    """Return the instabilities of a prompt, compared with the nearest prompt that has most equal tokens."""
-    reason, num_cached = seen.record.explanation.reason, seen.record.num_cached_tokens
+def _instabilities(prompt: NewPrompt, tokens: bytes, nearest: Sequence[tuple[KeptPrompt, int]]) -> list[Instability]:
+    """Return the instabilities of a prompt, compared with the nearest prompt that has the most equal tokens."""
+    reason, num_cached = prompt.record.explanation.reason, prompt.record.num_cached_tokens
     num_computed = len(tokens) // WIDTH - num_cached
-    if reason in OTHER_REASONS or num_computed < MIN_COMPUTED:
+    if reason in UNRELATED_REASONS or num_computed < MIN_COMPUTED:
         return []
-    # If more tokens were cached than a kept prompt shares, they came from another prompt: do not compare with this one.
-    alike = [
+    # A kept prompt that shares fewer tokens than were cached was not the source of the hit, so it is not compared.
+    comparisons = [
         (gaps_between(tokens, theirs.tokens, start), theirs)
         for theirs, start in nearest
         if start >= num_cached and start * WIDTH < min(len(tokens), len(theirs.tokens))
     ]
-    gaps, theirs = max(alike, key=lambda pair: _num_alike(pair[0]), default=((), None))
+    gaps, theirs = max(comparisons, key=lambda pair: _num_alike(pair[0]), default=((), None))
     if theirs is None or not _num_alike(gaps):
-        return []  # nothing is equal after the difference: an unrelated prompt, so no text is decoded
-    compared = ComparedPrompts(tokens, theirs, gaps, seen.text_of, partial(_place_of, seen), partial(_around, seen))
-    return _at_most(instabilities(compared), num_computed)
+        return []  # no equal tokens after the difference: an unrelated prompt, so no text is decoded
+    prompts = ComparedPrompts(tokens, theirs, gaps, prompt.text_of, partial(_place_of, prompt), partial(_range, prompt))
+    return _limit_loss(instabilities(prompts), num_computed)
 
 
 def _num_alike(gaps: Sequence[Gap]) -> int:
     return sum(gap.num_alike for gap in gaps)
 
 
-def _at_most(found: Sequence[Instability], num_computed: int) -> list[Instability]:
+def _limit_loss(instability_list: Sequence[Instability], num_computed: int) -> list[Instability]:
     """Limit the total loss of a request to the tokens that were computed."""
-    made, left = list[Instability](), num_computed
-    for one in found:
-        lost = min(one.num_lost_tokens, left)
-        left -= lost
-        if lost:
-            made.append(Instability(one.kind, one.line, one.pattern, one.value, lost))
-    return made
+    limited, num_remaining = list[Instability](), num_computed
+    for one in instability_list:
+        num_lost = min(one.num_lost_tokens, num_remaining)
+        num_remaining -= num_lost
+        if num_lost:
+            limited.append(Instability(one.kind, one.line, one.pattern, one.value, num_lost))
+    return limited
 
 
-def _gone_on_from(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
+def _continued_prompt(nearest: Sequence[tuple[KeptPrompt, int]], tokens: bytes) -> KeptPrompt | None:
     """Return the kept prompt that this prompt extends, if any."""
-    return next((one for one, start in nearest if start >= min(one.num_prompt_tokens, len(one.tokens) // WIDTH)), None)
+    return next((old for old, start in nearest if start >= min(old.num_prompt_tokens, len(old.tokens) // WIDTH)), None)
 
 
-def _name_of(record: ReuseRecord) -> str:
+def _prompt_id(record: ReuseRecord) -> str:
     return f"{record.request_id}/{record.prompt_index}"
 
 
-def _place_of(seen: SeenPrompt, gap: Gap) -> Place:
-    """Return the kind of text that contains a gap. If it begins or ends in a message, it counts as in a message."""
-    parts = seen.parts
+def _place_of(prompt: NewPrompt, gap: Gap) -> Place:
+    """Return the place that contains a gap. A gap that begins or ends in a message counts as in a message."""
+    parts = prompt.parts
     if parts is None:
         return "text"
-    found = [parts.at(gap.start), parts.at(max(gap.start, gap.stop - 1))]
-    places: list[Place] = ["message" if part is None else _place_of_part(part) for part in found]
+    gap_parts = [parts.at(gap.start), parts.at(max(gap.start, gap.stop - 1))]
+    places: list[Place] = ["message" if part is None else _part_place(part) for part in gap_parts]
     return "message" if "message" in places else next((place for place in places if place != "text"), "text")
 
 
-def _around(seen: SeenPrompt, gap: Gap, size: int) -> tuple[int, int]:
-    """Return the token range around a gap within the same prompt part, without text of the template."""
-    first, after = max(0, gap.start - size), min(len(seen.token_ids), gap.stop + size)
-    if seen.parts is None:
-        return first, after
-    start, part = gap.start, seen.parts.at(gap.start)
-    while start > first and seen.parts.at(start - 1) == part:
+def _range(prompt: NewPrompt, gap: Gap, size: int) -> tuple[int, int]:
+    """Return the token range around a gap within the same prompt part, without the template's text."""
+    min_start, max_stop = max(0, gap.start - size), min(len(prompt.token_ids), gap.stop + size)
+    if prompt.parts is None:
+        return min_start, max_stop
+    start, part = gap.start, prompt.parts.at(gap.start)
+    while start > min_start and prompt.parts.at(start - 1) == part:
         start -= 1
-    stop, part = gap.stop, seen.parts.at(gap.stop)
-    while stop < after and seen.parts.at(stop) == part:
+    stop, part = gap.stop, prompt.parts.at(gap.stop)
+    while stop < max_stop and prompt.parts.at(stop) == part:
         stop += 1
     # `PromptParts.at` assigns the first token after a part to the part.
-    return start, stop if stop == after else max(gap.stop, stop - 1)
+    return start, stop if stop == max_stop else max(gap.stop, stop - 1)
 
 
-def _place_of_part(part: PromptPart) -> Place:
+def _part_place(part: PromptPart) -> Place:
     match part.kind:
         case "message":
             return "system" if part.name in ("system", "developer") else "message"

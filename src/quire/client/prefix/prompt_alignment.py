@@ -5,21 +5,21 @@
                      └┬┘ └────┬────┘
                      gap     run: tokens that would have been hits if the gap were equal
 
-Short equal runs occur by chance, especially in JSON, so a run has at least `GRAM` tokens.
+Short equal runs occur by chance, especially in JSON, so a run has at least `MIN_RUN` tokens.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GRAM = 32
+MIN_RUN = 32
 """Minimum number of equal tokens in a row after a gap."""
 ANCHOR = 16
-"""Length and stride of the indexed n-grams of the other prompt; every run of `GRAM` tokens contains a whole one."""
-NEAR, FAR = 192, 4096
-"""Search windows for the next equal run, in tokens after a difference: the near one first, then the far one."""
+"""Length and stride of the indexed n-grams of the other prompt; any `MIN_RUN` tokens contain at least one of them."""
+NEAR_WINDOW, FAR_WINDOW = 192, 4096
+"""Search windows for the next equal run, in tokens after a difference: first the near, then the far window."""
 MAX_GAPS = 64
-MAX_FAR = 4
+MAX_FAR_SEARCHES = 4
 """Maximum number of far searches per pair of prompts."""
 WIDTH = 4
 """Bytes per packed token."""
@@ -42,72 +42,72 @@ def packed(token_ids: Sequence[int]) -> bytes:
     return array("I", token_ids).tobytes()
 
 
-def num_common(one: bytes, other: bytes, at: int = 0, other_at: int = 0) -> int:
+def num_common(a: bytes, b: bytes, a_start: int = 0, b_start: int = 0) -> int:
     """Return the length of the common prefix of two packed prompts from these positions, in tokens."""
-    limit, low, step = min(len(one) // WIDTH - at, len(other) // WIDTH - other_at), 0, 64
-    while low < limit and _is_same(one, at + low, other, other_at + low, min(step, limit - low)):
+    limit, low, step = min(len(a) // WIDTH - a_start, len(b) // WIDTH - b_start), 0, 64
+    while low < limit and _is_same(a, a_start + low, b, b_start + low, min(step, limit - low)):
         low, step = min(limit, low + step), step * 4
     high = min(limit, low + step)
     while low < high:
         middle = (low + high) // 2
-        if _is_same(one, at + low, other, other_at + low, middle + 1 - low):
+        if _is_same(a, a_start + low, b, b_start + low, middle + 1 - low):
             low = middle + 1
         else:
             high = middle
     return low
 
 
-def _is_same(one: bytes, at: int, other: bytes, other_at: int, size: int) -> bool:
-    return one[at * WIDTH : (at + size) * WIDTH] == other[other_at * WIDTH : (other_at + size) * WIDTH]
+def _is_same(a: bytes, a_start: int, b: bytes, b_start: int, size: int) -> bool:
+    return a[a_start * WIDTH : (a_start + size) * WIDTH] == b[b_start * WIDTH : (b_start + size) * WIDTH]
 
 
 def gaps_between(ours: bytes, theirs: bytes, start: int) -> list[Gap]:
-    """Return the gaps of two packed prompts that are equal up to token `start`. The last may reach both ends."""
-    found, at, other, num_far = list[Gap](), start, start, 0
-    while len(found) < MAX_GAPS and at * WIDTH < len(ours) and other * WIDTH < len(theirs):
-        place = _place_within(ours, theirs, at, other, NEAR)
-        if place is None and num_far < MAX_FAR:
-            place, num_far = _place_within(ours, theirs, at, other, FAR), num_far + 1
-        stop, other_stop = _ends(ours, theirs) if place is None else place
-        run = num_common(ours, theirs, stop, other_stop)
-        found.append(Gap(at, stop, other, other_stop, run))
-        at, other = stop + run, other_stop + run
-    return found
+    """Return the gaps of two packed prompts that are equal up to token `start`. The last gap may reach both ends."""
+    gaps, ours_start, theirs_start, num_far = list[Gap](), start, start, 0
+    while len(gaps) < MAX_GAPS and ours_start * WIDTH < len(ours) and theirs_start * WIDTH < len(theirs):
+        run_start = _find_run(ours, theirs, ours_start, theirs_start, NEAR_WINDOW)
+        if run_start is None and num_far < MAX_FAR_SEARCHES:
+            run_start, num_far = _find_run(ours, theirs, ours_start, theirs_start, FAR_WINDOW), num_far + 1
+        stop, theirs_stop = _ends(ours, theirs) if run_start is None else run_start
+        num_equal = num_common(ours, theirs, stop, theirs_stop)
+        gaps.append(Gap(ours_start, stop, theirs_start, theirs_stop, num_equal))
+        ours_start, theirs_start = stop + num_equal, theirs_stop + num_equal
+    return gaps
 
 
 def _ends(ours: bytes, theirs: bytes) -> tuple[int, int]:
     return len(ours) // WIDTH, len(theirs) // WIDTH
 
 
-def _place_within(ours: bytes, theirs: bytes, at: int, other: int, width: int) -> tuple[int, int] | None:
+def _find_run(ours: bytes, theirs: bytes, ours_start: int, theirs_start: int, width: int) -> tuple[int, int] | None:
     size = ANCHOR * WIDTH
-    window = theirs[other * WIDTH : (other + width) * WIDTH]
+    window = theirs[theirs_start * WIDTH : (theirs_start + width) * WIDTH]
     anchors = dict[bytes, int]()
     for start in range(0, len(window) - size + 1, size):
-        anchors.setdefault(window[start : start + size], other + start // WIDTH)
+        anchors.setdefault(window[start : start + size], theirs_start + start // WIDTH)
     best: tuple[int, int] | None = None
     best_steps = 2 * width
-    for step in range(min(width, len(ours) // WIDTH - at - ANCHOR + 1)):
+    for step in range(min(width, len(ours) // WIDTH - ours_start - ANCHOR + 1)):
         if step >= best_steps:
             break
-        there = anchors.get(ours[(at + step) * WIDTH : (at + step) * WIDTH + size])
-        if there is None:
+        theirs_index = anchors.get(ours[(ours_start + step) * WIDTH : (ours_start + step) * WIDTH + size])
+        if theirs_index is None:
             continue
-        place = _moved_back(ours, theirs, (at + step, there), (at, other))
-        steps = place[0] - at + place[1] - other
-        if steps < best_steps and num_common(ours, theirs, *place) >= GRAM:
-            best, best_steps = place, steps
+        run_start = _move_back(ours, theirs, (ours_start + step, theirs_index), (ours_start, theirs_start))
+        steps = run_start[0] - ours_start + run_start[1] - theirs_start
+        if steps < best_steps and num_common(ours, theirs, *run_start) >= MIN_RUN:
+            best, best_steps = run_start, steps
     return best
 
 
-def _moved_back(ours: bytes, theirs: bytes, place: tuple[int, int], least: tuple[int, int]) -> tuple[int, int]:
-    """Move back to the first equal token of a run, by galloping: strides double while equal and halve otherwise."""
-    at, other = place
-    most, moved, stride = min(at - least[0], other - least[1]), 0, 1
-    while moved < most and stride:
-        size = min(stride, most - moved)
-        if _is_same(ours, at - moved - size, theirs, other - moved - size, size):
-            moved, stride = moved + size, 2 * size
+def _move_back(ours: bytes, theirs: bytes, match: tuple[int, int], limit: tuple[int, int]) -> tuple[int, int]:
+    """Move back to the first equal token of a run by galloping: strides double while tokens are equal, else halve."""
+    ours_index, theirs_index = match
+    max_steps, num_steps, stride = min(ours_index - limit[0], theirs_index - limit[1]), 0, 1
+    while num_steps < max_steps and stride:
+        size = min(stride, max_steps - num_steps)
+        if _is_same(ours, ours_index - num_steps - size, theirs, theirs_index - num_steps - size, size):
+            num_steps, stride = num_steps + size, 2 * size
         else:
             stride = size // 2
-    return at - moved, other - moved
+    return ours_index - num_steps, theirs_index - num_steps

@@ -1,4 +1,4 @@
-"""A log of recent prompts: how much of each was found in the cache, and why not more.
+"""A log of recent prompts: how many tokens of each were found in the cache, and why not more.
 
 Bounded by number, age and bytes. Times are arguments. Lost tokens of the last hour are also counted per minute and
 reason, so that the totals are complete even if an hour has more requests than the log keeps.
@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from quire.client.prefix.explanation import Difference, Explanation
-from quire.core.memory.block_table import hit_cap
+from quire.core.memory.block_table import max_hit_blocks
 from quire.errors import InvariantError
 from quire.text.chat.prompt_parts import PromptPart as PromptPart  # noqa: PLC0414 - re-exported for the API
 from quire.text.chat.prompt_parts import PromptParts as PromptParts  # noqa: PLC0414
@@ -33,15 +33,15 @@ class ReuseRecord:
     at_s: float
     explanation: Explanation
     part: PromptPart | None
-    """diverged: the prompt part with the difference; None if it cannot be determined."""
+    """Reason `diverged`: the prompt part with the difference; None if it cannot be determined."""
     num_lost_tokens: int
     """Prompt tokens that were computed, but would have been hits if all full blocks of the prompt had been cached."""
     num_cached_tokens: int = 0
-    """Prompt tokens not computed: found in the cache, or in blocks of another request that this request waited for."""
+    """Prompt tokens not computed: found in the cache, or in blocks of another request for which this request waited."""
     prompt_index: int = 0
     """Index of the prompt in a request with several."""
     answer_id: str = ""
-    """The id in the response body; `find` accepts it too."""
+    """The id in the response body, which `find` accepts too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Miss:
     num_tokens: int
     """Lost tokens, as in `ReuseRecord`."""
     num_requests: int
-    """Number of records: requests, or their prompts if a request has several."""
+    """Number of records: one for each prompt of each request."""
 
 
 class _Minute:
@@ -107,8 +107,8 @@ class ReuseLog:
                 if model is None or name == model:
                     tokens[reason] = tokens.get(reason, 0) + num_tokens
                     requests[reason] = requests.get(reason, 0) + minute.requests[name, reason]
-        found = [Miss(reason, tokens[reason], requests[reason]) for reason in tokens]
-        return sorted(found, key=lambda miss: (-miss.num_tokens, -miss.num_requests, miss.reason))
+        misses = [Miss(reason, tokens[reason], requests[reason]) for reason in tokens]
+        return sorted(misses, key=lambda miss: (-miss.num_tokens, -miss.num_requests, miss.reason))
 
     def forget_old(self, now_s: float) -> None:
         """Drop records and minutes beyond the bounds of number, bytes and age."""
@@ -125,11 +125,11 @@ class ReuseLog:
         record = self._records.popleft()
         self._num_bytes -= record_size(record)
         for name in _names(record):
-            its_records = self._by_name[name]
-            if its_records[0] is not record:
-                raise InvariantError(f"the oldest record of request {record.request_id} is not its first")
-            del its_records[0]
-            if not its_records:
+            records = self._by_name[name]
+            if records[0] is not record:
+                raise InvariantError(f"expected the oldest record first in the records of request {record.request_id}")
+            del records[0]
+            if not records:
                 del self._by_name[name]
 
     def _count(self, record: ReuseRecord) -> None:
@@ -155,11 +155,11 @@ def record_size(record: ReuseRecord) -> int:
     return RECORD_BYTES + sum(4 * len(text) for text in texts)
 
 
-def _texts(found: Difference) -> list[str]:
-    return [found.token, found.cached_token, found.before, found.after, found.cached_after]
+def _texts(difference: Difference) -> list[str]:
+    return [difference.token, difference.cached_token, difference.before, difference.after, difference.cached_after]
 
 
 def lost_tokens(num_prompt_tokens: int, num_cached_tokens: int, block_size: int) -> int:
-    """Return the tokens that were computed but could have been hits: those in full blocks, without the last token,
-    which is always computed, minus the cached tokens."""
-    return max(0, hit_cap(num_prompt_tokens, block_size) * block_size - num_cached_tokens)
+    """Return the number of tokens that were computed but could have been hits: all tokens in full blocks, except the
+    prompt's last token, which is always computed, minus the cached tokens."""
+    return max(0, max_hit_blocks(num_prompt_tokens, block_size) * block_size - num_cached_tokens)

@@ -1,9 +1,9 @@
 """Convert the events of one request, which have token ids, to pieces of text for its client.
 
-Stop strings end an answer here; its later events are ignored. The caller of `take` must cancel those answers in the
-engine (`stopped`), so that the engine stops computing them.
+Stop strings end an answer here; its later events are ignored. The caller of `take` must cancel such answers in the
+engine (`stopped_answers`), so that the engine stops computing them.
 
-Times are those at which this process receives an event, by its own clock.
+Times are the times at which this process receives an event, by its own clock.
 """
 
 from collections import Counter, deque
@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from quire.client.prefix.explanation import Explanation, explanation
 from quire.client.prefix.reuse_log import ReuseRecord
-from quire.client.reply.outputs import Answer, Completion, Piece, Timings, called, thought
+from quire.client.reply.outputs import Answer, Completion, Piece, Timings, reasoning_of, tool_calls_of
 from quire.client.request.params import SamplingParams
 from quire.core.events import (
     Admitted,
@@ -67,14 +67,14 @@ class _PartialAnswer:
         return TEXT if self.last is None else self.last.part
 
 
-def _answer(index: int, pieces: Sequence[Piece]) -> Answer:
-    """Join the pieces of one answer; an unfinished answer counts as cancelled."""
+def _build_answer(index: int, pieces: Sequence[Piece]) -> Answer:
+    """Build one answer from its pieces; an unfinished answer counts as cancelled."""
     last = pieces[-1] if pieces else Piece(index, "")
     return Answer(
         index=index,
         text="".join(piece.text for piece in pieces),
-        reasoning=thought(pieces),
-        tool_calls=called(pieces),
+        reasoning=reasoning_of(pieces),
+        tool_calls=tool_calls_of(pieces),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         finish_reason=last.finish_reason or FinishReason.CANCELLED.value,
         stop_reason=last.stop_reason,
@@ -100,7 +100,7 @@ class Reply:
         clock: Clock = monotonic,
         work: TextBudget | None = None,
     ) -> None:
-        """`work` is the CPU time budget shared by all replies of an event loop; None: parsing is not limited."""
+        """`work` is the CPU time budget for parsing, shared by all replies of an event loop; None: no limit."""
         self.request = request
         self._params = params
         self._tokenizer = tokenizer
@@ -109,7 +109,7 @@ class Reply:
         self._account = WorkAccount(request.tenant)
         self.work_error: WorkBudgetError | None = None
         """The error of the last answer that was ended because parsing exceeded the budget."""
-        self._halves = {one.index: self._begun(one) for one in request.continuations if one.produced}
+        self._answers = {one.index: self._resumed_answer(one) for one in request.continuations if one.produced}
         """The answers that have begun, by index."""
         self.pieces: list[Piece] = []
         """All pieces so far, in order of arrival."""
@@ -120,38 +120,38 @@ class Reply:
         self.num_cached_tokens = 0
         """Prompt tokens taken from the cache, as reported so far."""
         self.explanation: Explanation | None = None
-        """Why the rest of the prompt was not cached when the request was admitted; None unless requested."""
+        """Why no more of the prompt was cached when the request was admitted; None unless requested."""
         self.reuse: ReuseRecord | None = None
-        """The record of the cache lookup, if a server keeps records."""
+        """The record of the cache lookup, if the server keeps such records."""
         self.num_preemptions = 0
         self.num_replays = 0
         """Number of workers that died while the request was running."""
         self.num_inexact_moves = 0
         """Number of moves to a member with different numerics."""
-        self.stopped: list[int] = []
-        """Answers ended by a stop string or a budget and not yet cancelled in the engine; the caller of `take` clears
-        the list."""
+        self.stopped_answers: list[int] = []
+        """Indexes of answers that a stop string or a budget ended, and that are not cancelled in the engine yet; the
+        caller of `take` cancels them and clears the list."""
         self.refusal: QuireError | None = None
-        """Why the request was refused, or displaced before it ran."""
+        """The error of a request that was refused, or displaced before it ran."""
         self._prompt_logprobs: list[TokenLogprobs] = []
         self._times: dict[str, float] = {}
         self._pauses: deque[tuple[float, float | None]] = deque(maxlen=MAX_PAUSES)
         self._is_paused = False
 
-    def _begun(self, continuation: Continuation) -> _PartialAnswer:
-        """Resume an answer after its earlier tokens. Their text was already sent, except text that was held back."""
-        half = self._new_half(continuation.index)
+    def _resumed_answer(self, continuation: Continuation) -> _PartialAnswer:
+        """Return an answer in the state after its earlier tokens. Their text was already sent, except withheld text."""
+        answer = self._new_answer(continuation.index)
         for token_id in continuation.produced:
-            text = half.text.push(token_id)
-            if half.reader is not None:
-                half.reader.push(text)
-        return half
+            text = answer.text.push(token_id)
+            if answer.reader is not None:
+                answer.reader.push(text)
+        return answer
 
     @property
     def is_answered(self) -> bool:
         """Whether all answers have ended."""
-        halves = self._halves.values()
-        return len(halves) == len(self.request.continuations) and all(half.is_over for half in halves)
+        answers = self._answers.values()
+        return len(answers) == len(self.request.continuations) and all(answer.is_over for answer in answers)
 
     def take(self, events: Sequence[RequestEvent]) -> list[Piece]:
         """Process events and return the pieces they add."""
@@ -166,7 +166,7 @@ class Reply:
         return added
 
     @property
-    def num_longest(self) -> int:
+    def max_answer_tokens(self) -> int:
         """Number of tokens of the longest answer so far."""
         counts = Counter[int]()
         for piece in self.pieces:
@@ -179,7 +179,7 @@ class Reply:
         return "admitted" in self._times
 
     @property
-    def is_computed(self) -> bool:
+    def is_prefilled(self) -> bool:
         """Whether prefill is complete, so that `num_cached_tokens` is final."""
         return "first" in self._times
 
@@ -189,13 +189,13 @@ class Reply:
         return tuple(self._prompt_logprobs)
 
     @property
-    def moments(self) -> Mapping[str, float]:
-        """Times of admission (`admitted`), `first` token and `end`, as far as they have occurred."""
+    def times(self) -> Mapping[str, float]:
+        """Times of admission (`admitted`), the first token (`first`) and the `end`, as far as these have occurred."""
         return self._times
 
     @property
     def pauses(self) -> Sequence[tuple[float, float | None]]:
-        """The latest preemptions, as start and end; the end is the next output, None if there was none yet."""
+        """The start and end of the latest preemptions. The end is the time of the next output; None: no output yet."""
         return self._pauses
 
     @property
@@ -215,8 +215,8 @@ class Reply:
             request_id=self.request.request_id,
             prompt_token_ids=self.request.prompt,
             answers=tuple(
-                _answer(index, [piece for piece in self.pieces if piece.index == index])
-                for index in sorted(one.index for one in self.request.continuations)
+                _build_answer(index, [piece for piece in self.pieces if piece.index == index])
+                for index in sorted(continuation.index for continuation in self.request.continuations)
             ),
             num_cached_tokens=self.num_cached_tokens,
             seed=self.request.seed,
@@ -274,24 +274,24 @@ class Reply:
             return None
         return explanation(self._tokenizer, self.request.namespace, self.request.prompt, event.miss)
 
-    def _half(self, index: int) -> _PartialAnswer:
-        half = self._halves.get(index)
-        if half is None:
-            half = self._halves[index] = self._new_half(index)
-        return half
+    def _answer_at(self, index: int) -> _PartialAnswer:
+        answer = self._answers.get(index)
+        if answer is None:
+            answer = self._answers[index] = self._new_answer(index)
+        return answer
 
-    def _new_half(self, index: int) -> _PartialAnswer:
+    def _new_answer(self, index: int) -> _PartialAnswer:
         form = self._params.answer_format
         if form is None or form.is_plain:
             return _PartialAnswer(self._text(), None)
         return _PartialAnswer(self._text(), AnswerReader(form, partial(self._call_id, index)))
 
     def _call_id(self, index: int, call_index: int) -> str:
-        """Return the id of a tool call; it depends only on the request and the indices, so it is equal on a replay."""
-        named = f"{self.request.request_id}/{index}/{call_index}"
+        """Return the id of a tool call. It depends only on the request and the indexes, so it is equal on a replay."""
+        name = f"{self.request.request_id}/{index}/{call_index}"
         if self._params.answer_format is not None and self._params.answer_format.has_short_ids:
-            return short_id(named)
-        return "call_" + blake2b(named.encode(), digest_size=12).hexdigest()
+            return short_id(name)
+        return "call_" + blake2b(name.encode(), digest_size=12).hexdigest()
 
     def _text(self) -> Detokenizer:
         tokenizer, prompt, params = self._tokenizer, self.request.prompt, self._params
@@ -308,39 +308,39 @@ class Reply:
         )
 
     def _token(self, event: Token) -> list[Piece]:
-        half = self._half(event.sequence_index)
-        if half.is_over:
+        answer = self._answer_at(event.sequence_index)
+        if answer.is_over:
             return []
         logprobs = () if event.logprobs is None else (event.logprobs,)
         if self._is_hidden(event):
-            return self._show(half, Piece(event.sequence_index, "", (event.token_id,), logprobs, part=half.part))
-        text, stop = half.text.push(event.token_id), half.text.stop
+            return self._show(answer, Piece(event.sequence_index, "", (event.token_id,), logprobs, part=answer.part))
+        text, stop = answer.text.push(event.token_id), answer.text.stop
         reason = None if stop is None else FinishReason.STOP.value
         if reason is not None:
-            self.stopped.append(event.sequence_index)
+            self.stopped_answers.append(event.sequence_index)
         piece = Piece(event.sequence_index, text, (event.token_id,), logprobs, reason, stop)
-        if half.reader is None:
-            return self._show(half, piece)
-        parts = self._read(half, half.reader, text)
-        if reason is None and half.work_error is not None:
-            self.stopped.append(event.sequence_index)
+        if answer.reader is None:
+            return self._show(answer, piece)
+        parts = self._read(answer, answer.reader, text)
+        if reason is None and answer.work_error is not None:
+            self.stopped_answers.append(event.sequence_index)
             reason = FinishReason.ERROR.value
-            error = half.work_error
+            error = answer.work_error
             piece = replace(piece, finish_reason=reason, error=str(error), error_code=error.code)
         if reason is not None:
-            parts += half.reader.finish()
-        return self._show_parts(half, parts, piece)
+            parts += answer.reader.finish()
+        return self._show_parts(answer, parts, piece)
 
-    def _read(self, half: _PartialAnswer, reader: AnswerReader, text: str) -> list[PartDelta]:
+    def _read(self, answer: _PartialAnswer, reader: AnswerReader, text: str) -> list[PartDelta]:
         """Parse text into parts. If the budget of the request or its tenant is exceeded, set `work_error`."""
         if self._work is None:
             return reader.push(text)
         start_s = thread_time()
         parts = reader.push(text)
         spent_s = thread_time() - start_s
-        cut = self._work.spend(self._account, "answer_reader", spent_s, self._clock())
-        if cut is not None:
-            self.work_error = half.work_error = cut.error
+        exceeded = self._work.spend(self._account, "answer_reader", spent_s, self._clock())
+        if exceeded is not None:
+            self.work_error = answer.work_error = exceeded.error
         return parts
 
     def _is_hidden(self, event: Token) -> bool:
@@ -352,38 +352,38 @@ class Reply:
     def _finish(self, event: SequenceFinished) -> list[Piece]:
         if event.retry_after_s is not None:
             self.refusal = DisplacedError(self.request.tenant, event.retry_after_s)
-        half = self._half(event.sequence_index)
-        if half.is_over:
+        answer = self._answer_at(event.sequence_index)
+        if answer.is_over:
             return []
-        text = half.text.finish()
-        stop: str | int | None = half.text.stop
-        if stop is None and event.reason is FinishReason.STOP and half.last is not None:
-            last = half.last.token_ids[-1]
+        text = answer.text.finish()
+        stop: str | int | None = answer.text.stop
+        if stop is None and event.reason is FinishReason.STOP and answer.last is not None:
+            last = answer.last.token_ids[-1]
             stop = last if last in self._params.stop_token_ids else None
-        reason = FinishReason.STOP.value if half.text.stop else event.reason.value
+        reason = FinishReason.STOP.value if answer.text.stop else event.reason.value
         piece = Piece(event.sequence_index, text, (), (), reason, stop, event.error, event.code)
-        if half.reader is None:
-            return self._show(half, piece)
-        parts = [*half.reader.push(text), *half.reader.finish()]
-        if half.reader.num_calls and reason == FinishReason.STOP.value:
+        if answer.reader is None:
+            return self._show(answer, piece)
+        parts = [*answer.reader.push(text), *answer.reader.finish()]
+        if answer.reader.num_calls and reason == FinishReason.STOP.value:
             piece = replace(piece, finish_reason=TOOL_CALLS)
-        return self._show_parts(half, parts, piece)
+        return self._show_parts(answer, parts, piece)
 
-    def _show_parts(self, half: _PartialAnswer, parts: Sequence[PartDelta], whole: Piece) -> list[Piece]:
-        """Make one piece per part; the last has the tokens and the finish reason."""
-        *before, last = [Piece(whole.index, one.delta, part=one.part) for one in parts] or [
-            Piece(whole.index, "", part=half.part)
+    def _show_parts(self, answer: _PartialAnswer, parts: Sequence[PartDelta], piece: Piece) -> list[Piece]:
+        """Return one piece per part; the last piece has the tokens and the finish reason."""
+        *earlier, last = [Piece(piece.index, part.delta, part=part.part) for part in parts] or [
+            Piece(piece.index, "", part=answer.part)
         ]
-        half.last = replace(whole, delta=last.delta, part=last.part)
-        return [*before, half.last]
+        answer.last = replace(piece, delta=last.delta, part=last.part)
+        return [*earlier, answer.last]
 
     @staticmethod
-    def _show(half: _PartialAnswer, piece: Piece) -> list[Piece]:
-        half.last = piece
+    def _show(answer: _PartialAnswer, piece: Piece) -> list[Piece]:
+        answer.last = piece
         return [piece]
 
 
-# -- replies that are still open, by request ---------------------------------------------------------------------------
+# -- dispatch of events to open requests -------------------------------------------------------------------------------
 
 CancelAnswer = Callable[[str, int], None]
 
@@ -395,28 +395,28 @@ class Recipient(Protocol):
     def reply(self) -> Reply: ...
 
     def show(self, pieces: list[Piece]) -> None:
-        """Handle new pieces. Called without pieces too, for example when the reply is done or refused."""
+        """Handle new pieces. Also called without pieces, for example when the request has ended or was refused."""
 
 
 R = TypeVar("R", bound=Recipient)
 
 
-def hand_out(events: Sequence[RequestEvent], live: dict[str, R], cancel_answer: CancelAnswer) -> None:
-    """Pass each recipient its events. Finished requests are removed from `live`, and answers ended by stop strings are
-    cancelled in the engine."""
-    own: dict[str, list[RequestEvent]] = {}
+def dispatch_events(events: Sequence[RequestEvent], recipients: dict[str, R], cancel_answer: CancelAnswer) -> None:
+    """Pass each recipient its events. Finished requests are removed from `recipients`. Answers that a stop string or a
+    budget ended are cancelled in the engine."""
+    events_of: dict[str, list[RequestEvent]] = {}
     for event in events:
-        own.setdefault(event.request_id, []).append(event)
-    for request_id, its_events in own.items():
-        recipient = live.get(request_id)
+        events_of.setdefault(event.request_id, []).append(event)
+    for request_id, request_events in events_of.items():
+        recipient = recipients.get(request_id)
         if recipient is None:
             continue
         reply = recipient.reply
-        pieces = reply.take(its_events)
+        pieces = reply.take(request_events)
         if reply.is_done:
-            del live[request_id]
-        elif reply.stopped:
-            stopped, reply.stopped = reply.stopped, []
-            for index in stopped:
+            del recipients[request_id]
+        elif reply.stopped_answers:
+            indexes, reply.stopped_answers = reply.stopped_answers, []
+            for index in indexes:
                 cancel_answer(request_id, index)
         recipient.show(pieces)

@@ -1,16 +1,16 @@
 """A bounded stream of pieces between the engine and one consumer. A request whose stream is not read is cancelled.
 
-Unread pieces are buffered. More than `max_pending` pieces are joined, so that a consumer that paused briefly reads
-everything in a few large pieces. More than `max_bytes` cancel the request: the consumer counts as stuck and, if it
-continues, reads the buffered pieces and then a `StreamStuckError`. Closing the stream (`close`, which callers run when
-a task is cancelled or a generator is closed) cancels the request too.
+Unread pieces are buffered. More than `max_pending` pieces are merged, so that a consumer that paused briefly reads
+them as a few large pieces. If they exceed `max_bytes`, the request is cancelled: the consumer counts as stuck and, if
+it continues, reads the buffered pieces and then a `StreamStuckError`. Closing the stream (`close`, which callers run
+if a task is cancelled or a generator is closed) cancels the request too.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from quire.client.reply.outputs import Completion, Piece, joined
+from quire.client.reply.outputs import Completion, Piece, merge_pieces
 from quire.client.reply.reply import Reply
 from quire.errors import QuireError, StreamStuckError
 
@@ -30,7 +30,7 @@ class Stream:
     ) -> None:
         self.request_id = request_id
         self._cancel = cancel
-        self._max_pending = self._join_at = max_pending
+        self._max_pending = self._merge_at = max_pending
         self._max_bytes = max_bytes
         self._pieces: deque[Piece] = deque()
         self._num_bytes = 0
@@ -40,7 +40,7 @@ class Stream:
         self._ready = asyncio.Event()
 
     def wake(self, ready: asyncio.Event) -> None:
-        """Use this event, which several streams may share, to signal that pieces are available."""
+        """Set this event, which several streams may share, whenever pieces are available."""
         if self._ready.is_set():
             ready.set()
         self._ready = ready
@@ -55,10 +55,10 @@ class Stream:
             self.end(StreamStuckError(self.request_id, self._max_bytes))
             return
         self._pieces.extend(pieces)
-        if len(self._pieces) > self._join_at:
-            self._pieces = deque(joined(self._pieces))
-            # Alternating parts cannot be joined; doubling the threshold avoids quadratic cost.
-            self._join_at = max(self._max_pending, 2 * len(self._pieces))
+        if len(self._pieces) > self._merge_at:
+            self._pieces = deque(merge_pieces(self._pieces))
+            # Pieces of alternating parts cannot be merged; doubling the threshold avoids quadratic cost.
+            self._merge_at = max(self._max_pending, 2 * len(self._pieces))
         self._ready.set()
 
     def end(self, error: QuireError | None = None) -> None:
@@ -82,16 +82,16 @@ class Stream:
         self._num_bytes = 0
 
     def take(self) -> list[Piece]:
-        """Take all unread pieces, joined by answer and part. Without any, return an empty list, or raise the error that
-        ended the stream. `is_over` distinguishes the end from a pause.
+        """Remove and return all unread pieces, merged by answer and part. Without any, return an empty list, or raise
+        the error that ended the stream. `is_over` distinguishes the end from a pause.
         """
         if not self._pieces and self._error is not None:
             raise self._error
-        # Usually the consumer reads every piece at once, and a single piece needs no joining.
-        taken = joined(self._pieces) if len(self._pieces) > 1 else list(self._pieces)
+        # Usually the consumer reads every piece at once, and a single piece needs no merging.
+        pieces = merge_pieces(self._pieces) if len(self._pieces) > 1 else list(self._pieces)
         self._pieces.clear()
-        self._num_bytes, self._join_at = 0, self._max_pending
-        return taken
+        self._num_bytes, self._merge_at = 0, self._max_pending
+        return pieces
 
     def __aiter__(self) -> "Stream":
         return self
@@ -110,8 +110,8 @@ class Stream:
 
 
 class RequestHandle(Stream):
-    """The stream of a submitted request, and its completion. Refusals are raised to the consumer. Must be closed in any
-    case."""
+    """The stream of a submitted request, and its completion. If the request is refused, reading raises the error. Must
+    always be closed."""
 
     def __init__(self, reply: Reply, cancel: Callable[[str], None], forget: Callable[[str], object]) -> None:
         super().__init__(reply.request.request_id, cancel)

@@ -38,14 +38,14 @@ from quire.text.grammars.grammar import Grammar, bounded_schema
 from quire.text.parsers.reader import AnswerFormat
 from quire.text.parsers.tool_format import HERMES, ToolFormat
 
-BUDGET = "thinking_token_budget"
+BUDGET_PARAMETER = "thinking_token_budget"
 MAX_BUDGET = 1 << 20
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation as token ids, and the format of its answer."""
+    """A conversation as token ids, with the format of its answer and a grammar that constrains it."""
 
     ids: list[int]
     form: AnswerFormat
@@ -53,39 +53,38 @@ class ChatPrompt:
     parts: PromptParts
     """The token ranges of messages and tools."""
     grammar: Grammar | None = None
-    """A grammar that constrains the answer."""
 
-    def applied(self, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters with this prompt's grammar and answer format."""
+    def apply_to(self, params: SamplingParams) -> SamplingParams:
+        """Return sampling parameters with this prompt's grammar and answer format."""
         return replace(params, grammar=self.grammar, answer_format=self.form)
 
 
 def chat_prompt(
     model: TextModel, messages: Messages, use: ToolUse = NO_TOOLS, arguments: TemplateArguments | None = None
 ) -> ChatPrompt:
-    """Render and tokenize a conversation with its tools. The result has no grammar."""
+    """Render and tokenize a conversation with its tools, without a grammar."""
     formats, tools = model.formats(), use.callable
     form = _tool_form(model, formats) if tools else None
     parts = message_parts(messages)
     if tools and formats.tools is not None:
-        arguments = structs.replace(arguments or TemplateArguments(), tools=[tool.shown for tool in use.tools])
+        arguments = structs.replace(arguments or TemplateArguments(), tools=[tool.declaration for tool in use.tools])
     elif tools:
-        # Tools and system text are merged into one message, so its tokens cannot be assigned to either.
-        num_first = num_system(messages)
+        # Tools and system text are merged into one message, so its tokens cannot be attributed to either.
+        num_leading = num_system(messages)
         messages = with_written_tools(messages, use.tools)
-        parts = [*[None] * num_system(messages), *parts[num_first:]]
-    canonical_messages = canonical(messages, formats.spelling)
+        parts = [*[None] * num_system(messages), *parts[num_leading:]]
+    canonical_messages = canonical(messages, formats.support)
     rendered = model.rendered(canonical_messages, arguments)
-    answer = AnswerFormat(
+    answer_format = AnswerFormat(
         reasoning=formats.reasoning,
         is_thinking=formats.reasoning is not None and formats.reasoning.is_open(rendered.text),
         tools=form,
         text_keys={tool.name: text_keys(tool.schema) for tool in tools},
-        shown_token_ids=_shown(formats, form),
+        shown_token_ids=_delimiter_ids(formats, form),
     )
-    numbered = NumberedMessages(canonical_messages, parts[len(parts) - len(canonical_messages) :])
-    ids, spans = model.encoded_parts(rendered, numbered, [tool.name for tool in use.tools])
-    return ChatPrompt(ids, answer, spans)
+    numbered_messages = NumberedMessages(canonical_messages, parts[len(parts) - len(canonical_messages) :])
+    ids, spans = model.encoded_parts(rendered, numbered_messages, [tool.name for tool in use.tools])
+    return ChatPrompt(ids, answer_format, spans)
 
 
 def converse(
@@ -108,15 +107,15 @@ def converse(
     budget = _budget(max_thought_tokens, formats)
     rules = AnswerRules(schema=schema, reasoning=reasoning, is_thinking=is_thinking, max_thought_tokens=budget)
     if prompt.form.tools is not None:
-        return replace(prompt, grammar=_Tools(model, formats, prompt.form.tools, use, rules).grammar())
+        return replace(prompt, grammar=_ToolGrammar(model, formats, prompt.form.tools, use, rules).grammar())
     if reasoning is None or (grammar is None and budget is None):
         return replace(prompt, grammar=grammar)
     if grammar is not None and schema is None:
         if budget is None:
             return replace(prompt, grammar=grammar)
-        both = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
-        raise InvalidParameterError(both, BUDGET, code="budget_beside_grammar")
-    return replace(prompt, grammar=_grammar(rules, formats, BUDGET if grammar is None else "response_format"))
+        message = f"expected a thinking budget or {grammar.parameter}, got both; leave one out"
+        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_beside_grammar")
+    return replace(prompt, grammar=_grammar(rules, formats, BUDGET_PARAMETER if grammar is None else "response_format"))
 
 
 def _budget(requested: int | None, formats: ModelFormats) -> int | None:
@@ -124,12 +123,12 @@ def _budget(requested: int | None, formats: ModelFormats) -> int | None:
     if requested is None or formats.reasoning is None:
         return None
     if not 1 <= requested <= MAX_BUDGET:
-        rule = f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}"
-        raise InvalidParameterError(rule, BUDGET, code="budget_out_of_range")
+        message = f"expected a thinking budget of 1 to {MAX_BUDGET} tokens, got {requested}"
+        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_out_of_range")
     if not any(formats.reasoning.end.startswith(mark) for mark in formats.marks):
-        rule = "a thinking budget needs a model that ends thoughts with a special token"
-        sentence = f"{rule}, this one ends them with {formats.reasoning.end!r} in plain text; leave the budget out"
-        raise InvalidParameterError(sentence, BUDGET, code="budget_not_supported")
+        expected = "expected a model that ends reasoning with a special token for a thinking budget"
+        message = f"{expected}, got one that ends it with the text {formats.reasoning.end!r}; leave the budget out"
+        raise InvalidParameterError(message, BUDGET_PARAMETER, code="budget_not_supported")
     return requested
 
 
@@ -154,25 +153,24 @@ class ConversationArguments(TemplateArguments, frozen=True, kw_only=True):
 def chat_inputs(
     model: TextModel, messages: Messages, params: SamplingParams | None, **arguments: Any
 ) -> tuple[list[int], SamplingParams]:
-    """Return the token ids of a conversation, and the sampling parameters with its grammar and answer format.
-    `arguments` are the fields of `ConversationArguments`."""
-    params, wanted = params or SamplingParams(), ConversationArguments.of(arguments)
-    mode, only = tool_mode(wanted.tool_choice)
-    use = ToolUse(tools_of(wanted.tools or ()), mode, only, wanted.parallel_tool_calls)
-    conversation = converse(model, messages, use, params.grammar, arguments=structs.replace(wanted, tools=None))
-    return conversation.ids, conversation.applied(params)
+    """Return a conversation's token ids and sampling parameters. `arguments`: the fields of `ConversationArguments`."""
+    params, fields = params or SamplingParams(), ConversationArguments.of(arguments)
+    mode, tool_name = tool_mode(fields.tool_choice)
+    use = ToolUse(tools_of(fields.tools or ()), mode, tool_name, fields.parallel_tool_calls)
+    conversation = converse(model, messages, use, params.grammar, arguments=structs.replace(fields, tools=None))
+    return conversation.ids, conversation.apply_to(params)
 
 
-class ToolFit(Enum):
+class GrammarCheck(Enum):
     """The result of checking a grammar."""
 
-    RIGHT = "right"
-    WRONG = "wrong"
+    VALID = "valid"
+    INVALID = "invalid"
     UNKNOWN = "unknown"
-    """The request's time budget was used up before the check finished."""
+    """The request's CPU time budget was exhausted before the check finished."""
 
 
-class _Tools:
+class _ToolGrammar:
     """Builds the grammar of a request's tools; a schema that cannot be compiled is relaxed to any JSON object."""
 
     def __init__(
@@ -184,44 +182,46 @@ class _Tools:
         """Return a grammar with the schemas of all tools. If it is invalid, or its check exceeds the request's budget,
         each schema is checked alone, so that results are cached by tool, and invalid schemas are relaxed."""
         tools = [(tool, CallableTool(tool.name, _schema(tool), tool.is_strict)) for tool in self._use.callable]
-        whole = self._of([one for _, one in tools])
-        if self._found(whole) is ToolFit.RIGHT:
-            return whole
-        fit = self._of([one if self._is_fit(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools])
-        if self._found(fit) is not ToolFit.WRONG:
-            return fit
-        return self._of([CallableTool(tool.name, ANY_OBJECT) for tool, _ in tools])
+        complete = self._build([one for _, one in tools])
+        if self._check(complete) is GrammarCheck.VALID:
+            return complete
+        relaxed = self._build(
+            [one if self._is_valid_tool(tool, one) else CallableTool(tool.name, ANY_OBJECT) for tool, one in tools]
+        )
+        if self._check(relaxed) is not GrammarCheck.INVALID:
+            return relaxed
+        return self._build([CallableTool(tool.name, ANY_OBJECT) for tool, _ in tools])
 
-    def _of(self, tools: Sequence[CallableTool]) -> Grammar:
+    def _build(self, tools: Sequence[CallableTool]) -> Grammar:
         use = self._use
         must_call = use.mode is ToolMode.REQUIRED or use.only is not None
         calls = ToolRules(self._form, tools, must_call, use.is_parallel and use.only is None)
         return _grammar(replace(self._rules, calls=calls), self._formats, "tools")
 
-    def _is_fit(self, tool: Tool, callable_tool: CallableTool) -> bool:
-        if self._found(Grammar.lark(schema_grammar(callable_tool), "tools")) is ToolFit.RIGHT:
+    def _is_valid_tool(self, tool: Tool, callable_tool: CallableTool) -> bool:
+        if self._check(Grammar.lark(schema_grammar(callable_tool), "tools")) is GrammarCheck.VALID:
             return True
         if tool.is_strict:
-            why = "no grammar can express its schema, or not within a request's time"
-            sentence = f"tool {tool.name} is strict, and {why}; leave strict out, or simplify the schema"
-            raise InvalidParameterError(sentence, "tools", code="strict_schema_unsupported")
+            reason = "its schema cannot be compiled, or not within a request's time limit"
+            message = f"tool {tool.name} is strict, but {reason}; leave strict out, or simplify the schema"
+            raise InvalidParameterError(message, "tools", code="strict_schema_unsupported")
         return False
 
-    def _found(self, grammar: Grammar) -> ToolFit:
+    def _check(self, grammar: Grammar) -> GrammarCheck:
         try:
-            self._model.checked(grammar)
+            self._model.validate_grammar(grammar)
         except WorkBudgetError as error:
             if error.retry_after_s:
                 raise
-            return ToolFit.UNKNOWN
+            return GrammarCheck.UNKNOWN
         except InvalidParameterError:
-            return ToolFit.WRONG
-        return ToolFit.RIGHT
+            return GrammarCheck.INVALID
+        return GrammarCheck.VALID
 
 
 def _schema(tool: Tool) -> Mapping[str, Any]:
-    made: Mapping[str, Any] = bounded_schema(tool.schema, "tools")
-    return made
+    schema: Mapping[str, Any] = bounded_schema(tool.schema, "tools")
+    return schema
 
 
 def _grammar(rules: AnswerRules, formats: ModelFormats, parameter: str) -> Grammar:
@@ -233,16 +233,16 @@ def _tool_form(model: TextModel, formats: ModelFormats) -> ToolFormat:
         return HERMES
     if formats.tools is None:
         raise InvalidParameterError(
-            f"tools need a model whose chat template has tool calls, the template of {model.name} has none; leave tools"
+            f"expected a model whose chat template has tool calls, got {model.name} without them; leave tools"
             " out, use another model, or start the server with --tool-format hermes",
             "tools",
         )
     return formats.tools
 
 
-def _shown(formats: ModelFormats, form: ToolFormat | None) -> frozenset[int]:
-    """Return the special tokens that delimit reasoning or tool calls; the parser needs them in the text."""
+def _delimiter_ids(formats: ModelFormats, form: ToolFormat | None) -> frozenset[int]:
+    """Return the ids of special tokens that delimit reasoning or tool calls; the parser needs them in the text."""
     texts = [] if formats.reasoning is None else [formats.reasoning.begin, formats.reasoning.end]
     if form is not None:
-        texts += [form.begin, form.name_end, form.call_end, form.again or "", form.end]
+        texts += [form.begin, form.name_end, form.call_end, form.call_separator or "", form.end]
     return frozenset(number for mark, number in formats.marks.items() if any(mark in text for text in texts))

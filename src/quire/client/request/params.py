@@ -1,7 +1,7 @@
-"""Sampling parameters as a client sets them; `settle` converts them to the core's `ResolvedSampling`.
+"""Sampling parameters as a client sets them; `resolve` converts them to the core's `ResolvedSampling`.
 
-`SamplingParams` has the fields of `ResolvedSampling`, and the fields that only the parent process uses: stop strings,
-the seed, the number of answers. Every value is checked here; in `ResolvedSampling` every default is filled in.
+`SamplingParams` has the fields of `ResolvedSampling`, and fields that only the parent process uses: stop strings, the
+seed and the number of answers. Every value is validated here; in `ResolvedSampling` every default is filled in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 4
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
-MAX_LISTED = 1 << 18
+MAX_LIST_LENGTH = 1 << 18
 """Maximum length of a list of token ids; larger than any vocabulary."""
-SHOWN_CHARS = 200
+MAX_SHOWN_CHARS = 200
 """Maximum characters of a caller's value quoted in an error message."""
 
 
@@ -33,52 +33,52 @@ def _field(default: Any, doc: str, low: float | None = None, high: float | None 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Sampling parameters of one request. None means the model's default, or no effect if the model has none."""
+    """Sampling parameters of one request. None means the model's default, or no effect if the model has no default."""
 
     max_tokens: int | None = _field(
         None,
-        "Most tokens to produce. None: until the sequence is full. 0: none, for `prompt_logprobs` alone.",
+        "Maximum output tokens. None: up to the maximum sequence length. 0: none, only with `prompt_logprobs`.",
         0,
         1 << 30,
     )
-    temperature: float | None = _field(None, "0 takes the likeliest token; 1 is the model's own spread.", 0.0, 100.0)
+    temperature: float | None = _field(None, "0 takes the likeliest token; 1 is the model's distribution.", 0.0, 100.0)
     top_k: int | None = _field(None, "Keep the k likeliest tokens; 0 keeps all.", 0, 1 << 31)
-    top_p: float | None = _field(None, "Keep the likeliest tokens that together hold this share.", 0.0, 1.0)
-    min_p: float | None = _field(None, "Drop tokens less likely than this share of the likeliest.", 0.0, 1.0)
-    repetition_penalty: float | None = _field(None, "Above 1 makes all known tokens less likely.", 0.01, 100.0)
-    presence_penalty: float = _field(0.0, "Subtracted from the logit of every token produced before.", -100.0, 100.0)
-    frequency_penalty: float = _field(0.0, "Subtracted once for each time a token was produced.", -100.0, 100.0)
+    top_p: float | None = _field(None, "Keep the likeliest tokens up to this total probability.", 0.0, 1.0)
+    min_p: float | None = _field(None, "Drop tokens below this share of the likeliest token's probability.", 0.0, 1.0)
+    repetition_penalty: float | None = _field(None, "Above 1 makes prompt and output tokens less likely.", 0.01, 100.0)
+    presence_penalty: float = _field(0.0, "Subtracted from the logit of every token in the output.", -100.0, 100.0)
+    frequency_penalty: float = _field(0.0, "Subtracted from the logit per occurrence in the output.", -100.0, 100.0)
     logit_bias: Mapping[int, float] = field(
-        default_factory=dict, metadata={"doc": f"Token id to what is added to its logit; up to {MAX_BIASES}."}
+        default_factory=dict, metadata={"doc": f"Map of token ids to values added to their logits; up to {MAX_BIASES}."}
     )
     allowed_token_ids: Sequence[int] | None = _field(None, "Only these tokens may be chosen.")
     banned_token_ids: Sequence[int] = _field((), "These tokens are never chosen.")
-    min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many.", 0, 1 << 30)
-    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer; they are not part of it.")
-    stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, beside the model's own.")
-    ignore_eos: bool = _field(False, "Go on after the model's own end tokens.")
+    min_tokens: int = _field(0, "Stop tokens cannot be chosen before this many output tokens.", 0, 1 << 30)
+    stop: Sequence[str] = _field((), f"Up to {MAX_STOPS} texts that end the answer and are not included in it.")
+    stop_token_ids: Sequence[int] = _field((), "Tokens that end the answer, in addition to the model's end tokens.")
+    ignore_eos: bool = _field(False, "Continue after the model's end tokens.")
     seed: int | None = _field(
-        None, "The same seed gives the same tokens. None: drawn and reported.", -(1 << 63), (1 << 64) - 1
+        None, "Equal seeds give equal tokens. None: a random seed, which is reported.", -(1 << 63), (1 << 64) - 1
     )
-    n: int = _field(1, "How many answers to one prompt; they share its computation.", 1, MAX_ANSWERS)
-    logprobs: int | None = _field(None, "Report this many alternatives beside each token.", 0, MAX_LOGPROBS)
-    prompt_logprobs: int | None = _field(None, "The same for the prompt's tokens.", 0, MAX_LOGPROBS)
-    include_stop: bool = _field(False, "Leave the stop text in the answer.")
+    n: int = _field(1, "Number of answers to one prompt, which is computed only once.", 1, MAX_ANSWERS)
+    logprobs: int | None = _field(None, "Report log-probabilities, this many alternatives per token.", 0, MAX_LOGPROBS)
+    prompt_logprobs: int | None = _field(None, "Like `logprobs`, for the tokens of the prompt.", 0, MAX_LOGPROBS)
+    include_stop: bool = _field(False, "Include the stop text in the answer.")
     skip_special_tokens: bool = _field(True, "Leave special tokens out of the text.")
     grammar: Grammar | None = field(
-        default=None, metadata={"doc": "What the answer must match: `Grammar.json_schema(...)` and others."}
+        default=None, metadata={"doc": "Grammar that the answer must match, such as `Grammar.json_schema(...)`."}
     )
     answer_format: AnswerFormat | None = field(
-        default=None, metadata={"doc": "What thoughts and calls look like in the answer; chats set it."}
+        default=None, metadata={"doc": "Format of reasoning and tool calls in the answer; set by chats."}
     )
 
     def __post_init__(self) -> None:
-        self._freeze()
-        for one in fields(self):
-            _check(one.name, getattr(self, one.name), one.metadata)
+        self._convert_iterables()
+        for field_info in fields(self):
+            _check_range(field_info.name, getattr(self, field_info.name), field_info.metadata)
         for name in ("ignore_eos", "include_stop", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                shown = _some(getattr(self, name))
+                shown = _short(getattr(self, name))
                 raise InvalidParameterError(f"expected {name} to be true or false, got {shown}", name)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidParameterError(
@@ -96,7 +96,7 @@ class SamplingParams:
         self._check_grammar()
         if len(self.stop) > MAX_STOPS or not all(_is_stop(text) for text in self.stop):
             raise InvalidParameterError(
-                f"expected at most {MAX_STOPS} stop texts of 1 to {MAX_STOP_CHARS} characters, got {_some(self.stop)}",
+                f"expected at most {MAX_STOPS} stop texts of 1 to {MAX_STOP_CHARS} characters, got {_short(self.stop)}",
                 "stop",
             )
         if len(self.logit_bias) > MAX_BIASES or not all(
@@ -107,104 +107,104 @@ class SamplingParams:
 
     def _check_grammar(self) -> None:
         if self.answer_format is not None and not isinstance(self.answer_format, AnswerFormat):
-            shown = _some(self.answer_format)
+            shown = _short(self.answer_format)
             raise InvalidParameterError(f"expected an AnswerFormat as answer_format, got {shown}", "answer_format")
         if self.grammar is None:
             return
         if not isinstance(self.grammar, Grammar):
-            raise InvalidParameterError(f"expected a quire.Grammar as grammar, got {_some(self.grammar)}", "grammar")
+            raise InvalidParameterError(f"expected a quire.Grammar as grammar, got {_short(self.grammar)}", "grammar")
         for name, neutral in (("ignore_eos", False), ("min_tokens", 0)):
             if getattr(self, name) != neutral:
-                raise InvalidParameterError(f"expected no {name} with a grammar, which defines its own end", name)
+                raise InvalidParameterError(f"expected no {name} with a grammar, which also defines the end", name)
 
-    def _freeze(self) -> None:
-        """Convert iterables to tuples and None to an empty tuple, so that values cannot change or be used up later."""
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _frozen("stop", self.stop))
+    def _convert_iterables(self) -> None:
+        """Convert iterables to tuples and None to an empty tuple, so that values cannot change or be consumed later."""
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _to_tuple("stop", self.stop))
         for name in ("banned_token_ids", "stop_token_ids"):
-            object.__setattr__(self, name, _frozen(name, getattr(self, name)))
+            object.__setattr__(self, name, _to_tuple(name, getattr(self, name)))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", _frozen("allowed_token_ids", self.allowed_token_ids))
-        raw: Any = self.logit_bias
-        bias = {} if raw is None else raw
-        if not isinstance(bias, Mapping) or not all(isinstance(one, int | float) for one in bias.values()):
+            object.__setattr__(self, "allowed_token_ids", _to_tuple("allowed_token_ids", self.allowed_token_ids))
+        raw_bias: Any = self.logit_bias
+        bias = {} if raw_bias is None else raw_bias
+        if not isinstance(bias, Mapping) or not all(isinstance(value, int | float) for value in bias.values()):
             raise InvalidParameterError(
-                f"expected logit_bias to map token ids to numbers, got {_some(bias)}", "logit_bias"
+                f"expected logit_bias to map token ids to numbers, got {_short(bias)}", "logit_bias"
             )
         object.__setattr__(self, "logit_bias", MappingProxyType(dict(bias)))
 
-    def settle(
-        self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, room: int = 1 << 30
+    def resolve(
+        self, defaults: Mapping[str, float | int], eos: frozenset[int], vocabulary_size: int, max_tokens: int = 1 << 30
     ) -> CoreParams:
         """Return the core's parameters. Each value is the client's, else the model's default, else one without effect.
-        Without a client's `max_tokens`, the limit is `room`, the tokens left in the sequence.
+        The argument `max_tokens`, the number of tokens left in the sequence, applies if the client set none.
         """
 
-        def chosen(name: str, neutral: float) -> float:
+        def value_or_default(name: str, neutral: float) -> float:
             value = getattr(self, name)
             return defaults.get(name, neutral) if value is None else value
 
         for name in ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids"):
             _check_tokens(name, getattr(self, name) or (), vocabulary_size)
-        own = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
+        eos_tokens = frozenset() if self.ignore_eos else frozenset(token for token in eos if token < vocabulary_size)
         return CoreParams(
-            max_tokens=room if self.max_tokens is None else self.max_tokens,
-            temperature=float(chosen("temperature", 1.0)),
-            top_k=int(chosen("top_k", 0)),
-            top_p=float(chosen("top_p", 1.0)),
-            min_p=float(chosen("min_p", 0.0)),
-            repetition_penalty=float(chosen("repetition_penalty", 1.0)),
+            max_tokens=max_tokens if self.max_tokens is None else self.max_tokens,
+            temperature=float(value_or_default("temperature", 1.0)),
+            top_k=int(value_or_default("top_k", 0)),
+            top_p=float(value_or_default("top_p", 1.0)),
+            min_p=float(value_or_default("min_p", 0.0)),
+            repetition_penalty=float(value_or_default("repetition_penalty", 1.0)),
             presence_penalty=float(self.presence_penalty),
             frequency_penalty=float(self.frequency_penalty),
             logit_bias=tuple(sorted((token, float(bias)) for token, bias in self.logit_bias.items())),
             allowed_token_ids=None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             banned_token_ids=tuple(self.banned_token_ids),
             min_tokens=self.min_tokens,
-            stop_token_ids=own | frozenset(self.stop_token_ids),
+            stop_token_ids=eos_tokens | frozenset(self.stop_token_ids),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
 
 
-def _frozen(name: str, values: Any) -> tuple[Any, ...]:
+def _to_tuple(name: str, values: Any) -> tuple[Any, ...]:
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise InvalidParameterError(f"expected {name} to be a list, got {_some(values)}", name)
-    taken = tuple(dict.fromkeys(islice(values, MAX_LISTED + 1)))
-    if len(taken) > MAX_LISTED:
-        raise InvalidParameterError(f"expected at most {MAX_LISTED} entries in {name}, got more", name)
-    return taken
+        raise InvalidParameterError(f"expected {name} to be a list, got {_short(values)}", name)
+    entries = tuple(dict.fromkeys(islice(values, MAX_LIST_LENGTH + 1)))
+    if len(entries) > MAX_LIST_LENGTH:
+        raise InvalidParameterError(f"expected at most {MAX_LIST_LENGTH} entries in {name}, got more", name)
+    return entries
 
 
 def _is_stop(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARS
 
 
-def _check(name: str, value: Any, limits: Mapping[str, Any]) -> None:
+def _check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
     low, high = limits.get("low"), limits.get("high")
     if value is None or low is None:
         return
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
-        raise InvalidParameterError(f"expected {name} to be a number from {low} to {high}, got {_some(value)}", name)
+        raise InvalidParameterError(f"expected {name} to be a number from {low} to {high}, got {_short(value)}", name)
     if isinstance(low, int) and not isinstance(value, int):
-        raise InvalidParameterError(f"expected {name} to be an integer, got {_some(value)}", name)
+        raise InvalidParameterError(f"expected {name} to be an integer, got {_short(value)}", name)
 
 
 def _check_tokens(name: str, tokens: Any, vocabulary_size: int) -> None:
-    # A list may contain a whole vocabulary, so the slow loop runs only to find the invalid token for the message.
+    # A list may contain a whole vocabulary, so the slow loop runs only to find an invalid token for the message.
     if not tokens or (set(map(type, tokens)) == {int} and min(tokens) >= 0 and max(tokens) < vocabulary_size):
         return
     for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocabulary_size:
             raise InvalidParameterError(
-                f"expected token ids from 0 to {vocabulary_size - 1} in {name}, got {_some(token)}", name
+                f"expected token ids from 0 to {vocabulary_size - 1} in {name}, got {_short(token)}", name
             )
 
 
-def _some(value: object) -> str:
+def _short(value: object) -> str:
     """Return the beginning of a value for an error message. Long values are cut before `repr` runs."""
-    short = value[:SHOWN_CHARS] if isinstance(value, str) else value
+    short = value[:MAX_SHOWN_CHARS] if isinstance(value, str) else value
     if isinstance(value, Sequence) and not isinstance(value, str):
-        short = [one[:SHOWN_CHARS] if isinstance(one, str) else one for one in value[:MAX_STOPS]]
-    return repr(short)[:SHOWN_CHARS]
+        short = [entry[:MAX_SHOWN_CHARS] if isinstance(entry, str) else entry for entry in value[:MAX_STOPS]]
+    return repr(short)[:MAX_SHOWN_CHARS]

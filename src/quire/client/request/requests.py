@@ -1,4 +1,4 @@
-"""Build the request that the core queues from a caller's arguments."""
+"""Build a request for the core's queue from a caller's arguments."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     tenant: str = DEFAULT_TENANT
     priority: PriorityClass = PriorityClass.NORMAL
-    """Callers pass `high`, `normal` or `low`."""
+    """The class; callers pass `high`, `normal` or `low`."""
     timeout_s: float | None = None
     """Seconds from now; at the deadline the request ends with the output produced so far. None: no deadline."""
     cache_group: str | None = None
@@ -33,9 +33,9 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True):
     adapter: str = ""
     """Name of the LoRA adapter to use; empty: the base model."""
     explain: bool = False
-    """Whether the completion reports why the rest of the prompt was not cached."""
+    """Whether the completion reports why the prompt's prefix-cache hit ended where it did."""
     has_reservation: bool = False
-    """Whether the tenant returns at the time of a Retry-After: then the request is admitted even if queues are full."""
+    """Whether the request is a retry at the time of an earlier Retry-After; it is admitted even if queues are full."""
 
 
 DEFAULT_OPTIONS = RequestOptions()
@@ -57,27 +57,27 @@ def make_request(
 ) -> Request:
     """Build a request with a new id. If the client set no seed, a random one is drawn and recorded.
 
-    Every token of every list is checked, so requests with long lists must be built in a thread, not on the event loop.
+    Every token id in `params` is checked, so requests with long lists must be built in a thread, not on the event loop.
     """
     now_s, tenant, timeout_s = monotonic(), options.tenant, options.timeout_s
-    room = max(1, model.max_sequence_tokens - len(ids))
+    max_tokens = max(1, model.max_sequence_tokens - len(ids))
     return Request(
         request_id=uuid4().hex,
         prompt=tuple(ids),
         namespace=model.namespace(tenant if options.cache_group is None else options.cache_group, options.adapter),
         arrival_s=now_s,
-        params=params.settle(model.defaults, model.eos_token_ids, model.vocabulary_size, room),
+        params=params.resolve(model.defaults, model.eos_token_ids, model.vocabulary_size, max_tokens),
         seed=secrets.randbits(SEED_BITS) if params.seed is None else params.seed,
         tenant=tenant,
         priority=options.priority,
         continuations=tuple(Continuation(index) for index in range(params.n)),
         deadline_s=None if timeout_s is None else now_s + timeout_s,
-        # Prompt log-probabilities need the whole prompt computed, so the cache is not searched.
+        # With prompt log-probabilities the cache is not searched, so there is no cache miss to explain.
         is_explained=options.explain and params.prompt_logprobs is None,
         has_reservation=options.has_reservation,
-        grammar=None if params.grammar is None else model.checked(params.grammar),
+        grammar=None if params.grammar is None else model.validate_grammar(params.grammar),
         has_stop_texts=bool(params.stop),
-        work_tokens=take_service_tokens(),
+        work_tokens=take_service_tokens(),  # the cost of this thread's work on the request so far
     )
 
 
@@ -85,15 +85,15 @@ def _priority(value: object) -> PriorityClass:
     try:
         return PriorityClass(value)
     except ValueError:
-        words = ", ".join(one.value for one in PriorityClass)
-        raise InvalidParameterError(f"expected priority to be one of {words}, got {value!r}", "priority") from None
+        names = ", ".join(priority.value for priority in PriorityClass)
+        raise InvalidParameterError(f"expected priority to be one of {names}, got {value!r}", "priority") from None
 
 
-def checked_name(what: str, value: object) -> str:
+def checked_name(name: str, value: object) -> str:
     """Return a valid name of a tenant, cache group or adapter; raises InvalidParameterError otherwise."""
-    if not isinstance(value, str) or not value or not _is_text(value):
-        message = f"expected {what} to be a non-empty text of complete characters, got {value!r}"
-        raise InvalidParameterError(message, what)
+    if not isinstance(value, str) or not value or not _is_encodable(value):
+        message = f"expected {name} to be a non-empty string without lone surrogates, got {value!r}"
+        raise InvalidParameterError(message, name)
     return value
 
 
@@ -101,7 +101,7 @@ def _adapter(value: object) -> str:
     return "" if value == "" else checked_name("adapter", value)
 
 
-def _is_text(value: str) -> bool:
+def _is_encodable(value: str) -> bool:
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -126,4 +126,4 @@ CHECKS: Mapping[str, Callable[[object], Any]] = {
     "explain": bool,
     "has_reservation": bool,
 }
-"""The validator of each option; it returns the converted value."""
+"""The validator of each option, which returns the converted value."""

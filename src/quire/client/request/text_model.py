@@ -26,7 +26,7 @@ MAX_BYTES_PER_TOKEN = 8
 language has fewer bytes per token; only text that is mostly white space has more."""
 MAX_NAMESPACES = 1024
 """Maximum number of cached `Namespace` objects, each of 6 short values."""
-MAX_UNRENDERED = 4
+MAX_CONVERSATION_FACTOR = 4
 """A conversation may have this many times the maximum bytes of a prompt, because templates omit earlier reasoning."""
 
 SIMPLE_ROLES = frozenset({"user", "assistant"})
@@ -37,7 +37,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """Read the tokenizer of a checkpoint. It does not have the engine's limits yet, so it can be read while the engine
     loads. Raises CheckpointError if the checkpoint has no tokenizer.json."""
     if checkpoint.tokenizer_file is None:
-        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs one to read and write text")
+        raise CheckpointError(f"{checkpoint.name} has no tokenizer.json; quire needs this file to process text")
     return Tokenizer.from_files(checkpoint.tokenizer_file, MAX_BYTES_PER_TOKEN)
 
 
@@ -54,10 +54,10 @@ class TextModel:
     grammars: GrammarChecker | None = None
     """None: grammars are checked by the engine in this process, where a slow check delays no other client."""
     writes_tools: bool = False
-    """If the template does not support tools, quire describes them in the system text."""
+    """Whether quire describes tools in the system text if the template does not support tools."""
     chat_tokenizer: ChatTokenizer | None = field(init=False, repr=False)
     format_finder: FormatFinder | None = field(init=False, repr=False, compare=False)
-    has_thoughts: dict[str, bool] = field(init=False, repr=False, compare=False)
+    has_reasoning: dict[str, bool] = field(init=False, repr=False, compare=False)
     """Model name -> whether the model writes reasoning. Filled on first use."""
     vocabulary_size: int = field(init=False)
     """Number of embedding rows; valid token ids are below it."""
@@ -67,12 +67,12 @@ class TextModel:
     """Returns the namespace of a cache group and an adapter. An LRU cache, because clients choose the names."""
 
     def __post_init__(self) -> None:
-        """Determine once which tokens are control tokens, from the text of the template."""
+        """Compute the derived fields once, because the template's text must be searched for control tokens."""
         encoder = None if self.template is None else ChatTokenizer(self.tokenizer, self.template.own_text)
         object.__setattr__(self, "chat_tokenizer", encoder)
         finder = None if self.template is None else FormatFinder(self.template, self.tokenizer, self.eos_token_ids)
         object.__setattr__(self, "format_finder", finder)
-        object.__setattr__(self, "has_thoughts", {})
+        object.__setattr__(self, "has_reasoning", {})
         object.__setattr__(self, "namespace", lru_cache(MAX_NAMESPACES)(self.info.namespace))
         object.__setattr__(self, "vocabulary_size", self.info.vocabulary_size)
         object.__setattr__(self, "max_sequence_tokens", self.info.max_sequence_tokens)
@@ -110,17 +110,17 @@ class TextModel:
         return self.info.notes if failure is None else (*self.info.notes, str(failure))
 
     def prompt(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the token ids of a prompt: a text, or a list of ids, which is checked."""
+        """Return the token ids of a prompt. It may be a text, or a list of token ids, which are validated."""
         if isinstance(prompt, str):
             with timed_work("tokenize"):
-                return self._within_rows(self.tokenizer.encode(prompt, add_special_tokens=True))
+                return self._check_ids(self.tokenizer.encode(prompt, add_special_tokens=True))
         if not isinstance(prompt, Sequence):
             raise InvalidParameterError(f"expected a prompt as text or as a list of token ids, got {prompt!r}")
         if len(prompt) > self.max_sequence_tokens:  # first, because checking each id of a long list is slow
-            rule = f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer"
-            sentence = f"{rule}, the prompt alone has {len(prompt)}; shorten it"
-            raise RequestTooLargeError(sentence, code="too_many_token_ids")
-        return self._within_rows(self._whole_numbers([*prompt]))
+            limit = f"expected at most {self.max_sequence_tokens} tokens in a prompt and its answer"
+            message = f"{limit}, got {len(prompt)} in the prompt alone; shorten the prompt"
+            raise RequestTooLargeError(message, code="too_many_token_ids")
+        return self._check_ids(self._check_integers([*prompt]))
 
     def chat(self, messages: Messages, arguments: TemplateArguments | None = None) -> list[int]:
         """Return the token ids of a conversation, rendered by the model's template."""
@@ -135,28 +135,28 @@ class TextModel:
     def rendered(self, messages: Messages, arguments: TemplateArguments | None = None) -> Rendered:
         """Render a conversation with the model's template. Raises TemplateError if the model has none."""
         if self.template is None:
-            way_out = "use the completions endpoint with a plain prompt, or a chat model"
-            missing = f"expected a model with a chat template, this model has none; {way_out}"
-            raise TemplateError(missing, code="template_missing")
+            hint = "use the completions endpoint with a plain prompt, or a chat model"
+            message = f"expected a model with a chat template, this model has none; {hint}"
+            raise TemplateError(message, code="template_missing")
         self._check_size(messages, arguments)
         return self.template.render(messages, arguments)
 
     def encoded_parts(
         self, rendered: Rendered, messages: Messages, tools: Sequence[str] = ()
     ) -> tuple[list[int], PromptParts]:
-        """Tokenize rendered text; also return the token ranges of the messages and of the named tools. Text from a
-        client never becomes a control token."""
+        """Return the token ids of rendered text, and the token ranges of the messages and of the named tools. Text
+        from a client never becomes a control token."""
         if self.chat_tokenizer is None:
             raise InvariantError("a text was rendered without a template")
         with timed_work("tokenize"):
             ids, parts = self.chat_tokenizer.encode_parts(rendered, messages, tools)
-        return self._within_rows(ids), parts
+        return self._check_ids(ids), parts
 
     def is_simple(self, messages: Messages) -> bool:
-        """Return whether the answer is plain text and every template has all roles, so its format need not be found."""
-        if self.name not in self.has_thoughts:
-            self.has_thoughts[self.name] = self.formats().reasoning is not None
-        if self.has_thoughts[self.name]:
+        """Return whether the answer is plain text and all templates have all roles, so that formats are not needed."""
+        if self.name not in self.has_reasoning:
+            self.has_reasoning[self.name] = self.formats().reasoning is not None
+        if self.has_reasoning[self.name]:
             return False
         roles = [message.get("role") for message in messages]
         has_calls = any("tool_calls" in message for message in messages)
@@ -166,8 +166,8 @@ class TextModel:
         """Return the formats in which the model writes reasoning and tool calls."""
         return NO_FORMATS if self.format_finder is None else self.format_finder.find()
 
-    def checked(self, grammar: Grammar) -> str:
-        """Return a grammar as text for the engine. Raises InvalidParameterError for a grammar it cannot compile."""
+    def validate_grammar(self, grammar: Grammar) -> str:
+        """Return a grammar's text for the engine. Raises InvalidParameterError if the grammar cannot be compiled."""
         if self.grammars is not None:
             self.grammars.check(grammar)
         return grammar.text
@@ -181,33 +181,33 @@ class TextModel:
 
     def _check_size(self, messages: Messages, arguments: TemplateArguments | None) -> None:
         """Raise RequestTooLargeError for a conversation that could not fit, before it is rendered."""
-        limit = MAX_UNRENDERED * self.tokenizer.max_bytes
+        limit = MAX_CONVERSATION_FACTOR * self.tokenizer.max_bytes
         size = num_text_bytes(list(messages))
         if arguments is not None:
             size += num_text_bytes([arguments.tools, arguments.documents, arguments.extra])
         if size > limit:
-            rule = f"expected at most {limit} bytes of text in a conversation, got {size}"
-            raise RequestTooLargeError(f"{rule}; shorten it, or send fewer messages", code="conversation_too_long")
+            message = f"expected at most {limit} bytes of text in a conversation, got {size}"
+            raise RequestTooLargeError(f"{message}; shorten it, or send fewer messages", code="conversation_too_long")
 
-    def _whole_numbers(self, ids: list[Any]) -> list[int]:
-        """Return the ids if all are integers; raises InvalidParameterError otherwise."""
+    def _check_integers(self, ids: list[Any]) -> list[int]:
+        """Return the ids if all are integers; otherwise raise InvalidParameterError."""
         if set(map(type, ids)) - {int}:
-            unexpected = next(one for one in ids if type(one) is not int)
-            raise self._not_a_row(unexpected)
+            unexpected = next(token_id for token_id in ids if type(token_id) is not int)
+            raise self._invalid_id_error(unexpected)
         return ids
 
-    def _within_rows(self, ids: list[int]) -> list[int]:
-        """Return the ids if each has an embedding row. A tokenizer may have more tokens than the model has rows."""
+    def _check_ids(self, ids: list[int]) -> list[int]:
+        """Return the ids if the model has an embedding row for each. A tokenizer may have more tokens than rows."""
         if not ids:
-            missing = "expected at least one token in the prompt, got none; send some text"
-            raise RequestTooLargeError(missing, code="empty_prompt")
+            message = "expected at least one token in the prompt, got none; send some text"
+            raise RequestTooLargeError(message, code="empty_prompt")
         if min(ids) < 0 or max(ids) >= self.vocabulary_size:
-            raise self._not_a_row(min(ids) if min(ids) < 0 else max(ids))
+            raise self._invalid_id_error(min(ids) if min(ids) < 0 else max(ids))
         return ids
 
-    def _not_a_row(self, value: object) -> InvalidParameterError:
-        rule = f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
-        return InvalidParameterError(rule, code="invalid_token_ids")
+    def _invalid_id_error(self, value: object) -> InvalidParameterError:
+        message = f"expected prompt tokens to be integers from 0 to {self.vocabulary_size - 1}, got {value!r}"
+        return InvalidParameterError(message, code="invalid_token_ids")
 
 
 def num_text_bytes(value: Any) -> int:

@@ -17,17 +17,17 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from quire.errors import QueueFullError
-from quire.text.text_work import TextBudget, paid_by
+from quire.text.text_work import TextBudget, run_charged
 
 T = TypeVar("T")
 NUM_THREADS = 2
 """The tokenizer library releases the GIL, so the work of two tenants runs in parallel."""
 MAX_WAITING = 4096
-"""The API server bounds open requests before this; the bound is for programs without a server."""
+"""The API server bounds open requests itself; this bound is for programs without a server."""
 
 
 Task = tuple[Callable[[], Any], "asyncio.Future[Any]"]
-"""The work, and the future its caller awaits. The future is cancelled when the caller is."""
+"""The work, and the future that its caller awaits. The future is cancelled when the caller is cancelled."""
 
 
 class TextPool:
@@ -41,7 +41,7 @@ class TextPool:
         """Tenants with work in a thread."""
         self._waiting: dict[str, deque[Task]] = {}
         """Waiting tasks by tenant, in the order of turns; a tenant without tasks has no entry."""
-        self._until_end: dict[str, list[asyncio.Future[None]]] = {}
+        self._end_waiters: dict[str, list[asyncio.Future[None]]] = {}
         self.budget = TextBudget()
 
     @property
@@ -49,62 +49,62 @@ class TextPool:
         return sum(map(len, self._waiting.values()))
 
     async def run(self, tenant: str, work: Callable[[], T]) -> T:
-        """Return the result of the work, run in a thread in this tenant's turn. Raises QueueFullError, or its error."""
+        """Run work in a thread in this tenant's turn. Returns its result; raises its error, or QueueFullError."""
         if (num_waiting := self.num_waiting) >= self._max_waiting:
             raise QueueFullError(num_waiting, self._max_waiting)
-        awaited: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        task = work, awaited
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        task = work, future
         self._waiting.setdefault(tenant, deque()).append(task)
-        self._begin()
+        self._start_next()
         try:
-            return await awaited
+            return await future
         except asyncio.CancelledError:
-            self._leave(tenant, task)
+            self._remove_task(tenant, task)
             raise
 
     async def pause(self, tenant: str) -> None:
         """Wait until this tenant has no work in a thread.
 
-        Such work holds the GIL for milliseconds at a time. If the event loop also read more of the same tenant's
-        request meanwhile, all other tenants would wait for both.
+        Such work holds the GIL for milliseconds at a time. If the event loop also read more of a request of this tenant
+        at the same time, all other tenants would wait for both.
         """
         if tenant in self._running:
-            ended = asyncio.get_running_loop().create_future()
-            self._until_end.setdefault(tenant, []).append(ended)
-            await ended
+            future = asyncio.get_running_loop().create_future()
+            self._end_waiters.setdefault(tenant, []).append(future)
+            await future
 
-    def _begin(self) -> None:
-        """Start work of the next tenants in turn while threads are free."""
+    def _start_next(self) -> None:
+        """Start the work of the next tenants in turn, while threads are free."""
         while len(self._running) < self._num_threads:
-            tenant = next((one for one in self._waiting if one not in self._running), None)
+            tenant = next((name for name in self._waiting if name not in self._running), None)
             if tenant is None:
                 return
             tasks = self._waiting.pop(tenant)
-            work, awaited = tasks.popleft()
+            work, future = tasks.popleft()
             if tasks:
                 self._waiting[tenant] = tasks  # reinserted last in the order of turns
             self._running.add(tenant)
-            done = self._threads.submit(paid_by, tenant, self.budget, awaited.cancelled, work)
-            done.add_done_callback(lambda result, t=tenant, a=awaited: self._on_loop(t, a, result))  # type: ignore[misc]
+            thread_future = self._threads.submit(run_charged, tenant, self.budget, future.cancelled, work)
+            thread_future.add_done_callback(lambda result, t=tenant, a=future: self._on_loop(t, a, result))  # type: ignore[misc]
 
-    def _on_loop(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
+    def _on_loop(self, tenant: str, future: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         with suppress(RuntimeError):  # the loop was closed, so no caller waits
-            awaited.get_loop().call_soon_threadsafe(self._end, tenant, awaited, result)
+            future.get_loop().call_soon_threadsafe(self._end, tenant, future, result)
 
-    def _end(self, tenant: str, awaited: "asyncio.Future[Any]", result: "Future[Any]") -> None:
+    def _end(self, tenant: str, future: "asyncio.Future[Any]", result: "Future[Any]") -> None:
         self._running.discard(tenant)
-        for waiting in self._until_end.pop(tenant, ()):
-            if not waiting.done():
-                waiting.set_result(None)
-        if not awaited.done():
+        for waiter in self._end_waiters.pop(tenant, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+        if not future.done():
             error = result.exception()
             if error is not None:
-                awaited.set_exception(error)
+                future.set_exception(error)
             else:
-                awaited.set_result(result.result())
-        self._begin()
+                future.set_result(result.result())
+        self._start_next()
 
-    def _leave(self, tenant: str, task: Task) -> None:
+    def _remove_task(self, tenant: str, task: Task) -> None:
         tasks = self._waiting.get(tenant)
         if tasks is not None and task in tasks:
             tasks.remove(task)

@@ -15,8 +15,8 @@ def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, no
     pool, tree = memory.pool, memory.tree
     if not 1 <= block <= pool.num_blocks:
         return None
-    holders = [one for one in running if one.table is not None and block in one.table.blocks]
-    table = holders[0].table if holders else _pinned_in(memory, block)
+    users = [sequence for sequence in running if sequence.table is not None and block in sequence.table.blocks]
+    table = users[0].table if users else _pin_table_with(memory, block)
     is_named = bool(tree.parent_of(block))
     chain, root = _chain(memory, block, table)
     namespace = None if root is None else tree.namespace_of(root)
@@ -27,26 +27,26 @@ def facts_of_block(memory: KVMemory, running: Iterable[Sequence], block: int, no
         pin_count=memory.pins.pin_count[block],
         digest=tree.digest_of(block).hex() if is_named else None,
         cache_group=None if namespace is None else namespace.cache_group,
-        tenant=holders[0].request.tenant if holders else None,
+        tenant=users[0].request.tenant if users else None,
         age_s=max(0.0, now_s - memory.names.named_at_s[block]) if is_named else None,
         num_tokens=_num_tokens(memory.config.block_size, block, table, is_named=is_named),
         chain=tuple(chain),
         children=tuple(islice(tree.children(block), MAX_CHILDREN)) if is_named else (),
-        requests=tuple(dict.fromkeys(one.request.request_id for one in holders)),
+        requests=tuple(dict.fromkeys(sequence.request.request_id for sequence in users)),
     )
 
 
-def _pinned_in(memory: KVMemory, block: int) -> BlockTable | None:
+def _pin_table_with(memory: KVMemory, block: int) -> BlockTable | None:
     return next((table for table in memory.pins.tables.values() if block in table.blocks), None)
 
 
 def _chain(memory: KVMemory, block: int, table: BlockTable | None) -> tuple[list[int], int | None]:
-    """Return the blocks from the start of the prompt to this one, and their root; an unnamed block is in `table`."""
+    """Return the blocks from the prompt's start to this block, and their root; an unnamed block is only in `table`."""
     if not memory.tree.parent_of(block):
         if table is None:
             return [], None
-        at = table.blocks.index(block)
-        return table.blocks[max(0, at + 1 - MAX_CHAIN) : at + 1], table.root
+        index = table.blocks.index(block)
+        return table.blocks[max(0, index + 1 - MAX_CHAIN) : index + 1], table.root
     chain, node = [block], memory.tree.parent_of(block)
     while node > 0:
         chain.append(node)

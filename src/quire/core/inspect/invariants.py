@@ -1,7 +1,7 @@
 """The invariants of the KV memory and of the scheduler, as check functions.
 
 `check(memory)` walks the whole pool, `check_scheduler(scheduler)` all waiting and running sequences. They are for
-tests, proofs and idle time. The operations themselves check always whatever can be checked in O(1).
+tests, proofs and idle time. What can be checked in O(1) is also checked by the operations themselves.
 """
 
 from collections import Counter
@@ -26,10 +26,10 @@ def check(memory: KVMemory) -> None:
 
 
 def check_at_rest(memory: KVMemory) -> None:
-    """Check the memory when no sequence is live: only pins reference blocks, and nothing is in flight."""
+    """Check a memory without live sequences: only pins reference blocks, and nothing is in flight."""
     check(memory)
-    is_closed = set(memory.tables) == set(memory.pins.tables)
-    _require(is_closed, f"at rest: tables {sorted(memory.tables)} are still open", "tables_still_open")
+    has_only_pins = set(memory.tables) == set(memory.pins.tables)
+    _require(has_only_pins, f"at rest: tables {sorted(memory.tables)} are still open", "tables_still_open")
     _require(not memory.in_flight, f"at rest: {len(memory.in_flight)} digests are still in flight")
     _require(
         memory.pool.num_referenced == memory.pins.num_pinned_blocks,
@@ -45,42 +45,42 @@ def check_scheduler(scheduler: Scheduler) -> None:
     keys = [sequence.key for sequence in running]
     _require(keys == sorted(keys), "running: not in order of urgency", "urgency_order_broken")
     for sequence in running:
-        is_sound = sequence.status is SequenceStatus.RUNNING and sequence.table is not None
-        _require(is_sound and sequence.num_uncomputed >= 1, f"running: sequence {sequence.sequence_id} cannot run")
+        is_valid = sequence.status is SequenceStatus.RUNNING and sequence.table is not None
+        _require(is_valid and sequence.num_uncomputed >= 1, f"running: sequence {sequence.sequence_id} cannot run")
     for sequence in waiting:
-        is_sound = sequence.status is SequenceStatus.WAITING and sequence.table is None
-        _require(is_sound, f"waiting: sequence {sequence.sequence_id} holds blocks or runs")
+        is_valid = sequence.status is SequenceStatus.WAITING and sequence.table is None
+        _require(is_valid, f"waiting: sequence {sequence.sequence_id} has blocks or runs")
     tables = {sequence.table.table_id for sequence in running if sequence.table is not None}
     _require(tables == set(scheduler.memory.tables) - set(scheduler.memory.pins.tables), "tables without a sequence")
     num_places = sum(1 + len(sequence.siblings) for sequence in running)
     _require(
         num_places == scheduler.placement.num_places,
-        f"{scheduler.placement.num_places} places counted, {num_places} taken",
+        f"{scheduler.placement.num_places} places counted, {num_places} in use",
     )
-    _require(num_places <= scheduler.config.max_running, f"{num_places} places taken")
-    unborn = [sibling for sequence in (*running, *waiting) for sibling in sequence.siblings]
-    alive = Counter(sequence.sequence_id for sequence in (*running, *waiting, *unborn))
+    _require(num_places <= scheduler.config.max_running, f"{num_places} places in use: more than max_running")
+    unforked = [sibling for sequence in (*running, *waiting) for sibling in sequence.siblings]
+    actual = Counter(sequence.sequence_id for sequence in (*running, *waiting, *unforked))
     expected = Counter(
         sequence.sequence_id
-        for live in scheduler.live.values()
-        for sequence in live.sequences
+        for record in scheduler.live.values()
+        for sequence in record.sequences
         if sequence.status is not SequenceStatus.FINISHED
     )
-    _require(alive == expected, "a sequence is in no place, or in two places", "sequence_in_no_place")
+    _require(actual == expected, "a sequence is not in exactly one list", "sequence_in_no_place")
     _check_tenants(scheduler)
 
 
 def _check_tenants(scheduler: Scheduler) -> None:
     num_live: Counter[str] = Counter()
-    for live in scheduler.live.values():
-        num_live[live.request.tenant] += live.num_unfinished
+    for record in scheduler.live.values():
+        num_live[record.request.tenant] += record.num_unfinished
     num_waiting = Counter(sequence.request.tenant for sequence in scheduler.queue)
     _check_places(scheduler)
     for tenant in scheduler.queue.tenants.values():
-        counted = (tenant.num_live, tenant.num_waiting)
-        found = (num_live[tenant.name], num_waiting[tenant.name])
-        message = f"tenant {tenant.name!r}: {counted} live and waiting counted, {found} found"
-        _require(counted == found, message, "tenants_miscounted")
+        counters = (tenant.num_live, tenant.num_waiting)
+        actual = (num_live[tenant.name], num_waiting[tenant.name])
+        message = f"tenant {tenant.name!r}: {counters} live and waiting counted, {actual} found"
+        _require(counters == actual, message, "tenants_miscounted")
 
 
 def _check_places(scheduler: Scheduler) -> None:
@@ -91,17 +91,17 @@ def _check_places(scheduler: Scheduler) -> None:
         for sequence in scheduler.queue
         if sequence.num_preemptions == 0
     }
-    counted = {
+    tenant_of = {
         name: tenant
         for tenant, holder in shares.holders.items()
         for name in (*holder.promised_s, *(name for places in holder.places.values() for name in places))
     }
-    _require(counted == owners, f"{len(counted)} places of the queue counted, {len(owners)} taken")
-    _require(len(shares) == len(owners) == shares.num_taken + shares.num_promised, "places of the queue: miscounted")
+    _require(tenant_of == owners, f"{len(tenant_of)} places of the queue counted, {len(owners)} in use")
+    _require(len(shares) == len(owners) == shares.num_taken + shares.num_promised, "places of the queue: wrong count")
 
 
-def _require(holds: bool, message: str, code: str | None = None) -> None:
-    if not holds:
+def _require(condition: bool, message: str, code: str | None = None) -> None:
+    if not condition:
         raise InvariantError(message, code=code)
 
 
@@ -109,17 +109,17 @@ def _check_free_queue(memory: KVMemory) -> None:
     """Invariants 1 and 3: exactly the unreferenced blocks are queued, blank ones first; the three states add up."""
     pool, parent_of = memory.pool, memory.tree.parent_of
     pool.check_links()
-    position = {block: at for at, block in enumerate(pool.free_queue())}
+    position = {block: index for index, block in enumerate(pool.free_queue())}
     _require(len(position) == pool.num_free, f"free queue: {pool.num_free} counted, {len(position)} distinct blocks")
     num_cached = 0
-    for block, at in position.items():
+    for block, index in position.items():
         _require(pool.ref_count[block] == 0, f"free queue: block {block} has {pool.ref_count[block]} references")
         if pool.named[block]:
             num_cached += 1
             # Invariant 4: a free parent is evicted after its children, so the oldest cached block is a leaf.
             parent = parent_of(block)
-            ahead = parent > 0 and position.get(parent, at + 1) < at
-            _require(not ahead, f"free queue: parent {parent} would be taken before its child {block}")
+            is_ahead = parent > 0 and position.get(parent, index + 1) < index
+            _require(not is_ahead, f"free queue: parent {parent} is ahead of its child {block}")
         else:
             _require(num_cached == 0, f"free queue: blank block {block} comes after a cached one")
     _require(num_cached == pool.num_cached, f"pool: {pool.num_cached} cached blocks counted, {num_cached} found")
@@ -130,15 +130,15 @@ def _check_free_queue(memory: KVMemory) -> None:
 
 def _check_references(memory: KVMemory) -> None:
     """Invariant 2: a block's reference count is the number of its table entries. Pins are tables, too."""
-    held: Counter[int] = Counter()
+    uses: Counter[int] = Counter()
     for table in memory.tables.values():
-        held.update(table.blocks)
+        uses.update(table.blocks)
         if table.copy_source is not None:
-            held[table.copy_source] += 1
+            uses[table.copy_source] += 1
     ref_count = memory.pool.ref_count
-    for block, count in held.items():
-        _require(ref_count[block] == count, f"block {block}: {ref_count[block]} references, {count} holders")
-    _require(len(held) == memory.pool.num_referenced, f"{memory.pool.num_referenced} referenced, {len(held)} held")
+    for block, count in uses.items():
+        _require(ref_count[block] == count, f"block {block}: {ref_count[block]} references, {count} table entries")
+    _require(len(uses) == memory.pool.num_referenced, f"{memory.pool.num_referenced} referenced, {len(uses)} used")
 
 
 def _check_names(memory: KVMemory) -> None:
@@ -176,7 +176,7 @@ def _check_roots(memory: KVMemory) -> None:
                 _require(tree.parent_of(child) == node, f"block {child} is under {node}, not its parent")
                 num_reached += 1
                 nodes.append(child)
-        _require(bool(num_open[root]) or any(tree.children(root)), f"root {root} has no holder")
+        _require(bool(num_open[root]) or any(tree.children(root)), f"root {root} is unused")
     _require(
         num_reached == memory.pool.num_named, f"{num_reached} blocks are in the tree, {memory.pool.num_named} named"
     )
@@ -189,23 +189,23 @@ def _check_table(memory: KVMemory, table: BlockTable) -> None:
     num_needed = num_blocks_for(table.num_reserved, block_size)
     _require(len(table.blocks) == num_needed, f"{name}: {len(table.blocks)} blocks for {table.num_reserved} tokens")
     _require(table.num_computed <= table.num_reserved, f"{name}: computed beyond what was reserved")
-    _require(len(set(table.blocks)) == len(table.blocks), f"{name}: holds a block twice")
-    _require(table.is_in_flight or table.copy_source is None, f"{name}: holds a copy source at rest")
+    _require(len(set(table.blocks)) == len(table.blocks), f"{name}: contains a block twice")
+    _require(table.is_in_flight or table.copy_source is None, f"{name}: has a copy source at rest")
     num_full = table.num_computed // block_size
     is_named_so_far = True
     for index, block in enumerate(table.blocks):
         named = bool(pool.named[block])
-        _require(not named or is_named_so_far, f"{name}: block {block} is named behind an unnamed one")
+        _require(not named or is_named_so_far, f"{name}: block {block} is named after an unnamed one")
         if named and index <= num_full:
             _require(tree.parent_of(block) == table.parent_of(index), f"{name}: block {block} has another parent")
         _require(not named or index * block_size < table.num_computed, f"{name}: block {block} is named, not computed")
         _require(named or not table.is_naming or index >= num_full, f"{name}: full block {block} is not named")
         if index * block_size + block_size > table.num_computed and index < num_needed and table.is_in_flight:
-            exclusive = pool.ref_count[block] == 1 and not named
-            _require(exclusive, f"{name}: block {block} is being written and shared")
+            is_exclusive = pool.ref_count[block] == 1 and not named
+            _require(is_exclusive, f"{name}: block {block} is being written and shared")
         is_named_so_far = named
     for digest in table.in_flight_digests:
-        _require(digest in memory.in_flight, f"{name}: a digest it is computing is not in flight")
+        _require(digest in memory.in_flight, f"{name}: one of its digests in flight is not in flight in the memory")
 
 
 def _check_pins(memory: KVMemory) -> None:
@@ -223,28 +223,28 @@ def _check_pins(memory: KVMemory) -> None:
     _require(len(counts) <= budget, f"{len(counts)} blocks pinned, the budget is {budget}")
     _require(set(memory.pins.tables) <= set(memory.tables), "a pin has no open table")
     in_flight = Counter(digest for table in memory.tables.values() for digest in table.in_flight_digests)
-    _require(in_flight == Counter(memory.in_flight), "the digests in flight are not those the tables are computing")
+    _require(in_flight == Counter(memory.in_flight), "the digests in flight are not those of the tables")
 
 
 def _check_slots(memory: KVMemory) -> None:
     """Check that each state slot is blank, or belongs to exactly one table (running or promised) or named block."""
-    slots, cached = memory.slots, memory.slots.cached()
-    running = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
+    slots, slot_of = memory.slots, memory.slots.cached()
+    running_slots = [table.state_slot for table in memory.tables.values() if table.state_slot is not None]
     promised = [table.promised_slot for table in memory.tables.values() if table.promised_slot is not None]
-    everywhere = Counter([*slots.blank_slots, *running, *promised, *cached.values()])
+    slot_counts = Counter([*slots.blank_slots, *running_slots, *promised, *slot_of.values()])
     expected = Counter(range(1, slots.num_slots + 1))
-    message = f"state slots: {everywhere - expected} too many, {expected - everywhere} missing"
-    _require(everywhere == expected, message, "state_slots_miscounted")
+    message = f"state slots: {slot_counts - expected} too many, {expected - slot_counts} missing"
+    _require(slot_counts == expected, message, "state_slots_miscounted")
     num_promised, num_fixed = slots.num_promised, slots.num_promised + len(slots.pinned_slots)
     _require(num_promised == len(promised), f"state slots: {num_promised} promised, {len(promised)} counted")
-    most = memory.config.num_slots - memory.config.num_running_slots
-    _require(num_fixed <= most, f"state slots: {num_fixed} are promised or pinned, {most} may be")
-    for block, slot in cached.items():
-        _require(bool(memory.pool.named[block]), f"state slot {slot} outlives its block {block}")
-        pinned = memory.pins.pin_count[block] > 0
-        _require(pinned or block not in slots.pinned_slots, f"state slot {slot} is held by a pin that is gone")
-        _require(block not in slots.pinned_slots or block not in slots.passing, f"block {block} is pinned in passing")
-    _require(slots.passing <= cached.keys(), "state slots: one is passing that is not cached")
+    max_fixed = memory.config.num_slots - memory.config.num_running_slots
+    _require(num_fixed <= max_fixed, f"state slots: {num_fixed} are promised or pinned, {max_fixed} may be")
+    for block, slot in slot_of.items():
+        _require(bool(memory.pool.named[block]), f"state slot {slot} belongs to unnamed block {block}")
+        is_pinned = memory.pins.pin_count[block] > 0
+        _require(is_pinned or block not in slots.pinned_slots, f"state slot {slot} is pinned without a pin")
+        _require(block not in slots.pinned_slots or block not in slots.transients, f"pinned block {block} is transient")
+    _require(slots.transients <= slot_of.keys(), "state slots: one is transient that is not cached")
     for table in memory.tables.values():
         name, is_pin = f"table {table.table_id}", table.table_id in memory.pins.tables
         has_slot = table.state_slot is not None
@@ -253,4 +253,4 @@ def _check_slots(memory: KVMemory) -> None:
             _require(has_slot or not table.num_reserved, f"{name}: computed {table.num_computed} tokens, has no state")
             _require(table.is_in_flight or table.promised_slot is None, f"{name}: a state is promised at rest")
             is_on_border = table.num_reserved % memory.config.block_size == 0
-            _require(table.promised_slot is None or is_on_border, f"{name}: a state is kept beside a border")
+            _require(table.promised_slot is None or is_on_border, f"{name}: a state is promised off a block border")

@@ -5,13 +5,13 @@ They contain ids, counts, cache groups and tenants, but no token ids and no text
 
 import msgspec
 
-MAX_CELLS = 32_768
-MAX_NODES = 400
+MAX_CELLS = 32_768  # of the pool map
+MAX_NODES = 400  # of the tree map
 MAX_RUNNING_SHOWN = 256
 MAX_STEPS_SHOWN = 200
 MAX_CHAIN = 4096
-"""Maximum length of the listed chain: a block and its nearest ancestors."""
-MAX_CHILDREN = 256
+"""Maximum length of `BlockFacts.chain`: a block and its nearest ancestors."""
+MAX_CHILDREN = 256  # in `BlockFacts.children`
 
 
 class CellCounts(msgspec.Struct, frozen=True):
@@ -47,7 +47,7 @@ class TreeNode(msgspec.Struct, frozen=True):
     id: int
     """The node's first block."""
     parent: int
-    """Index of the parent in `TreePicture.nodes`, always smaller than the node's own; -1: the node starts a prompt."""
+    """Index of the parent in `TreePicture.nodes`, always smaller than the index of this node; -1: starts a prompt."""
     num_tokens: int
     num_references: int
     """Number of sequences and pins that reference the node's first block."""
@@ -79,7 +79,7 @@ class StepFigures(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     rows: int
-    ms: float
+    ms: float  # duration
 
 
 class RunningFigures(msgspec.Struct, frozen=True, rename={"priority": "class"}):
@@ -89,9 +89,9 @@ class RunningFigures(msgspec.Struct, frozen=True, rename={"priority": "class"}):
     tenant: str
     priority: str
     phase: str
-    """`prompt` or `answer`."""
-    computed: int
-    known: int
+    """`prompt` (prefill) or `answer` (decoding)."""
+    computed: int  # tokens
+    known: int  # tokens, computed or not
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
@@ -103,7 +103,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
     pool: PoolCells
     tree: TreePicture
     steps: tuple[StepFigures, ...]
-    """The latest steps since the previous snapshot."""
+    """The latest steps, at most since the previous snapshot."""
     running: tuple[RunningFigures, ...]
     """Running sequences, most urgent first."""
 

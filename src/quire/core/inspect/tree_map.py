@@ -1,4 +1,4 @@
-"""A summary of the prefix tree for the dashboard: runs of blocks without a fork become nodes; the most used are shown.
+"""A summary of the prefix tree for the dashboard: its nodes are runs of blocks without a fork; the most used are shown.
 
 The links of the tree are copied at once and walked later in pieces of 2048 blocks, about a millisecond each.
 Nodes are stored in flat arrays, so that a million nodes are not a million objects.
@@ -16,35 +16,35 @@ PIECE_BLOCKS = 2048
 
 
 class TreeDrawing:
-    """Builds one summary piece by piece: exhaust `pieces()`, then call `drawn()`. It shows the tree at construction."""
+    """Builds one summary in pieces: exhaust `pieces()`, then call `result()`. It shows the tree as of construction."""
 
     def __init__(self, tree: PrefixTree, pool: BlockPool, max_nodes: int = MAX_NODES) -> None:
-        _, self.first_children, self._older, roots = tree.copied(bare=True)
+        _, self.first_children, self._older, roots = tree.copy(bare=True)
         self.root_nodes = [(space.cache_group, first_child) for space, first_child in roots]
         self._ref_count = pool.ref_count[:]
         self._block_size = tree.block_size
         self._max_nodes = max_nodes
+        # By node: its first block, its parent node, its root, its own blocks, all blocks of its subtree.
         self._first = array("i")
         self.parents = array("i")
         self._root = array("i")
-        self._length = array("i")
-        self._below = array("i")
+        self._length, self._below = array("i"), array("i")
         self._best: list[tuple[int, int, int]] = []
         """A heap of the best nodes: references, blocks in the subtree, negated node index."""
 
     def pieces(self) -> Iterator[None]:
         """Build the summary, one piece per iteration."""
         num_walked = 0
-        for at in range(len(self.root_nodes)):
-            for length in self._walk(at):
+        for index in range(len(self.root_nodes)):
+            for length in self._walk(index):
                 num_walked += length
                 if num_walked >= PIECE_BLOCKS:
                     num_walked = 0
                     yield
         self._below = self._length[:]
-        for at in range(len(self._first) - 1, -1, -1):
-            self._judge(at)
-            if at % PIECE_BLOCKS == 0:
+        for index in range(len(self._first) - 1, -1, -1):
+            self._rank(index)
+            if index % PIECE_BLOCKS == 0:
                 yield
 
     def _walk(self, root: int) -> Iterator[int]:
@@ -67,34 +67,34 @@ class TreeDrawing:
             self._length.append(length)
             yield length
 
-    def _judge(self, at: int) -> None:
-        """Rank a node after all its descendants. A parent ranks above its child: at least as many references, and more
-        blocks in the subtree. So the ancestors of a selected node are selected, too."""
-        below, parent = self._below[at], self.parents[at]
+    def _rank(self, node: int) -> None:
+        """Rank a node after all its descendants. A parent has at least as many references as its child and more blocks
+        in its subtree, so it ranks higher: ancestors of a selected node are selected, too."""
+        num_below, parent = self._below[node], self.parents[node]
         if parent >= 0:
-            self._below[parent] += below
-        worth = (self._ref_count[self._first[at]], below, -at)
+            self._below[parent] += num_below
+        rank = (self._ref_count[self._first[node]], num_below, -node)
         if len(self._best) < self._max_nodes:
-            heappush(self._best, worth)
-        elif worth > self._best[0]:
-            heapreplace(self._best, worth)
+            heappush(self._best, rank)
+        elif rank > self._best[0]:
+            heapreplace(self._best, rank)
 
-    def drawn(self) -> TreePicture:
+    def result(self) -> TreePicture:
         """Return the selected nodes, parents first."""
-        places: dict[int, int] = {-1: -1}
+        index_of: dict[int, int] = {-1: -1}
         nodes: list[TreeNode] = []
-        for at in sorted(-worth[2] for worth in self._best):
-            parent = places[self.parents[at]]
-            places[at] = len(nodes)
+        for node in sorted(-rank[2] for rank in self._best):
+            parent = index_of[self.parents[node]]
+            index_of[node] = len(nodes)
             nodes.append(
                 TreeNode(
-                    self._first[at],
+                    self._first[node],
                     parent,
-                    self._length[at] * self._block_size,
-                    self._ref_count[self._first[at]],
+                    self._length[node] * self._block_size,
+                    self._ref_count[self._first[node]],
                     0 if parent < 0 else nodes[parent].depth + 1,
-                    self.root_nodes[self._root[at]][0],
-                    self._below[at] * self._block_size,
+                    self.root_nodes[self._root[node]][0],
+                    self._below[node] * self._block_size,
                 )
             )
         return TreePicture(tuple(nodes), len(self._first), sum(self._length) * self._block_size, is_drawn=True)

@@ -16,7 +16,7 @@ from quire.core.memory.state_slots import StateSlots
 
 
 class BlockNames:
-    """Adds blocks of one memory to its prefix tree, finds and removes them."""
+    """Adds the blocks of one memory to its prefix tree, looks them up and removes them."""
 
     def __init__(
         self,
@@ -35,40 +35,40 @@ class BlockNames:
         self.named_at_s = array("d", bytes(8 * (pool.num_blocks + 1)))
         """Block -> time at which it was named; meaningless for other blocks."""
 
-    def found(self, table: BlockTable, tokens: Sequence[int], cap: int) -> list[int]:
-        """Return the cached blocks that continue the table's blocks, up to block index `cap`."""
-        self.forget_guesses(table)
+    def find_cached(self, table: BlockTable, tokens: Sequence[int], max_blocks: int) -> list[int]:
+        """Return the cached blocks that continue the table's blocks, up to block index `max_blocks`."""
+        self.drop_provisional_digests(table)
         find, digests, tokens_of = self._tree.find, table.digests, table.tokens_of
         first = len(table.blocks)
         parent = table.parent_of(first)
-        found: list[int] = []
-        for index in range(first, cap):
+        blocks: list[int] = []
+        for index in range(first, max_blocks):
             self.extend_digests(table, tokens, index + 1)
             block = find(digests[index], tokens_of(index), parent)
             if block is None:
                 break
-            found.append(block)
+            blocks.append(block)
             parent = block
-        return found
+        return blocks
 
     def extend_digests(self, table: BlockTable, tokens: Sequence[int], num_blocks: int) -> None:
         """Extend the table's digests to its first `num_blocks` full blocks."""
         table.extend_digests(tokens, num_blocks, self._tree.digest_of(table.root), self._tree.hasher.child)
 
-    def forget_guesses(self, table: BlockTable) -> None:
+    def drop_provisional_digests(self, table: BlockTable) -> None:
         """Drop the digests of blocks that are not fully computed, because their tokens may have changed since."""
         num_full = table.num_computed // table.block_size
         if len(table.digests) > num_full:
             table.cut_digests(num_full)
 
-    def name(self, table: BlockTable, first: int, last: int) -> None:
-        """Name the full blocks [first, last) of a table whose earlier blocks are named."""
-        first = self._adopt_named(table, first, last)
-        if first == last:
+    def name(self, table: BlockTable, first: int, end: int) -> None:
+        """Name the full blocks [first, end) of a table whose earlier blocks are named."""
+        first = self._adopt_named(table, first, end)
+        if first == end:
             return
         width = 4 * table.block_size
-        blocks, digests = table.blocks[first:last], table.digests[first:last]
-        packed = bytes(table.packed_tokens[first * width : last * width])
+        blocks, digests = table.blocks[first:end], table.digests[first:end]
+        packed = bytes(table.packed_tokens[first * width : end * width])
         num_named = self._tree.name(blocks, digests, packed, table.parent_of(first))
         self._pool.name(blocks[:num_named])
         for block in blocks[:num_named]:
@@ -77,21 +77,21 @@ class BlockNames:
             self._counters.num_collisions += 1
             table.is_naming = False
         if self._publisher is not None and num_named:
-            self._publisher.named(table, first, first + num_named, self._tree.namespace_of(table.root))
+            self._publisher.publish_named(table, first, first + num_named, self._tree.namespace_of(table.root))
 
-    def _adopt_named(self, table: BlockTable, index: int, last: int) -> int:
-        """Replace the table's blocks by equal blocks that are already named; return the first index without one.
+    def _adopt_named(self, table: BlockTable, index: int, end: int) -> int:
+        """Replace blocks from `index` on by equal blocks that are already named; return the first index without one.
 
         Equal tokens after an equal prefix have bit-identical KV, so one copy is enough. A block that is not named yet
-        cannot have named children, so all blocks to be replaced come first.
+        cannot have named children, so the blocks with a named equal are the first ones.
         """
-        while index < last:
-            named = self._tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
-            if named is None:
+        while index < end:
+            cached_block = self._tree.find(table.digests[index], table.tokens_of(index), table.parent_of(index))
+            if cached_block is None:
                 break
-            self._pool.retain(named)
+            self._pool.retain(cached_block)
             self._pool.release((table.blocks[index],))
-            table.blocks[index] = named
+            table.blocks[index] = cached_block
             index += 1
         return index
 
@@ -103,12 +103,12 @@ class BlockNames:
             self._slots.forget(blocks)
         self._counters.num_evictions += len(digests)
         if self._publisher is not None:
-            self._publisher.removed(blocks, digests)
+            self._publisher.publish_removed(blocks, digests)
 
-    def kept(self, table: BlockTable) -> None:
+    def publish_state(self, table: BlockTable) -> None:
         """Publish that the table's last block now has a cached recurrent state."""
         if self._publisher is not None:
-            self._publisher.kept(table, self._tree.namespace_of(table.root))
+            self._publisher.publish_state(table, self._tree.namespace_of(table.root))
 
     def clear(self) -> None:
         """Remove all blocks from the tree, and all cached recurrent states."""
@@ -116,4 +116,4 @@ class BlockNames:
         self._pool.unname_all()
         self._tree.clear()
         if self._publisher is not None:
-            self._publisher.cleared()
+            self._publisher.publish_cleared()

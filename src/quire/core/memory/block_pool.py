@@ -1,4 +1,4 @@
-"""The block pool: reference counts, and the free queue in eviction order. It knows neither tokens nor the prefix tree.
+"""The block pool: reference counts, and the free queue in eviction order. It has no access to tokens or prefix tree.
 
 A block is an integer index into a few flat arrays. So even a pool of a million blocks consists of few Python objects:
 the garbage collector has little to scan, and the cost of an operation does not depend on the size of the pool.
@@ -6,7 +6,7 @@ the garbage collector has little to scan, and the cost of an operation does not 
 Each block is in one of three states, given by its reference count and whether it is *named* (in the prefix tree):
 
     references   named?
-        > 0      any      referenced   at least one block table or pin uses it
+        > 0      any      referenced   at least one block table or pin uses the block
           0      yes      cached       free, still in the prefix tree; can be hit or reallocated
           0      no       blank        free, without useful content
 
@@ -34,7 +34,7 @@ class Allocation(NamedTuple):
 
     blocks: list[int]
     evicted: list[int]
-    """Those of `blocks` that were cached. The caller must remove them from the tree in this order, children first."""
+    """Those of `blocks` that were cached. The caller must remove them from the prefix tree in this order."""
 
 
 class BlockPool:
@@ -58,7 +58,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Number of blank and cached blocks, which can be allocated."""
+        """Number of blocks that can be allocated: blank and cached blocks."""
         return self.num_blank + self.num_cached
 
     @property
@@ -69,7 +69,7 @@ class BlockPool:
     def allocate(self, count: int) -> Allocation:
         """Allocate `count` blocks: first blank blocks, then the least recently used cached blocks.
 
-        Only this method chooses the blocks of tables; `take_cached` evicts from the same end of the queue. Raises
+        No other method allocates blocks for tables. `take_cached` evicts from the same end of the queue. Raises
         OutOfBlocksError if fewer than `count` blocks are free."""
         if count > self.num_free:
             raise OutOfBlocksError(count, self.num_free)
@@ -81,49 +81,49 @@ class BlockPool:
         return Allocation(blocks + evicted, evicted)
 
     def retain(self, block: int) -> None:
-        """Add a reference; a cached block leaves the free queue. Raises InvariantError for a blank block."""
+        """Add a reference, and remove a cached block from the free queue. Raises InvariantError for a blank block."""
         count = self._count(block)
         if count == 0:
             if not self.named[block]:
-                raise InvariantError(f"retain: block {block} is blank; it was forgotten", code="block_is_blank")
+                raise InvariantError(f"retain: expected no blank block, got {block}", code="block_is_blank")
             self._unlink(block)
             self.num_cached -= 1
         self.ref_count[block] = count + 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Drop one reference of each block, in this order. Callers pass a table's last block first.
+        """Drop one reference of each block, in the given order. Callers pass a table's last block first.
 
-        This order keeps children ahead of their parents in the queue, so the oldest cached block is always a leaf.
+        So children are ahead of their parents in the queue, and the oldest cached block is always a leaf of the tree.
         """
         next_, prev, ref_count, named = self.next_free, self.prev_free, self.ref_count, self.named
         num_blocks = self.num_blocks
         for block in blocks:
-            # A negative index would wrap around to a block of another table.
+            # Checked because a negative index would refer to a block of another table.
             count = ref_count[block] - 1 if 0 < block <= num_blocks else -1
             if count < 0:
-                raise InvariantError(f"release: block {block} has no holder", code="block_not_held")
+                raise InvariantError(f"release: block {block} has no references", code="block_not_held")
             ref_count[block] = count
             if count:
                 continue
             if named[block]:
                 self.num_cached += 1
-                left, right = prev[NULL_BLOCK], NULL_BLOCK
+                before, after = prev[NULL_BLOCK], NULL_BLOCK
             else:
                 self.num_blank += 1
-                left, right = NULL_BLOCK, next_[NULL_BLOCK]
-            prev[block], next_[block] = left, right
-            next_[left] = prev[right] = block
+                before, after = NULL_BLOCK, next_[NULL_BLOCK]
+            prev[block], next_[block] = before, after
+            next_[before] = prev[after] = block
 
     def name(self, blocks: Sequence[int]) -> None:
-        """Mark blocks as named: without references they will be cached, not blank."""
+        """Mark referenced blocks as named: without references they will be cached, not blank."""
         for block in blocks:
             if self._count(block) == 0 or self.named[block]:
-                raise InvariantError(f"name: expected block {block} referenced, not named", code="cannot_name_block")
+                raise InvariantError(f"name: expected block {block} referenced, unnamed", code="cannot_name_block")
             self.named[block] = 1
         self.num_named += len(blocks)
 
     def unname(self, blocks: Sequence[int]) -> None:
-        """Mark blocks as removed from the tree, just after `allocate` or `take_cached` took them from the queue."""
+        """Mark blocks as not named any more, just after `allocate` or `take_cached` has taken them from the queue."""
         for block in blocks:
             if not self.named[block] or self.ref_count[block] == 0:
                 raise InvariantError(f"unname: expected block {block} to be named and removed from the queue")
@@ -131,10 +131,10 @@ class BlockPool:
         self.num_named -= len(blocks)
 
     def take_cached(self, count: int) -> list[int]:
-        """Take up to `count` least recently used cached blocks, and no blank blocks: for eviction on demand."""
-        taken = self._take_after(self._border, min(count, self.num_cached))
-        self.num_cached -= len(taken)
-        return taken
+        """Take up to `count` least recently used cached blocks and no blank blocks; used to evict on demand."""
+        blocks = self._take_after(self._border, min(count, self.num_cached))
+        self.num_cached -= len(blocks)
+        return blocks
 
     def unname_all(self) -> None:
         """Turn all cached blocks into blank blocks by moving the border to the end of the queue, in O(1)."""
@@ -179,15 +179,15 @@ class BlockPool:
     def _take_after(self, sentinel: int, count: int) -> list[int]:
         """Unlink the `count` blocks to the right of a sentinel; only the links at both ends change."""
         next_, ref_count = self.next_free, self.ref_count
-        taken: list[int] = []
+        blocks: list[int] = []
         block = sentinel
         for _ in range(count):
             block = next_[block]
             if ref_count[block]:
                 raise InvariantError(f"free queue: block {block} is queued and has {ref_count[block]} references")
             ref_count[block] = 1
-            taken.append(block)
+            blocks.append(block)
         after = next_[block]
         next_[sentinel] = after
         self.prev_free[after] = sentinel
-        return taken
+        return blocks

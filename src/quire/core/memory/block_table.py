@@ -23,8 +23,8 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
-def hit_cap(num_tokens: int, block_size: int) -> int:
-    """Return how many blocks of a prompt may be hits: at least one token must be computed to get logits."""
+def max_hit_blocks(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks of a prompt may be hits. At least one token must be computed, to get logits."""
     return (num_tokens - 1) // block_size
 
 
@@ -37,7 +37,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(packed: bytes) -> tuple[int, ...]:
-    """Unpack what `pack_tokens` packed."""
+    """Unpack token ids that `pack_tokens` packed."""
     tokens = array("I", packed)
     if byteorder == "big":  # pragma: no cover - no such machine in CI
         tokens.byteswap()
@@ -46,7 +46,7 @@ def unpack_tokens(packed: bytes) -> tuple[int, ...]:
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
-    """The blocks of one sequence, and the digests of those that are full of known tokens."""
+    """The blocks of one sequence (or pin), and the digests of those that are full of known tokens."""
 
     table_id: int
     root: int
@@ -62,25 +62,25 @@ class BlockTable:
     in_flight_digests: list[bytes] = field(default_factory=list)
     """Digests of the blocks that the step in flight completes."""
     is_naming: bool = True
-    """False after a block could not be named: then later blocks have no named parent and cannot be named either."""
+    """False once a full block could not be named: later blocks then have no named parent and cannot be named either."""
     copy_source: int | None = None
     """The shared block that the step in flight copies from; referenced until the step returns."""
     is_counted: bool = True
     """Whether cache hits count in the statistics; False if the sequence was counted before, with an earlier table."""
     has_queried: bool = False
-    query_tokens: int = 0
-    query_hit_tokens: int = 0
+    query_tokens: int = 0  # looked up, not yet counted in the statistics
+    query_hit_tokens: int = 0  # likewise, those found
     is_open: bool = True
     # For models with recurrent layers (`state_slots`):
     state_slot: int | None = None
-    """Slot of the recurrent state after the last computed token. None until tokens are matched or reserved."""
+    """Slot of the recurrent state after the last computed token; None before the first `match` or `reserve`."""
     promised_slot: int | None = None
-    """The slot into which the step in flight copies the state to be cached; `keep` says why it is cached."""
+    """The slot into which the state is copied after the step in flight, to be cached for the reason `keep`."""
     keep: StateCheckpoint = StateCheckpoint.TRANSIENT
     last_kept: int | None = None
     """The block whose state this table cached last."""
     num_matched: int = 0
-    """Number of leading blocks found at the last match, including blocks after the last cached state."""
+    """Number of leading blocks that matched at the last lookup, including blocks after the last cached state."""
 
     @property
     def is_in_flight(self) -> bool:
@@ -104,7 +104,7 @@ class BlockTable:
             digests.append(digest)
 
     def cut_digests(self, num_blocks: int) -> None:
-        """Drop the digests beyond `num_blocks`: the tokens after them may change."""
+        """Drop the digests beyond the first `num_blocks`, because later tokens may change."""
         del self.digests[num_blocks:]
         del self.packed_tokens[num_blocks * 4 * self.block_size :]
 

@@ -11,28 +11,28 @@ class KVMemoryConfig:
     """Sizes and limits of one KV memory, fixed at start."""
 
     num_blocks: int
-    """Blocks that can be allocated. The runner has one more: block 0, the null block."""
+    """Number of blocks that can be allocated. The runner has one more: block 0, the null block (`block_pool`)."""
     block_size: int = 32
     """Tokens in a block; a power of two."""
     pin_share: float = 0.0
-    """Largest fraction of the pool that pins may hold. It reduces the largest request that the server accepts, so it
-    is 0 unless pins are enabled."""
+    """Largest fraction of the pool that pins may use. Pinned blocks reduce the largest request that the server accepts,
+    so it is 0 unless pins are enabled."""
     max_pin_s: float = 3600.0
     """Longest lifetime of a pin."""
     max_pins: int = 4096
     """Maximum number of pins, regardless of their size."""
     num_evictions_remembered: int = 16_384
-    """Number of evicted digests to remember, so that a miss can be reported as evicted and not as first seen."""
+    """Number of evicted digests to remember, so that a miss can be reported as `EVICTED` and not as `FIRST_SEEN`."""
 
     num_slots: int = 0
     """Slots for recurrent state; 0 for a model without recurrent layers. The runner has one more: slot 0, the state
     before the first token."""
     num_running_slots: int = 0
-    """How many of the slots are reserved for running sequences: one for each, and one for the next. Pinned states, and
-    states that a step in flight writes to be cached, cannot use them."""
+    """How many of the slots are reserved for running sequences: one for each, and one for the next to start. Pinned
+    and promised states (`state_slots`) cannot use them."""
 
     def __post_init__(self) -> None:
-        for name, is_fitting, rule in (
+        for name, is_valid, requirement in (
             ("num_blocks", self.num_blocks >= 1, "of at least 1"),
             (
                 "block_size",
@@ -44,8 +44,8 @@ class KVMemoryConfig:
             ("max_pins", self.max_pins >= 0, "of at least 0"),
             ("num_evictions_remembered", self.num_evictions_remembered >= 1, "of at least 1"),
         ):
-            if not is_fitting:
-                raise ConfigError(f"expected {name} {rule}, got {getattr(self, name)}", code=f"invalid_{name}")
+            if not is_valid:
+                raise ConfigError(f"expected {name} {requirement}, got {getattr(self, name)}", code=f"invalid_{name}")
         if not min(1, max(0, self.num_slots)) <= self.num_running_slots <= self.num_slots:
             raise ConfigError(
                 f"expected at least 1 and at most all of {self.num_slots} state slots for running sequences, got "
@@ -62,11 +62,11 @@ class KVMemoryConfig:
 class MemoryCounters:
     """Totals since the start."""
 
-    query_tokens: int = 0
-    hit_tokens: int = 0
+    query_tokens: int = 0  # tokens of prompts that were looked up
+    hit_tokens: int = 0  # those found in the cache
     num_evictions: int = 0
-    num_block_copies: int = 0
-    num_collisions: int = 0
+    num_block_copies: int = 0  # of shared or named, partly filled blocks
+    num_collisions: int = 0  # blocks not named, because another has their digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class MemoryStats:
     num_collisions: int
     num_slots: int
     num_cached_slots: int
-    """Slots with a cached state; the other slots are running, promised or blank (`state_slots`)."""
+    """Number of slots with a cached state; the other slots are running, promised or blank (`state_slots`)."""
     num_slot_evictions: int
     usage: float
     """Fraction of the pool that is referenced, 0 to 1."""

@@ -6,7 +6,7 @@
 
 `match` looks up cached blocks and references them, in one operation. `reserve` allocates blocks for the tokens of the
 next step, drafts included. `commit` receives how many of these tokens are valid; only then are full blocks named (added
-to the prefix tree), so other sequences see only blocks with valid KV. Blocks without valid tokens are freed. `release`
+to the prefix tree), so other sequences find only blocks with valid KV. Blocks without valid tokens are freed. `release`
 frees all blocks of the table, last block first. This module never touches KV data: if a shared block must be written,
 `reserve` plans a copy, and the runner makes it.
 
@@ -25,7 +25,7 @@ from quire.core.divergence import Divergence
 from quire.core.events import BlockStored, KVEvent
 from quire.core.memory.block_names import BlockNames
 from quire.core.memory.block_pool import BlockPool
-from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for
+from quire.core.memory.block_table import BlockTable, max_hit_blocks, num_blocks_for
 from quire.core.memory.kv_config import KVMemoryConfig, MemoryCounters, MemoryStats
 from quire.core.memory.kv_publisher import KVPublisher
 from quire.core.memory.pins import Pin, Pins
@@ -65,11 +65,11 @@ class KVMemory:
         self.names = BlockNames(self.pool, self.tree, self.slots, self._counters, self._publisher)
 
     def advance(self, now_s: float) -> None:
-        """Set the time, and drop expired pins, a bounded number of blocks per call."""
+        """Set the time, and end expired pins; each call frees a bounded number of their blocks."""
         self.now_s = self.names.now_s = now_s
         self.tree.sweep()
         for table, blocks in self.pins.take_expired(now_s):
-            self.slots.unpin_states(self.pins.unpinned(blocks))
+            self.slots.unpin_states(self.pins.select_unpinned(blocks))
             self.pool.release(blocks)
             if not table.blocks:
                 self.release(table)
@@ -81,7 +81,7 @@ class KVMemory:
         return self._register(self.tree.open_root(namespace))
 
     def reopen(self, namespace: Namespace) -> BlockTable:
-        """Open a table for a preempted sequence or a pin; its hits are not counted in the statistics."""
+        """Open a table for a preempted sequence or a pin, whose hits are not counted in the statistics."""
         table = self.open(namespace)
         table.is_counted = False
         return table
@@ -89,11 +89,11 @@ class KVMemory:
     def match(self, table: BlockTable, tokens: Sequence[int]) -> int:
         """Append the cached blocks that continue the table, and return the number of their tokens.
 
-        `tokens` are all known tokens of the sequence. At least the last one remains to be computed. Returns 0 if the
-        table is in flight or ends inside a block.
+        `tokens` are all known tokens of the sequence; the last one is never a hit, because it must be computed. Returns
+        0 if the table is in flight or ends inside a block.
         """
-        cap = hit_cap(len(tokens), self.config.block_size)
-        num_hit_tokens = self._match(table, tokens, cap)
+        max_blocks = max_hit_blocks(len(tokens), self.config.block_size)
+        num_hit_tokens = self._match(table, tokens, max_blocks)
         if num_hit_tokens and self.states is not None:
             self.states.match(table)
         if table.is_counted:
@@ -108,14 +108,14 @@ class KVMemory:
         index = len(table.blocks)
         if table.num_computed != index * self.config.block_size or not table.is_naming:
             return False
-        if index >= hit_cap(len(tokens), self.config.block_size):
+        if index >= max_hit_blocks(len(tokens), self.config.block_size):
             return False
-        self.names.forget_guesses(table)
+        self.names.drop_provisional_digests(table)
         self.names.extend_digests(table, tokens, index + 1)
         return table.digests[index] in self.in_flight
 
     def num_blocks_needed(self, table: BlockTable, num_tokens: int) -> int:
-        """Return how many blocks `reserve` would allocate for `num_tokens` tokens, with the copy of a shared block."""
+        """Return how many blocks `reserve` would allocate for `num_tokens` tokens, including a copied shared block."""
         self._check_open(table)
         end = num_blocks_for(table.num_computed + num_tokens, self.config.block_size)
         return max(0, end - len(table.blocks)) + (self._block_to_copy(table) is not None)
@@ -131,7 +131,7 @@ class KVMemory:
         """Allocate blocks for the next `num_tokens` of the known `tokens` and for `drafts` after the last known token;
         returns the copy to make first, if any. With `keep`, the state after these tokens is cached if a slot is free.
 
-        The table is in flight until `commit`. Raises OutOfBlocksError if too few blocks are free; nothing is changed.
+        The table is in flight until `commit`. If too few blocks are free, raises OutOfBlocksError and changes nothing.
         """
         self._check_open(table)
         start, block_size = table.num_computed, self.config.block_size
@@ -140,20 +140,20 @@ class KVMemory:
         self._check_reservable(table, len(tokens), known_end, end, keep)
         first_full, num_certain, num_full = start // block_size, known_end // block_size, end // block_size
         if len(table.digests) > first_full:
-            self.names.forget_guesses(table)
+            self.names.drop_provisional_digests(table)
         if table.is_naming and num_full > first_full:
             self.names.extend_digests(table, [*tokens, *drafts] if drafts else tokens, num_full)
         source = self._block_to_copy(table)
-        num_taken = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
-        taken = self._take(num_taken) if num_taken else []
+        num_new_blocks = max(0, num_blocks_for(end, block_size) - len(table.blocks)) + (source is not None)
+        new_blocks = self._allocate(num_new_blocks) if num_new_blocks else []
         copy = None
         if source is not None:
             # The source stays referenced until the step returns: a block being read must not be reallocated.
-            copy = BlockCopy(source, taken.pop())
+            copy = BlockCopy(source, new_blocks.pop())
             table.copy_source = source
             table.blocks[first_full] = copy.dst
             self._counters.num_block_copies += 1
-        table.blocks += taken
+        table.blocks += new_blocks
         if table.is_naming and num_certain > first_full:
             # Drafts may be rejected, so other sequences do not wait for blocks with drafts.
             table.in_flight_digests = table.digests[first_full:num_certain]
@@ -175,8 +175,8 @@ class KVMemory:
         self._check_open(table)
         num_in_flight = table.num_reserved - table.num_computed
         if not 0 <= num_tokens <= num_in_flight or not num_in_flight:
-            rule = f"commit: table {table.table_id} has {num_in_flight} tokens in flight, got {num_tokens}"
-            raise InvariantError(rule, code="commit_beyond_reserved")
+            message = f"commit: expected at most {num_in_flight} tokens of table {table.table_id}, got {num_tokens}"
+            raise InvariantError(message, code="commit_beyond_reserved")
         self._check_exclusive(table)
         if table.in_flight_digests:
             for digest in table.in_flight_digests:
@@ -194,9 +194,9 @@ class KVMemory:
         if table.is_naming and num_full > first_full:
             self.names.name(table, first_full, num_full)
         if num_tokens < num_in_flight:
-            self._give_back_unused(table)
+            self._free_unused(table)
         if self.states is not None and self.states.commit(table, is_whole=num_tokens == num_in_flight):
-            self.names.kept(table)
+            self.names.publish_state(table)
 
     def fork(self, table: BlockTable, num_tokens: int) -> BlockTable:
         """Open a second table that shares the blocks of the first `num_tokens` computed tokens; no block is copied.
@@ -205,11 +205,11 @@ class KVMemory:
         is copied at once, so for models with states `num_tokens` must be all computed tokens, or 0.
         """
         self._check_open(table)
-        least = table.num_computed if self.states is not None and num_tokens else 0
-        if table.is_in_flight or not least <= num_tokens <= table.num_computed:
+        min_tokens = table.num_computed if self.states is not None and num_tokens else 0
+        if table.is_in_flight or not min_tokens <= num_tokens <= table.num_computed:
             raise InvariantError(
-                f"fork: expected table {table.table_id} at rest with {num_tokens} tokens computed, and no more if it "
-                f"has a state; it has {table.num_computed}",
+                f"fork: expected table {table.table_id} between steps, with {num_tokens} computed tokens (or more, if "
+                f"it has no state), got {table.num_computed}",
                 code="cannot_fork_table",
             )
         self.tree.share_root(table.root)
@@ -232,7 +232,7 @@ class KVMemory:
             return
         self._check_open(table)
         if table.is_in_flight:
-            raise InvariantError(f"release: table {table.table_id} is being written by the step in flight")
+            raise InvariantError(f"release: table {table.table_id} is written by the step in flight")
         self.pool.release(reversed(table.blocks))
         self.tree.close_root(table.root)
         if self.states is not None:
@@ -244,8 +244,8 @@ class KVMemory:
     # -- the whole memory ----------------------------------------------------------------------------------------------
 
     def pin(self, namespace: Namespace, tokens: Sequence[int], expires_s: float) -> Pin:
-        """Keep the cached blocks of this prefix until `expires_s`, at most `max_pin_s` from now. A pin is a table that
-        no sequence writes to. Raises PinBudgetError if pins would exceed their limits."""
+        """Keep the cached blocks of this prefix until `expires_s`, at most for `max_pin_s`. A pin is a table that no
+        sequence writes to. Raises PinBudgetError if pins would exceed their limits."""
         limit_s = self.now_s + self.config.max_pin_s
         expires_s = expires_s if expires_s <= limit_s else limit_s
         table = self.reopen(namespace)
@@ -254,7 +254,7 @@ class KVMemory:
             if num_tokens:
                 if self.states is not None:
                     self.states.check_pin(table.blocks[-1])
-                self.pins.hold(table, expires_s)
+                self.pins.add(table, expires_s)
                 self.slots.pin_state(table.blocks[-1])
         finally:
             if table.table_id not in self.pins.tables:
@@ -265,16 +265,16 @@ class KVMemory:
         """End a pin early. Does nothing if the pin has already ended."""
         table = self.pins.drop(pin.pin_id)
         if table is not None:
-            self.slots.unpin_states(self.pins.unpinned(table.blocks))
+            self.slots.unpin_states(self.pins.select_unpinned(table.blocks))
             self.release(table)
 
     def evict(self, num_blocks: int) -> int:
         """Evict up to this many least recently used cached blocks; returns how many were evicted."""
-        taken = self.pool.take_cached(num_blocks)
-        if taken:
-            self.names.forget(taken, self.now_s)
-            self.pool.release(taken)
-        return len(taken)
+        blocks = self.pool.take_cached(num_blocks)
+        if blocks:
+            self.names.forget(blocks, self.now_s)
+            self.pool.release(blocks)
+        return len(blocks)
 
     def clear(self) -> None:
         """Evict the cached blocks of all tenants and drop all pins. Running sequences keep their blocks, unnamed."""
@@ -286,10 +286,10 @@ class KVMemory:
 
     def divergence(self, namespace: Namespace, tokens: Sequence[int], table: BlockTable | None = None) -> Divergence:
         """Return the reason for the first cache miss of this prompt. Changes nothing. `table` may be a table of the
-        same tokens and namespace; its digests save time."""
+        same tokens and namespace, whose digests are then reused."""
         slots = None if self.states is None else self.slots
-        known = () if table is None else table.digests
-        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known)
+        known_digests = () if table is None else table.digests
+        return self.tree.divergence(namespace, tokens, self.in_flight, self.now_s, slots, known_digests)
 
     def stored_events(self) -> Iterator[BlockStored]:
         """Yield the current cache contents as `BlockStored` events, parents first; empty without a publisher. The
@@ -327,7 +327,7 @@ class KVMemory:
             raise InvariantError(f"table {table.table_id} is not open in this memory", code="table_not_open")
 
     def _count_query(self, table: BlockTable) -> None:
-        """Count a lookup once its sequence reserves blocks; a sequence that was not admitted will repeat the lookup."""
+        """Count a lookup once its sequence reserves blocks: a sequence that is not admitted repeats the lookup."""
         self._counters.query_tokens += table.query_tokens
         self._counters.hit_tokens += table.query_hit_tokens
         table.query_tokens = table.query_hit_tokens = 0
@@ -338,21 +338,21 @@ class KVMemory:
         start, num_drafts = table.num_computed, end - known_end
         if table.num_reserved > start or not start < known_end <= num_known or (num_drafts and known_end < num_known):
             raise InvariantError(
-                f"reserve: expected table {table.table_id} at rest, [{start}, {known_end}) within the {num_known} "
-                f"known tokens, and {num_drafts} drafts after the last of them",
+                f"reserve: expected table {table.table_id} between steps, [{start}, {known_end}) in its {num_known} "
+                f"known tokens, and {num_drafts} drafts only after the last of them",
                 code="cannot_reserve_tokens",
             )
         if keep is not None and (end % self.config.block_size or self.states is None):
-            rule = f"reserve: expected a state on a block border of a model that has states, got one at {end}"
-            raise InvariantError(rule, code="cannot_keep_state")
+            message = f"reserve: expected to cache a state on a block border of a recurrent model, got position {end}"
+            raise InvariantError(message, code="cannot_keep_state")
         if num_drafts and self.states is not None:
             raise InvariantError(
-                f"reserve: expected no drafts with a state, got {num_drafts}; a wrong one could not be removed from it",
+                f"reserve: expected no drafts with a recurrent state, got {num_drafts}; a state cannot be rolled back",
                 code="drafts_with_state",
             )
 
-    def _give_back_unused(self, table: BlockTable) -> None:
-        """Free the blocks without a computed token; otherwise rejected drafts would occupy the pool."""
+    def _free_unused(self, table: BlockTable) -> None:
+        """Free the blocks without a computed token, for example those of rejected drafts."""
         num_used = num_blocks_for(table.num_computed, self.config.block_size)
         unused = table.blocks[num_used:]
         del table.blocks[num_used:]
@@ -361,8 +361,8 @@ class KVMemory:
     def _check_exclusive(self, table: BlockTable) -> None:
         """Check that no block written by the step is shared or named (invariant 7). Raises InvariantError."""
         block_size, ref_count, named = self.config.block_size, self.pool.ref_count, self.pool.named
-        last = num_blocks_for(table.num_reserved, block_size)
-        for block in table.blocks[table.num_computed // block_size : last]:
+        end = num_blocks_for(table.num_reserved, block_size)
+        for block in table.blocks[table.num_computed // block_size : end]:
             if ref_count[block] != 1 or named[block]:
                 raise InvariantError(
                     f"commit: block {block} was written while it had {ref_count[block]} references"
@@ -370,14 +370,14 @@ class KVMemory:
                     code="shared_block_written",
                 )
 
-    def _match(self, table: BlockTable, tokens: Sequence[int], cap: int) -> int:
+    def _match(self, table: BlockTable, tokens: Sequence[int], max_blocks: int) -> int:
         self._check_open(table)
         first = len(table.blocks)
         if table.is_in_flight or table.num_computed != first * self.config.block_size:
             return 0
-        blocks = self.names.found(table, tokens, cap)
+        blocks = self.names.find_cached(table, tokens, max_blocks)
         if self.states is not None:
-            blocks = self.states.usable(table, blocks)
+            blocks = self.states.usable_blocks(table, blocks)
         for block in blocks:
             self.pool.retain(block)
         table.blocks += blocks
@@ -392,7 +392,7 @@ class KVMemory:
         block = table.blocks[index]
         return block if self.pool.ref_count[block] > 1 or self.pool.named[block] else None
 
-    def _take(self, count: int) -> list[int]:
+    def _allocate(self, count: int) -> list[int]:
         allocation = self.pool.allocate(count)
         if allocation.evicted:
             self.names.forget(allocation.evicted, self.now_s)

@@ -1,4 +1,4 @@
-"""Pins: cached prefixes that are protected from eviction for a limited time, within a budget of blocks.
+"""Pins, which protect cached prefixes from eviction for a limited time, within a budget of blocks.
 
 A pin is a block table that no sequence writes to. It references its blocks like any other table, so no other code
 needs special cases for pinned blocks. This module enforces the budget and stores when each pin expires.
@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from quire.core.memory.block_table import BlockTable
 from quire.errors import PinBudgetError
 
-UNPIN_BLOCKS_AT_ONCE = 4096
+UNPIN_BLOCKS_AT_ONCE = 4096  # per call of `Pins.take_expired`
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class Pins:
         self.pin_count = array("i", bytes(4 * (num_blocks + 1)))
         self._expiries: list[tuple[float, int]] = []
 
-    def hold(self, table: BlockTable, expires_s: float) -> None:
+    def add(self, table: BlockTable, expires_s: float) -> None:
         """Add a pin's table. Raises PinBudgetError if a limit is exceeded; then the caller must release the table."""
-        num_fresh = sum(self.pin_count[block] == 0 for block in table.blocks)
+        num_new = sum(self.pin_count[block] == 0 for block in table.blocks)
         if len(self.tables) >= self.max_pins:
-            raise PinBudgetError(f"all {self.max_pins} pins are in use; unpin something", code="too_many_pins")
-        if self.num_pinned_blocks + num_fresh > self.budget_blocks:
+            raise PinBudgetError(f"expected at most {self.max_pins} pins; end a pin first", code="too_many_pins")
+        if self.num_pinned_blocks + num_new > self.budget_blocks:
             raise PinBudgetError(
-                f"expected at most {self.budget_blocks} pinned blocks, {self.num_pinned_blocks} are pinned and this "
-                f"pin would add {num_fresh}; unpin something, or raise pin_share"
+                f"expected at most {self.budget_blocks} pinned blocks, got {self.num_pinned_blocks} and "
+                f"{num_new} more for this pin; end a pin first, or raise pin_share"
             )
         for block in table.blocks:
             self.pin_count[block] += 1
-        self.num_pinned_blocks += num_fresh
+        self.num_pinned_blocks += num_new
         self.tables[table.table_id] = table
         heappush(self._expiries, (expires_s, table.table_id))
 
@@ -65,9 +65,9 @@ class Pins:
         return table
 
     def take_expired(self, now_s: float) -> Iterator[tuple[BlockTable, list[int]]]:
-        """Yield the tables of expired pins, each with the blocks to release, last block first.
+        """Yield the tables of expired pins, each with the blocks that the caller must release, last block first.
 
-        A call yields about `UNPIN_BLOCKS_AT_ONCE` blocks, so that no step is delayed for long; a long pin is released
+        A call yields at most `UNPIN_BLOCKS_AT_ONCE` blocks, so that no step is delayed for long; a long pin is released
         from its tail over several calls. A pin has ended when its table is empty.
         """
         num_left = UNPIN_BLOCKS_AT_ONCE
@@ -96,8 +96,8 @@ class Pins:
         self.num_pinned_blocks = 0
         return tables
 
-    def unpinned(self, blocks: list[int]) -> list[int]:
-        """Return those of these blocks that no pin holds any more."""
+    def select_unpinned(self, blocks: list[int]) -> list[int]:
+        """Return those of these blocks that are in no pin any more."""
         return [block for block in blocks if not self.pin_count[block]]
 
     def _uncount(self, blocks: list[int]) -> None:

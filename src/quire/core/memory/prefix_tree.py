@@ -1,8 +1,8 @@
 """The prefix tree of cached blocks. A node of the tree *is* a physical block; there is no separate cache.
 
-A lookup by digest finds a candidate block. It is a hit only if its stored tokens and parent are equal too, so a digest
+A lookup by digest returns a candidate. It is a hit only if its stored tokens and parent are equal too, so a digest
 collision never returns wrong KV. The parent of a first block is the root of its namespace; roots are looked up by the
-whole namespace. A parent is one integer: a block id (positive), `~slot` of a root (negative), or 0 for unnamed blocks.
+whole namespace. A parent is an integer: a block id (positive), `~slot` of a root (negative), or 0 for unnamed blocks.
 
 Siblings are linked newest first, so that the reason for a miss is found by comparing only a few of them.
 """
@@ -14,30 +14,30 @@ from itertools import islice
 
 from quire.core.digests import DIGEST_BYTES, BlockHasher, Namespace
 from quire.core.divergence import Divergence, MissReason
-from quire.core.memory.block_table import hit_cap, pack_tokens, unpack_tokens
+from quire.core.memory.block_table import max_hit_blocks, pack_tokens, unpack_tokens
 from quire.core.memory.state_slots import StateSlots
 from quire.errors import InvariantError
 
-BLOCKS_PER_SHARD = 1024
+BLOCKS_PER_SHARD = 1024  # of the digest -> block dictionaries
 SHARDS_SWEPT_AT_ONCE = 4
-SIBLINGS_COMPARED = 16
-NAMESPACES_COMPARED = 16
+SIBLINGS_COMPARED = 16  # at most, to find the reason for a miss
+NAMESPACES_COMPARED = 16  # likewise
 
 
 def num_shared_tokens(packed: bytes, other: bytes) -> int:
     """Return the number of equal leading tokens of two packed token lists."""
-    shared = 0
+    count = 0
     for start in range(0, min(len(packed), len(other)), 4):
         if packed[start : start + 4] != other[start : start + 4]:
             break
-        shared += 1
-    return shared
+        count += 1
+    return count
 
 
 class EvictionLog:
     """Remembers at least the last `size` evicted digests, and at most twice as many.
 
-    It uses two generations instead of a queue, so that old entries are dropped all at once.
+    Digests are in two generations of `size` entries, so that an old generation is dropped at once.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,8 +57,8 @@ class EvictionLog:
 
     def evicted_at_s(self, digest: bytes) -> float | None:
         """Return the time at which this digest was last evicted; None if that is not remembered."""
-        at_s = self._young.get(digest)
-        return self._old.get(digest) if at_s is None else at_s
+        time_s = self._young.get(digest)
+        return self._old.get(digest) if time_s is None else time_s
 
     def clear(self) -> None:
         """Forget all digests."""
@@ -116,13 +116,12 @@ class PrefixTree:
     # -- roots ---------------------------------------------------------------------------------------------------------
 
     def open_root(self, namespace: Namespace) -> int:
-        """Return the root of this namespace, the parent of its first blocks; it exists at least until `close_root`."""
+        """Return the root of this namespace, the parent of its first blocks, for a new table that uses it."""
         slot = self._slot_of.get(namespace)
         if slot is None:
             if namespace.block_size != self.block_size:
                 raise InvariantError(
-                    f"expected a namespace of {self.block_size}-token blocks, got one of {namespace.block_size}-token "
-                    "blocks"
+                    f"expected a namespace with blocks of {self.block_size} tokens, got {namespace.block_size}"
                 )
             root = Root(namespace, self.hasher.root(namespace))
             slot = self._free_slots.pop() if self._free_slots else len(self.root_nodes)
@@ -133,12 +132,12 @@ class PrefixTree:
         return ~slot
 
     def close_root(self, root: int) -> None:
-        """Note that a table was closed; drop the root if nothing else uses it."""
+        """Record that a table of this root was closed; drop the root if it has no other table and no block."""
         self._root(root).num_tables -= 1
         self._drop_root_if_unused(root)
 
     def share_root(self, root: int) -> None:
-        """Note that a table was forked: one more table uses this root."""
+        """Record that a table was forked: one more table uses this root."""
         self._root(root).num_tables += 1
 
     def namespace_of(self, root: int) -> Namespace:
@@ -146,10 +145,10 @@ class PrefixTree:
         return self._root(root).namespace
 
     def _root(self, root: int) -> Root:
-        found = self.root_nodes[~root]
-        if found is None:
-            raise InvariantError(f"root {root} is used after it was closed", code="root_is_closed")
-        return found
+        record = self.root_nodes[~root]
+        if record is None:
+            raise InvariantError(f"expected an open root, got root {root}", code="root_is_closed")
+        return record
 
     def _drop_root_if_unused(self, root: int) -> None:
         record = self._root(root)
@@ -183,7 +182,7 @@ class PrefixTree:
         return self.parents[block]
 
     def named(self, digest: bytes) -> int | None:
-        """Return the block with this digest, a candidate for a hit; tokens and parent are not compared."""
+        """Return the block with this digest, or None. It is only a candidate for a hit: see `is_same`."""
         return self.shards[(digest[0] << 8 | digest[1]) & self._shard_mask].get(digest)
 
     def is_same(self, block: int, packed_tokens: bytes, parent: int) -> bool:
@@ -202,22 +201,22 @@ class PrefixTree:
         Stops at a digest that another block already has. Returns the number of blocks that were named.
         """
         if not parent or (parent > 0 and not self.parents[parent]):
-            rule = f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
-            raise InvariantError(rule, code="parent_not_named")
+            message = f"name: expected the parent {parent} of block {blocks[0]} to be a root or a named block"
+            raise InvariantError(message, code="parent_not_named")
         shards, mask, records, parents = self.shards, self._shard_mask, self.records, self.parents
         newer, older, first_child = self._newer, self._older, self.first_children
         record_width, width = self._record_width, self._width
-        at = 0
+        offset = 0
         for index, (block, digest) in enumerate(zip(blocks, digests, strict=True)):
             shard = shards[(digest[0] << 8 | digest[1]) & mask]
             if digest in shard:
                 return index
             if parents[block]:
-                raise InvariantError(f"name: block {block} is named already", code="block_named_already")
+                raise InvariantError(f"name: expected an unnamed block, got block {block}", code="block_named_already")
             shard[digest] = block
             start = block * record_width
-            records[start : start + record_width] = digest + packed_tokens[at : at + width]
-            at += width
+            records[start : start + record_width] = digest + packed_tokens[offset : offset + width]
+            offset += width
             parents[block] = parent
             newer[block] = 0
             if index:
@@ -233,7 +232,7 @@ class PrefixTree:
         return len(blocks)
 
     def forget(self, blocks: Sequence[int], now_s: float) -> list[bytes]:
-        """Remove these blocks, children before parents; their digests are remembered as evicted and returned."""
+        """Remove these blocks, children before parents. Return their digests, which are remembered as evicted."""
         shards, mask, records, parents = self.shards, self._shard_mask, self.records, self.parents
         first_child, newer, older = self.first_children, self._newer, self._older
         record_width = self._record_width
@@ -247,22 +246,22 @@ class PrefixTree:
             del shards[(digest[0] << 8 | digest[1]) & mask][digest]
             digests.append(digest)
             parents[block] = 0
-            after, before = newer[block], older[block]
-            if before:
-                newer[before] = after
-            if after:
-                older[after] = before
+            newer_sibling, older_sibling = newer[block], older[block]
+            if older_sibling:
+                newer[older_sibling] = newer_sibling
+            if newer_sibling:
+                older[newer_sibling] = older_sibling
             elif parent > 0:
-                first_child[parent] = before
+                first_child[parent] = older_sibling
             else:
-                self._set_first_child(parent, before)
-                if not before:
+                self._set_first_child(parent, older_sibling)
+                if not older_sibling:
                     self._drop_root_if_unused(parent)
         self.evictions.record(digests, now_s)
         return digests
 
     def clear(self) -> None:
-        """Remove all blocks. Roots with open tables stay; no digest is remembered as evicted."""
+        """Remove all blocks, without remembering them as evicted. Roots with open tables stay."""
         self.discarded += filter(None, self.shards)
         self._forget_all()
         self.evictions.clear()
@@ -279,11 +278,11 @@ class PrefixTree:
             child = self._older[child]
 
     def roots(self) -> Iterator[int]:
-        """Return all roots, for checks. A tenant without open tables has one only while its blocks are cached."""
+        """Return all roots, for checks. A namespace without open tables has a root only while its blocks are cached."""
         return iter([~slot for slot in self._slot_of.values()])
 
-    def copied(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
-        """Copy the tree, to read it while it changes: records (unless `bare`), first child, older sibling, roots."""
+    def copy(self, *, bare: bool = False) -> tuple[bytes, Sequence[int], Sequence[int], list[tuple[Namespace, int]]]:
+        """Copy the tree's arrays: records (empty if `bare`), first child, older sibling and roots."""
         roots = [(root.namespace, root.first_child) for root in self.root_nodes if root is not None]
         return b"" if bare else bytes(self.records), self.first_children[:], self._older[:], roots
 
@@ -309,23 +308,23 @@ class PrefixTree:
         in_flight: Container[bytes],
         now_s: float,
         slots: StateSlots | None = None,
-        known: Sequence[bytes] = (),
+        digests: Sequence[bytes] = (),
     ) -> Divergence:
         """Return how many of these tokens are cached, and the first applicable `MissReason` of the next block.
 
         `slots` is passed for models with recurrent layers, where a hit ends at the deepest block with a cached state.
-        `known` are digests of the first blocks if they were already computed, which is most of the work.
+        `digests` are digests of the first blocks that were computed before; computing them is most of the work.
         """
         packed = pack_tokens(tokens)
-        cap = hit_cap(len(tokens), self.block_size)
+        max_blocks = max_hit_blocks(len(tokens), self.block_size)
         slot = self._slot_of.get(namespace)
         node = None if slot is None else ~slot
         digest = self.hasher.root(namespace)
         num_hits = num_usable = 0
         next_tokens = first_unusable = b""
-        while num_hits < cap:
+        while num_hits < max_blocks:
             next_tokens = packed[num_hits * self._width : (num_hits + 1) * self._width]
-            digest = known[num_hits] if num_hits < len(known) else self.hasher.child(digest, next_tokens)
+            digest = digests[num_hits] if num_hits < len(digests) else self.hasher.child(digest, next_tokens)
             block = None if node is None else self.find(digest, next_tokens, node)
             if block is None:
                 break
@@ -338,7 +337,7 @@ class PrefixTree:
             reason = MissReason.COMPUTING if first_unusable in in_flight else MissReason.STATE_MISSING
             return Divergence(num_usable * self.block_size, reason)
         num_cached = num_hits * self.block_size
-        if num_hits >= cap:
+        if num_hits >= max_blocks:
             return Divergence(num_cached, MissReason.TOO_SHORT)
         if digest in in_flight:
             return Divergence(num_cached, MissReason.COMPUTING)
@@ -350,7 +349,7 @@ class PrefixTree:
     def _divergence_of_new(
         self, namespace: Namespace, next_tokens: bytes, node: int | None, num_cached: int
     ) -> Divergence:
-        """Return the miss of a block that, as far as the tree remembers, was never cached as a child of `node`."""
+        """Return the reason for the miss of a block that is not remembered as cached, evicted or in flight."""
         sibling = b"" if node is None else self._closest_sibling(node, next_tokens)
         if shared := num_shared_tokens(sibling, next_tokens):
             return Divergence(num_cached, MissReason.DIVERGED, num_cached + shared, unpack_tokens(sibling))
@@ -360,16 +359,16 @@ class PrefixTree:
         return Divergence(num_cached, MissReason.FIRST_SEEN)
 
     def _closest_sibling(self, node: int, packed_tokens: bytes) -> bytes:
-        """Among the newest children of `node`, find the one with most leading tokens in common; return its tokens."""
+        """Return the tokens of that child of `node` (among the newest) that has most leading tokens in common."""
         newest = (self.tokens_of(child) for child in islice(self.children(node), SIBLINGS_COMPARED))
         return max(newest, key=lambda tokens: num_shared_tokens(tokens, packed_tokens), default=b"")
 
     def _same_tokens_elsewhere(self, namespace: Namespace, packed_tokens: bytes) -> Namespace | None:
         """Return a namespace of the same cache group (another model, adapter or format) that has this first block."""
         group = self.slots_of_group.get(namespace.cache_group, {})
-        for slot, other in islice(reversed(group.items()), NAMESPACES_COMPARED):
+        for slot, candidate in islice(reversed(group.items()), NAMESPACES_COMPARED):
             root = ~slot
             digest = self.hasher.child(self._root(root).digest, packed_tokens)
             if self.find(digest, packed_tokens, root) is not None:
-                return other
+                return candidate
         return None

@@ -1,20 +1,20 @@
 """Slots for recurrent state, the second resource of the KV memory; only for models with recurrent layers.
 
-A slot holds the state of all recurrent layers of one sequence after some token. Slot 0 is never written: it is the
-state before the first token. Every other slot is in one of four states:
+A slot contains the recurrent state of one sequence after one of its tokens, for all recurrent layers. Slot 0 contains
+the state before the first token and is never written. Every other slot is:
 
     blank       without useful content
     running     belongs to a block table: the state after its last computed token
-    promised    reserved: the step in flight will write a state into it, to be cached
+    promised    reserved for a state that is copied into it after the step in flight, to be cached
     cached      belongs to a named block: the state after the block's last token
 
 Cached slots are evicted in least-recently-used order, except those of pinned blocks, which are kept separately. The
-copies that a runner must make are recorded here in order and become part of the next plan:
+copies that a runner must make are recorded here in order and become part of the next `StepPlan`:
 
     copies ─► the items of the step ─► keeps
 
-Copies are made first, in the order in which they were requested; keeps are made when all items are done. Because of
-this order, a slot can be reassigned while a copy from it is still pending.
+The copies are made first, in the order in which they were requested; the keeps (copies of states to be cached) are made
+when all items are done. So a slot can be reassigned while a copy from it is still pending.
 """
 
 from collections import OrderedDict
@@ -31,9 +31,9 @@ class StateCheckpoint(Enum):
     """The reason for caching a state when a step ends on a block border."""
 
     TRANSIENT = "passing"
-    """The newest state of a sequence. The sequence's next state replaces it, unless it was used in the meantime."""
+    """The newest state of a sequence, replaced by the sequence's next state unless another sequence used it before."""
     SPARSE = "sparse"
-    """One of a few states within a long prompt, in case other prompts share the beginning. Evicted first."""
+    """One of a few states within a long prompt, for other prompts with the same beginning. Evicted first."""
     PINNED = "lasting"
     """The state at the end of a prompt, or at a position where prompts are known to diverge."""
 
@@ -48,13 +48,13 @@ class StateSlots:
         """Number of cached states that were evicted."""
         self.blank_slots = list(range(num_slots, 0, -1))
         self.cached_slots: OrderedDict[int, int] = OrderedDict()
-        """Block -> slot, least recently used first; without pinned blocks."""
+        """Block -> slot, least recently used first; for blocks that are not pinned."""
         self.pinned_slots: dict[int, int] = {}
         """Block -> slot, for pinned blocks; never evicted."""
-        self.passing: set[int] = set()
-        """Blocks with a transient state that has not been used."""
+        self.transients: set[int] = set()
+        """Blocks with a `TRANSIENT` state that no sequence has used."""
         self.num_promised = 0
-        """Number of slots reserved for states that the step in flight, or the one being planned, writes."""
+        """Number of promised slots."""
         self._max_fixed = num_slots - num_running
         """Maximum number of promised and pinned slots; the other slots are reserved for running sequences."""
         self._copies: list[SlotCopy] = []
@@ -83,24 +83,24 @@ class StateSlots:
 
     # -- a sequence's own slot -----------------------------------------------------------------------------------------
 
-    def begin(self, running: int | None) -> int:
-        """Return a running slot with the initial state: `running` if the table already has one, or a new slot."""
-        running = self._take() if running is None else running
-        self._copies.append(SlotCopy(ZERO_SLOT, running))
-        return running
+    def begin(self, slot: int | None) -> int:
+        """Return a running slot with the initial state: `slot` if the table already has one, else a new slot."""
+        slot = self._take() if slot is None else slot
+        self._copies.append(SlotCopy(ZERO_SLOT, slot))
+        return slot
 
-    def begin_after(self, block: int, running: int | None) -> int:
-        """Return a running slot with the cached state after `block`: `running`, or a new slot."""
+    def begin_after(self, block: int, slot: int | None) -> int:
+        """Return a running slot with the cached state after `block`: `slot` if the table has one, else a new slot."""
         source = self.use(block)
-        running = self._take() if running is None else running
-        if source != running:  # equal if `_take` had to evict this very state, the only one left
-            self._copies.append(SlotCopy(source, running))
-        return running
+        slot = self._take() if slot is None else slot
+        if source != slot:  # equal if `_take` had to evict this state, because no other was left
+            self._copies.append(SlotCopy(source, slot))
+        return slot
 
-    def fork(self, running: int) -> int:
-        """Return a running slot for a second sequence, a copy of `running` made before the next step."""
+    def fork(self, slot: int) -> int:
+        """Return a running slot for a second sequence. Before the next step, `slot` is copied into it."""
         child = self._take()
-        self._copies.append(SlotCopy(running, child))
+        self._copies.append(SlotCopy(slot, child))
         return child
 
     def give_back(self, slot: int) -> None:
@@ -109,25 +109,25 @@ class StateSlots:
 
     # -- cached states -------------------------------------------------------------------------------------------------
 
-    def promise(self, running: int, last_kept: int | None) -> int | None:
-        """Reserve a slot into which the running slot is copied after the step; None if none is available.
+    def promise(self, running_slot: int, last_kept: int | None) -> int | None:
+        """Reserve a slot into which the running slot is copied after the step; None if no slot is available.
 
         `last_kept` is the block whose state the sequence cached last. If that state is transient, its slot is reused.
         """
         if self.num_promised + len(self.pinned_slots) >= self._max_fixed:
             return None
-        if last_kept is not None and last_kept in self.passing:
-            slot = self.cached_slots.pop(last_kept)
-            self.passing.discard(last_kept)
+        if last_kept is not None and last_kept in self.transients:
+            promised_slot = self.cached_slots.pop(last_kept)
+            self.transients.discard(last_kept)
         else:
-            slot = self._take()
+            promised_slot = self._take()
         self.num_promised += 1
-        self._keeps.append(SlotCopy(running, slot))
-        return slot
+        self._keeps.append(SlotCopy(running_slot, promised_slot))
+        return promised_slot
 
     def attach(self, block: int, slot: int, keep: StateCheckpoint) -> None:
-        """After a successful step, assign the promised slot to this named block. If the block already has an (equal)
-        state, the block keeps that state and the promised slot is freed.
+        """After a successful step, assign the promised slot to this named block. If the block already has an
+        equal state, the promised slot is freed instead.
         """
         if self.slot_of(block) is not None:
             self.use(block)
@@ -136,7 +136,7 @@ class StateSlots:
         self.num_promised -= 1
         self.cached_slots[block] = slot
         if keep is StateCheckpoint.TRANSIENT:
-            self.passing.add(block)
+            self.transients.add(block)
         elif keep is StateCheckpoint.SPARSE:
             self.cached_slots.move_to_end(block, last=False)
 
@@ -147,7 +147,7 @@ class StateSlots:
 
     def use(self, block: int) -> int:
         """Return the slot of a block with a cached state; mark it as most recently used and no longer transient."""
-        self.passing.discard(block)
+        self.transients.discard(block)
         if block in self.pinned_slots:
             return self.pinned_slots[block]
         self.cached_slots.move_to_end(block)
@@ -158,23 +158,23 @@ class StateSlots:
         for block in blocks:
             slot = self.cached_slots.pop(block, None)
             if slot is not None:
-                self.passing.discard(block)
+                self.transients.discard(block)
                 self.blank_slots.append(slot)
             elif block in self.pinned_slots:
-                raise InvariantError(f"forget: block {block} is pinned, and its state with it")
+                raise InvariantError(f"forget: expected an unpinned block, got {block}")
 
     def clear(self) -> None:
         """Free all cached states."""
         self.blank_slots += [*self.cached_slots.values(), *self.pinned_slots.values()]
-        self.cached_slots, self.pinned_slots, self.passing = OrderedDict(), {}, set()
+        self.cached_slots, self.pinned_slots, self.transients = OrderedDict(), {}, set()
 
     # -- pins ----------------------------------------------------------------------------------------------------------
 
     def pin_state(self, block: int) -> None:
-        """Protect the state of this block, if it has one, for as long as the block is pinned."""
+        """Protect the state of this block, if the block has one, until `unpin_states`."""
         if block in self.cached_slots:
             self.pinned_slots[block] = self.cached_slots.pop(block)
-            self.passing.discard(block)
+            self.transients.discard(block)
 
     def unpin_states(self, blocks: Iterable[int]) -> None:
         """Make the states of these blocks evictable again, as most recently used."""
@@ -191,8 +191,8 @@ class StateSlots:
 
     # -- copies for the runner -----------------------------------------------------------------------------------------
 
-    def take_moves(self) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
-        """Return, once, the copies to make before the next step and the keeps to make after it."""
+    def pop_copies(self) -> tuple[tuple[SlotCopy, ...], tuple[SlotCopy, ...]]:
+        """Return and clear the copies to make before the next step and the keeps to make after it."""
         copies, keeps = tuple(self._copies), tuple(self._keeps)
         self._copies, self._keeps = [], []
         return copies, keeps
@@ -203,6 +203,6 @@ class StateSlots:
         if not self.cached_slots:
             raise InvariantError(f"all {self.num_slots} state slots are in use: too many sequences run")
         block, slot = self.cached_slots.popitem(last=False)
-        self.passing.discard(block)
+        self.transients.discard(block)
         self.num_evictions += 1
         return slot

@@ -1,4 +1,4 @@
-"""Updates the recurrent states of block tables when `KVMemory` changes their blocks.
+"""Assigns state slots to block tables when `KVMemory` changes their blocks.
 
 Only `KVMemory` calls this module, and only for models with recurrent layers. `state_slots` manages the slots; this
 module decides which slots a table needs.
@@ -11,17 +11,17 @@ from quire.errors import InvariantError, PinBudgetError
 
 
 class TableStates:
-    """Assigns the state slots of one memory to its tables."""
+    """The state slots of all block tables of one memory."""
 
     def __init__(self, slots: StateSlots, pool: BlockPool, pin_share: float) -> None:
         self.slots = slots
         self._pool = pool
         self._pin_share = pin_share
 
-    def usable(self, table: BlockTable, found: list[int]) -> list[int]:
-        """Return the usable part of the `found` cached blocks: those up to the last one with a cached state."""
-        table.num_matched = len(table.blocks) + len(found)
-        return found[: self.slots.num_usable(found)]
+    def usable_blocks(self, table: BlockTable, blocks: list[int]) -> list[int]:
+        """Return the usable ones of the cached blocks that continue the table: up to the last with a cached state."""
+        table.num_matched = len(table.blocks) + len(blocks)
+        return blocks[: self.slots.num_usable(blocks)]
 
     def match(self, table: BlockTable) -> None:
         """Load the state of the table's last block, after the table was extended by cached blocks."""
@@ -38,35 +38,35 @@ class TableStates:
     def commit(self, table: BlockTable, *, is_whole: bool) -> bool:
         """Cache the promised state if the row succeeded; otherwise roll back. Returns whether a state was cached."""
         slot, table.promised_slot = table.promised_slot, None
-        is_kept = False
+        is_cached = False
         if slot is not None:
-            is_kept = is_whole and bool(self._pool.named[table.blocks[-1]])
-            if is_kept:
+            is_cached = is_whole and bool(self._pool.named[table.blocks[-1]])
+            if is_cached:
                 table.last_kept = table.blocks[-1]
                 self.slots.attach(table.last_kept, slot, table.keep)
             else:
                 self.slots.break_promise(slot)
         if not is_whole:
-            self._go_back(table)
-        return is_kept
+            self._roll_back(table)
+        return is_cached
 
-    def _go_back(self, table: BlockTable) -> None:
-        """Roll back to the last block with a cached state (or the beginning) and free the blocks after it."""
-        slots, running = self.slots, table.state_slot
-        num_kept = slots.num_usable(table.blocks)
-        behind = table.blocks[num_kept:]
-        del table.blocks[num_kept:]
-        self._pool.release(reversed(behind))
-        if table.last_kept in behind:
+    def _roll_back(self, table: BlockTable) -> None:
+        """Roll the table back to its last block with a cached state, or to the start, and free the later blocks."""
+        slots, slot = self.slots, table.state_slot
+        num_usable = slots.num_usable(table.blocks)
+        dropped_blocks = table.blocks[num_usable:]
+        del table.blocks[num_usable:]
+        self._pool.release(reversed(dropped_blocks))
+        if table.last_kept in dropped_blocks:
             table.last_kept = None  # that block, and its state, may now belong to other tables
-        table.num_computed = table.num_reserved = num_kept * table.block_size
+        table.num_computed = table.num_reserved = num_usable * table.block_size
         table.is_naming = True
-        table.state_slot = slots.begin_after(table.blocks[-1], running) if num_kept else slots.begin(running)
+        table.state_slot = slots.begin_after(table.blocks[-1], slot) if num_usable else slots.begin(slot)
 
     def fork(self, table: BlockTable, child: BlockTable) -> None:
-        """Give the child table a copy of the parent's state."""
+        """Copy the state of a table to a new slot for the forked `child`."""
         if table.state_slot is None:
-            raise InvariantError(f"fork: table {table.table_id} has computed {table.num_computed} tokens and no state")
+            raise InvariantError(f"fork: table {table.table_id} has {table.num_computed} computed tokens and no state")
         child.state_slot = self.slots.fork(table.state_slot)
 
     def release(self, table: BlockTable) -> None:
@@ -76,10 +76,10 @@ class TableStates:
             table.state_slot = None
 
     def check_pin(self, block: int) -> None:
-        """Raise PinBudgetError if pins may not hold one more state."""
+        """Raise PinBudgetError if the state after this block may not be pinned."""
         if not self.slots.may_pin(block, self._pin_share):
             raise PinBudgetError(
-                f"expected at most {self._pin_share:.0%} of the state slots that no running sequence needs to be "
-                f"pinned, {len(self.slots.pinned_slots)} are pinned; unpin something, or raise pin_share",
+                f"expected at most {self._pin_share:.0%} of the state slots beyond those for running sequences to be "
+                f"pinned, got {len(self.slots.pinned_slots)} and one more; end a pin first, or raise pin_share",
                 code="too_many_pinned_states",
             )

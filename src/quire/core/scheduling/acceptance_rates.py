@@ -1,15 +1,15 @@
 """Acceptance rates of a sequence's draft tokens, as exponentially weighted averages of earlier results.
 
-Rates are kept per source of a draft: tokens that followed a 4-gram are accepted far more often than after one token.
+Each draft source has its own rate: tokens found after a 4-gram are accepted far more often than after a single token.
 """
 
 from typing import NamedTuple
 
-FIRST_RIGHT, FIRST_TRIED = 1.0, 2.0
+PRIOR_ACCEPTED, PRIOR_VERIFIED = 1.0, 2.0
 """Prior of the acceptance rate: one of two draft tokens accepted."""
-FADING = 0.8
-"""Decay of a result's weight per later result."""
-FORGOTTEN_TOKENS = 32
+DECAY = 0.8
+"""Each result multiplies the weight of all earlier results by this."""
+MAX_AGE_TOKENS = 32
 """After this many tokens without a draft, earlier results are dropped, so that a bad rate does not prevent drafts."""
 
 
@@ -18,27 +18,27 @@ class Draft(NamedTuple):
 
     token_ids: tuple[int, ...] = ()
     source: int = 0
-    """How the draft was found. Drafts of one source have a common acceptance rate."""
+    """How the draft was found, as a number (`ngrams.OTHER_REQUEST`). Each source has its own acceptance rate."""
 
 
 class AcceptanceRate(NamedTuple):
     """The decayed counts of accepted and verified draft tokens of one sequence and source."""
 
-    num_right: float = 0.0
-    num_tried: float = 0.0
+    num_accepted: float = 0.0
+    num_verified: float = 0.0
     num_tokens: int = 0
     """Length of the sequence when the last draft was verified."""
 
     def likelihood(self, num_tokens: int) -> float:
         """Return the probability that the next draft token is accepted; `num_tokens` is the sequence's length."""
-        past = self if num_tokens - self.num_tokens <= FORGOTTEN_TOKENS else UNKNOWN
-        return (FIRST_RIGHT + past.num_right) / (FIRST_TRIED + past.num_tried)
+        rate = self if num_tokens - self.num_tokens <= MAX_AGE_TOKENS else UNKNOWN
+        return (PRIOR_ACCEPTED + rate.num_accepted) / (PRIOR_VERIFIED + rate.num_verified)
 
-    def after(self, num_drafts: int, num_right: int, num_tokens: int) -> "AcceptanceRate":
-        """Return the rate updated with the result of one draft. Tokens after a rejected one count as not verified."""
-        past = self if num_tokens - self.num_tokens <= FORGOTTEN_TOKENS else UNKNOWN
-        num_tried = FADING * past.num_tried + min(num_right + 1, num_drafts)
-        return AcceptanceRate(FADING * past.num_right + num_right, num_tried, num_tokens)
+    def with_result(self, num_drafts: int, num_accepted: int, num_tokens: int) -> "AcceptanceRate":
+        """Return the rate after one more draft. Draft tokens after a rejected one do not count as verified."""
+        rate = self if num_tokens - self.num_tokens <= MAX_AGE_TOKENS else UNKNOWN
+        num_verified = DECAY * rate.num_verified + min(num_accepted + 1, num_drafts)
+        return AcceptanceRate(DECAY * rate.num_accepted + num_accepted, num_verified, num_tokens)
 
 
 UNKNOWN = AcceptanceRate()

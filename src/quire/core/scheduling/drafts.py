@@ -16,29 +16,29 @@ from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence, table_of
 
 Propose = Callable[[Sequence, int], Draft]
-"""A function (sequence, limit) -> a draft of at most `limit` tokens."""
-Ended = Callable[[Sequence], None]
+"""A function (sequence, limit) that returns a draft of at most `limit` tokens."""
+OnEnd = Callable[[Sequence], None]
 """A callback for every finished sequence."""
 MAX_DRAFTS = 15
 """Maximum number of draft tokens of one sequence per step: `FEW_TOKENS` less the last known token."""
-MAX_SLOWDOWN = 1.25
+MAX_SLOWDOWN = 1.1
 """Limit on the duration of a step with drafts, relative to the step without, if several tenants share it."""
-SUREST = 0.9
-"""If only drafts likelier than this pay off, none are searched: they are very rare, and the search takes time."""
+MAX_LIKELIHOOD = 0.9
+"""If a draft token must be at least this likely to pay off, no drafts are searched: such drafts are too rare."""
 
 
-def ignore_ended(_sequence: Sequence) -> None:
-    """Do nothing: the default `Ended` callback."""
+def ignore_end(_sequence: Sequence) -> None:
+    """Do nothing: the default of `OnEnd`."""
 
 
-def draft_room(
+def draft_budget(
     propose: Propose | None, placement: Placement, memory: KVMemory, config: SchedulerConfig
 ) -> "DraftBudget | None":
-    """Return the draft budget of the next step; None without `propose`, or if drafts cannot pay off in this step."""
+    """Return the draft budget of the step being planned; None without `propose`, or if no draft can pay off in it."""
     num_running = len(placement.running)
     if propose is None:
         return None
-    if config.step_cost is not None and config.step_cost.least_likelihood(num_running, num_running) >= SUREST:
+    if config.step_cost is not None and config.step_cost.min_likelihood(num_running, num_running) >= MAX_LIKELIHOOD:
         return None
     return DraftBudget(propose, placement, memory, config)
 
@@ -52,24 +52,24 @@ class DraftBudget:
         self._cost = config.step_cost
         self._max_sequence_tokens = config.max_sequence_tokens
         self._num_sequences = len(placement.running)
-        self._num_fed = sum(one.num_uncomputed for one in placement.running)
+        self._num_fed = sum(sequence.num_uncomputed for sequence in placement.running)
         self._num_left = config.max_step_tokens - self._num_fed
         self._limit_s = inf
-        if self._cost is not None and len({one.request.tenant for one in placement.running}) > 1:
+        if self._cost is not None and len({sequence.request.tenant for sequence in placement.running}) > 1:
             self._limit_s = MAX_SLOWDOWN * self._cost.seconds(self._num_fed)
         self._num_blocks = memory.pool.num_free - placement.needs().num_blocks
 
     def take(self, sequence: Sequence, num_tokens: int) -> tuple[int, ...]:
-        """Return drafts to feed after the next `num_tokens` of a sequence; empty unless these are its last tokens."""
+        """Return drafts to feed after the next `num_tokens`; none unless these are the sequence's last known tokens."""
         table, num_known, request = table_of(sequence), len(sequence.tokens), sequence.request
         if table.num_computed + num_tokens < num_known or request.has_stop_texts:
             return ()  # accepted drafts after a stop string would be wasted
-        num_wanted = request.params.max_tokens - sequence.num_output_tokens
+        num_output_left = request.params.max_tokens - sequence.num_output_tokens
         # A step always samples one token, so a draft of the very last token is useless.
-        limit = min(self._num_left, num_wanted - 1, self._max_sequence_tokens - num_known - 1)
-        drafts = self._worthwhile(sequence, limit) if limit > 0 else ()
-        needed = self._memory.num_blocks_needed
-        num_blocks = needed(table, num_tokens + len(drafts)) - needed(table, num_tokens)
+        limit = min(self._num_left, num_output_left - 1, self._max_sequence_tokens - num_known - 1)
+        drafts = self._worthwhile_drafts(sequence, limit) if limit > 0 else ()
+        num_blocks_needed = self._memory.num_blocks_needed
+        num_blocks = num_blocks_needed(table, num_tokens + len(drafts)) - num_blocks_needed(table, num_tokens)
         if num_blocks > max(0, self._num_blocks):
             return ()
         self._num_fed += len(drafts)
@@ -77,18 +77,18 @@ class DraftBudget:
         self._num_blocks -= num_blocks
         return drafts
 
-    def _worthwhile(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
+    def _worthwhile_drafts(self, sequence: Sequence, limit: int) -> tuple[int, ...]:
         """Return the leading draft tokens that are likely enough; a token counts only if all before it are accepted."""
         cost, num_fed, num_sequences = self._cost, self._num_fed, self._num_sequences
         if cost is None:
             return self._propose(sequence, limit).token_ids[:limit]
-        guess = self._propose(sequence, min(limit, MAX_DRAFTS))
-        sequence.guess_source = guess.source
-        each = sequence.acceptance_rates.get(guess.source, UNKNOWN).likelihood(len(sequence.tokens))
-        likelihood, count = each, 0
-        while count < len(guess.token_ids) and likelihood >= cost.least_likelihood(num_fed + count, num_sequences):
+        draft = self._propose(sequence, min(limit, MAX_DRAFTS))
+        sequence.draft_source = draft.source
+        token_likelihood = sequence.acceptance_rates.get(draft.source, UNKNOWN).likelihood(len(sequence.tokens))
+        likelihood, count = token_likelihood, 0
+        while count < len(draft.token_ids) and likelihood >= cost.min_likelihood(num_fed + count, num_sequences):
             if cost.seconds(num_fed + count + 1) > self._limit_s:
                 break
-            likelihood *= each
+            likelihood *= token_likelihood
             count += 1
-        return guess.token_ids[:count]
+        return draft.token_ids[:count]

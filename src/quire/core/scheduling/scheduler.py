@@ -21,20 +21,20 @@ from quire.core.events import Admitted, FirstToken, Preempted, RequestEvent
 from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import FinishReason, Request
 from quire.core.scheduling import rows
-from quire.core.scheduling.drafts import Ended, Propose, draft_room, ignore_ended
+from quire.core.scheduling.drafts import OnEnd, Propose, draft_budget, ignore_end
 from quire.core.scheduling.placement import Placement
-from quire.core.scheduling.policy import check_request, chunk_length, victims_for, within_budget
+from quire.core.scheduling.policy import check_request, chunk_length, reduce_to_budget, victims_for
 from quire.core.scheduling.scheduler_config import ActiveRequest, SchedulerConfig, SchedulerStats
 from quire.core.scheduling.sequence import Sequence, SequenceStatus, table_of
-from quire.core.scheduling.state_checkpoints import keep_behind, run_to_border
-from quire.core.scheduling.step_size import Fed, StepRoom, StepSizer
+from quire.core.scheduling.state_checkpoints import checkpoint_after, tokens_to_border
+from quire.core.scheduling.step_size import ChunkBudget, StepSizer, TokenLoad
 from quire.core.scheduling.waiting_queue import WaitingQueue
 from quire.core.step import BlockCopy, RowError, RowResult, StepPlan, StepResult, WorkItem
 from quire.errors import DuplicateRequestError, InvariantError, OutOfBlocksError
 
 
 class NonDecreasingClock:
-    """Makes a monotonic clock from an input clock that may go back: it stands still when the input goes back.
+    """Makes a monotonic clock from an input clock that may be set back; the output then stands still.
 
     input      1.0  2.0  3.0   -50.0  -49.0  -48.0
     output     1.0  2.0  3.0     3.0    4.0    5.0
@@ -45,7 +45,7 @@ class NonDecreasingClock:
         self._behind_s = 0.0
 
     def at(self, now_s: float) -> float:
-        """Return the output time for this time of the input clock."""
+        """Convert a time of the input clock to a time of the output clock."""
         if now_s < self._last_s:
             self._behind_s += self._last_s - now_s
         self._last_s = now_s
@@ -55,7 +55,7 @@ class NonDecreasingClock:
 class Deadlines:
     """A heap of request deadlines, earliest first.
 
-    Entries of ended requests stay until their deadline, or until most entries are of ended requests.
+    Entries of ended requests stay until their deadline, or until they are the majority.
     """
 
     def __init__(self) -> None:
@@ -71,18 +71,18 @@ class Deadlines:
             yield heappop(self._heap)
 
     def forget_ended(self, live: Collection[str]) -> None:
-        """Once most entries are of requests that are not in `live`, drop these entries."""
+        """Drop the entries of requests that are not in `live`, once they are the majority."""
         if len(self._heap) > 2 * len(live) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in live]
             heapify(self._heap)
 
 
-Holds = Callable[[Sequence], bool]
+MustWait = Callable[[Sequence], bool]
 """A function that returns whether a running sequence must be left out of the current plan."""
 
 
-def held_by_nothing(_sequence: Sequence) -> bool:
-    """Leave out no sequence: the default `Holds`."""
+def never_waits(_sequence: Sequence) -> bool:
+    """Leave out no sequence: the default of `MustWait`."""
     return False
 
 
@@ -90,7 +90,7 @@ class Scheduler:
     """Schedules the sequences of one model on one KV memory."""
 
     def __init__(
-        self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, ended: Ended = ignore_ended
+        self, config: SchedulerConfig, memory: KVMemory, propose: Propose | None = None, on_end: OnEnd = ignore_end
     ) -> None:
         config.check(memory.config)
         self.config = config
@@ -104,7 +104,7 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.sizer = StepSizer(config.step_limit_s, memory.config.block_size)
         self.propose = propose
-        self.ended = ended
+        self.on_end = on_end
         self.planned: list[Sequence] = []
         """The sequences of the plan in flight, in the order of its items."""
         self.deadlines = Deadlines()
@@ -117,38 +117,38 @@ class Scheduler:
         self._arrivals = NonDecreasingClock()
         self._next_sequence_id = 1
 
-    # -- requests come and go ------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
-        """Queue a request, which may displace a waiting one. Raises RequestError or CapacityError."""
+        """Queue a request, which may displace a waiting request. Raises RequestError or CapacityError."""
         self._check(request)
         # If the clock goes back, new requests must not overtake waiting ones, and retry times must still be reached.
         arrival_s = self._arrivals.at(request.arrival_s)
-        room = self.queue.request_place(request, arrival_s)
-        if room.gives_up is not None:
-            self._displace(self.live[room.gives_up], arrival_s)
-        self._enter(request, arrival_s, has_reservation=room.has_reservation)
+        grant = self.queue.request_place(request, arrival_s)
+        if grant.displaced_name is not None:
+            self._displace(self.live[grant.displaced_name], arrival_s)
+        self._enter(request, arrival_s, has_reservation=grant.has_reservation)
         self.queue.charge(request.tenant, request.work_tokens, 0)
 
     def restore(self, request: Request) -> None:
-        """Queue a request that was accepted before, with its tokens so far: after a crash it must not be rejected."""
+        """Queue a request that an earlier engine had accepted, with its tokens so far, even if no place is free."""
         self._check(request)
         self._enter(request, request.arrival_s, has_reservation=request.has_reservation or request.has_begun)
 
-    def _displace(self, live: ActiveRequest, now_s: float) -> None:
-        """End a waiting request whose place goes to another one; its client receives the delay before a retry."""
-        live.retry_after_s = self.queue.displace(live.request, now_s)
-        self._end(live.request.request_id, FinishReason.DISPLACED)
+    def _displace(self, record: ActiveRequest, now_s: float) -> None:
+        """End a waiting request whose place goes to another request; its client receives the delay before a retry."""
+        record.retry_after_s = self.queue.displace(record.request, now_s)
+        self._end(record.request.request_id, FinishReason.DISPLACED)
 
     def _enter(self, request: Request, arrival_s: float, *, has_reservation: bool) -> None:
         first_id = self._next_sequence_id
         self._next_sequence_id += len(request.continuations)
         sequences = [
-            Sequence(at, request, self.queue.key(request, arrival_s, at), one.index, one.produced)
-            for at, one in enumerate(request.continuations, first_id)
+            Sequence(sequence_id, request, self.queue.key(request, arrival_s, sequence_id), part.index, part.produced)
+            for sequence_id, part in enumerate(request.continuations, first_id)
         ]
-        room = self.config.max_sequence_tokens - len(request.prompt)
-        reasons = [rows.taken_tokens(request.params, one.produced, 0, room)[1] for one in request.continuations]
+        limit = self.config.max_sequence_tokens - len(request.prompt)
+        reasons = [rows.token_acceptance(request.params, part.produced, 0, limit)[1] for part in request.continuations]
         unfinished = [sequence for sequence, reason in zip(sequences, reasons, strict=True) if reason is None]
         leader = (unfinished or sequences)[0]
         self.live[request.request_id] = ActiveRequest(
@@ -157,8 +157,8 @@ class Scheduler:
         self.queue.enter(request.tenant, len(sequences))
         if unfinished:
             leader.siblings = unfinished[1:]
-            wait = self.queue.add_promised if has_reservation else self.queue.add
-            wait(leader)
+            add = self.queue.add_promised if has_reservation else self.queue.add
+            add(leader)
             if request.deadline_s is not None:
                 self.deadlines.add(request.deadline_s, request.request_id)
         for sequence, reason in zip(sequences, reasons, strict=True):
@@ -166,22 +166,22 @@ class Scheduler:
                 self._finish(sequence, reason)
 
     def cancel(self, request_id: str, index: int | None = None) -> None:
-        """End a request, or only the continuation with this index; if a step is in flight, after it has returned.
-        Unknown and ended requests are ignored."""
-        live = self.live.get(request_id)
+        """End a request, or only the continuation with this index, as soon as no step is in flight. Unknown and ended
+        requests are ignored."""
+        record = self.live.get(request_id)
         # Last continuation first: if all end, no sibling has to replace the leader.
-        for sequence in reversed(live.sequences if live is not None else []):
+        for sequence in reversed(record.sequences if record is not None else []):
             if index is None or sequence.index == index:
                 self._cancelled[request_id, sequence.index] = None
         if self.in_flight is None:
             self._end_cancelled()
 
-    def explain(self, namespace: Namespace, prompt: tuple[int, ...], besides: Sequence | None = None) -> Divergence:
-        """Return the reason for a prompt's first cache miss; `besides` is its own sequence. No side effects."""
-        return self.placement.explain(namespace, prompt, besides)
+    def explain(self, namespace: Namespace, prompt: tuple[int, ...], excluded: Sequence | None = None) -> Divergence:
+        """Return the reason for a prompt's first cache miss; `excluded`: its own sequence, if any. Changes nothing."""
+        return self.placement.explain(namespace, prompt, excluded)
 
     def preempt_latest(self) -> None:
-        """Preempt the least urgent running sequence, if any. For tests and operators; scheduling does not need it."""
+        """Preempt the least urgent running sequence, if any. For tests and aborted steps; `plan` does not use it."""
         if self.in_flight is None and self.running:
             self._preempt(self.running[-1])
 
@@ -190,35 +190,35 @@ class Scheduler:
         return bool(self._events)
 
     def take_events(self) -> list[RequestEvent]:
-        """Return the events since the last call."""
+        """Return and clear the events since the last call."""
         events, self._events = self._events, []
         return events
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
-    def plan(self, now_s: float, holds: Holds = held_by_nothing) -> StepPlan:
+    def plan(self, now_s: float, must_wait: MustWait = never_waits) -> StepPlan:
         """Plan the next step. A plan with items is in flight until `apply`; an empty plan is not. Running sequences for
-        which `holds` returns True are left out, because they wait for other work, such as a grammar mask."""
+        which `must_wait` returns True are left out: they wait for work outside the step, such as a grammar mask."""
         if self.in_flight is not None:
-            raise InvariantError(f"plan: step {self.in_flight.step} has not returned", code="step_in_flight")
+            raise InvariantError(f"plan: expected no step in flight, got {self.in_flight.step}", code="step_in_flight")
         self._now_s = now_s
         self.memory.advance(now_s)
-        self._end_late()
+        self._end_overdue()
         self._admit()
-        held = tuple(one.sequence_id for one in self.running if holds(one))
+        waiting_ids = tuple(sequence.sequence_id for sequence in self.running if must_wait(sequence))
 
         items, copies, planned = list[WorkItem](), list[BlockCopy](), list[Sequence]()
         # Decoding sequences come first, with their few tokens; the rest of the budget goes to chunks, by urgency.
-        wanted = [0 if one.sequence_id in held else one.num_decoding for one in self.running]
-        decoding = within_budget(wanted, self.config.max_step_tokens)
-        chunks = self._room_for_chunks(decoding)
-        room = draft_room(self.propose, self.placement, self.memory, self.config)
+        counts = [0 if sequence.sequence_id in waiting_ids else sequence.num_decoding for sequence in self.running]
+        decoding = reduce_to_budget(counts, self.config.max_step_tokens)
+        chunks = self._chunk_budget(decoding)
+        budget = draft_budget(self.propose, self.placement, self.memory, self.config)
         for sequence, num_decoding in zip(list(self.running), decoding, strict=True):
-            is_held = sequence.sequence_id in held
-            num_tokens = 0 if is_held else self._num_tokens_for(sequence, chunks, num_decoding)
+            is_waiting = sequence.sequence_id in waiting_ids
+            num_tokens = 0 if is_waiting else self._num_tokens_for(sequence, chunks, num_decoding)
             if num_tokens == 0:
                 continue
-            drafts = () if room is None else room.take(sequence, num_tokens)
+            drafts = () if budget is None else budget.take(sequence, num_tokens)
             if not self._reserve(sequence, num_tokens, drafts, copies):
                 continue
             if not num_decoding:
@@ -227,8 +227,8 @@ class Scheduler:
             items.append(rows.work_item(sequence, num_tokens, drafts, reads_cache=self._reads_cache(sequence)))
             planned.append(sequence)
 
-        slot_copies, keeps = self.memory.slots.take_moves() if items else ((), ())
-        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps, held)
+        slot_copies, keeps = self.memory.slots.pop_copies() if items else ((), ())
+        plan = StepPlan(self.stats.num_steps + 1, tuple(copies), tuple(items), slot_copies, keeps, waiting_ids)
         if items:
             self.stats.num_steps += 1
             self.in_flight, self.planned = plan, planned
@@ -238,27 +238,27 @@ class Scheduler:
         """Apply the result of a step: commit blocks, accept tokens, end and fork sequences. Returns all new events."""
         plan = self.in_flight
         if plan is None or result.step != plan.step or result.rows.keys() != {item.sequence_id for item in plan.items}:
-            raise InvariantError(f"apply: step {result.step} is not the one in flight", code="result_not_planned")
+            raise InvariantError(f"apply: expected the step in flight, got {result.step}", code="result_not_planned")
         planned, self.planned, self.in_flight = self.planned, [], None
         if self._events:
             rows.backdate_admissions(self._events, step_s=now_s - self._now_s)
         if self._has_chunks:
-            self.sizer.learn(Fed.of(plan.items), now_s - self._now_s)
+            self.sizer.learn(TokenLoad.of(plan.items), now_s - self._now_s)
         self._now_s = now_s
         for item, sequence in zip(plan.items, planned, strict=True):
             self._apply_row(sequence, item, result.rows[item.sequence_id])
         self._end_cancelled()
         return self.take_events()
 
-    # -- what runs -----------------------------------------------------------------------------------------------------
+    # -- running sequences ---------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start sequences from the head of the queue while each gets a place, blocks, and tokens in this step."""
+        """Start sequences from the head of the queue while places, blocks and tokens of this step are left."""
         placement, head = self.placement, self.queue.head()
-        if head is None or not placement.can_start(head):
+        if head is None or not placement.may_fit(head):
             return  # the usual case, so `needs` is not computed
         needs = placement.needs()
-        while (head := self.queue.head()) is not None and placement.can_start(head) and placement.reaches(head, needs):
+        while (head := self.queue.head()) is not None and placement.may_fit(head) and placement.has_budget(head, needs):
             namespace = head.request.namespace
             head.table = self.memory.reopen(namespace) if head.num_preemptions else self.memory.open(namespace)
             num_cached = head.num_cached_tokens
@@ -269,27 +269,27 @@ class Scheduler:
                 self.memory.release(head.table)
                 head.table = None
                 head.num_cached_tokens = num_cached
-                placement.block(head)
+                placement.mark_blocked(head)
                 return
             for victim in victims:
                 self._preempt(victim)
             self._start(head)
-            needs = placement.needs() if victims else needs.with_one_more(head, placement.num_blocks_wanted(head))
+            needs = placement.needs() if victims else needs.add(head, placement.num_blocks_wanted(head))
 
     def _start(self, sequence: Sequence) -> None:
         self.queue.remove(sequence)
         sequence.move(SequenceStatus.RUNNING)
         self.placement.add(sequence)
-        live = self.live[sequence.request.request_id]
-        if not live.is_admitted:
-            live.is_admitted = True
-            self.queue.shares.left(self._now_s)  # the rate of departures predicts waiting times
-            self._events.append(self._admitted(sequence))
+        record = self.live[sequence.request.request_id]
+        if not record.is_admitted:
+            record.is_admitted = True
+            self.queue.shares.record_departure(self._now_s)  # retry delays are estimated from the rate of departures
+            self._events.append(self._admitted_event(sequence))
         self.placement.fork_if_due(sequence)
 
-    def _admitted(self, sequence: Sequence) -> Admitted:
+    def _admitted_event(self, sequence: Sequence) -> Admitted:
         request = sequence.request
-        miss = self.explain(request.namespace, request.prompt, besides=sequence) if request.is_explained else None
+        miss = self.explain(request.namespace, request.prompt, excluded=sequence) if request.is_explained else None
         wait_s = self._now_s - request.arrival_s
         return Admitted(request.request_id, 0.0, wait_s, sequence.num_cached_tokens, miss, epoch=request.epoch)
 
@@ -309,17 +309,17 @@ class Scheduler:
 
     # -- tokens and blocks of a step -----------------------------------------------------------------------------------
 
-    def _room_for_chunks(self, decoding: list[int]) -> StepRoom:
-        """Return the budget for prefill chunks of a step whose decoding sequences take `decoding` tokens."""
+    def _chunk_budget(self, decoding: list[int]) -> ChunkBudget:
+        """Return the budget for prefill chunks; `decoding`: tokens of each running sequence if it decodes, else 0."""
         self._has_chunks = False
         num_tokens = sum(decoding)
-        fed = Fed(num_tokens, 0.0)
+        load = TokenLoad(num_tokens, 0.0)
         if 0 in decoding:
-            pairs = (num * len(one.tokens) for num, one in zip(decoding, self.running, strict=True))
-            fed = Fed(num_tokens, float(sum(pairs)))
-        return self.sizer.room(self.config.max_step_tokens - num_tokens, fed)
+            pairs = (count * len(sequence.tokens) for count, sequence in zip(decoding, self.running, strict=True))
+            load = TokenLoad(num_tokens, float(sum(pairs)))
+        return self.sizer.chunk_budget(self.config.max_step_tokens - num_tokens, load)
 
-    def _num_tokens_for(self, sequence: Sequence, chunks: StepRoom, num_decoding: int) -> int:
+    def _num_tokens_for(self, sequence: Sequence, chunks: ChunkBudget, num_decoding: int) -> int:
         if sequence.table is None:
             return 0  # it was preempted during this plan
         table, tokens, block_size = sequence.table, sequence.tokens, self.memory.config.block_size
@@ -333,12 +333,12 @@ class Scheduler:
             is_waiting = sequence.num_uncomputed > 1 and self._reads_cache(sequence)
             if is_waiting and self.memory.is_computing(table, tokens):
                 return 0
-        return num_tokens if self.memory.states is None else run_to_border(sequence, num_tokens)
+        return num_tokens if self.memory.states is None else tokens_to_border(sequence, num_tokens)
 
     def _reserve(self, sequence: Sequence, num_tokens: int, drafts: tuple[int, ...], copies: list[BlockCopy]) -> bool:
-        """Reserve blocks, preempting the latest key while too few are free; False if that was the sequence itself."""
+        """Reserve blocks, preempting the latest key while too few are free; False if that preempted `sequence`."""
         while (table := sequence.table) is not None:
-            keep = None if self.memory.states is None else keep_behind(sequence, num_tokens)
+            keep = None if self.memory.states is None else checkpoint_after(sequence, num_tokens)
             try:
                 copy = self.memory.reserve(table, sequence.tokens, num_tokens, drafts, keep)
             except OutOfBlocksError:
@@ -358,15 +358,15 @@ class Scheduler:
             tokens = tokens[: self.live[sequence.request.request_id].num_prompt_reported]
         if self.memory.states is not None and (point := sequence.fork_point) is not None:
             tokens = tokens[: point + 1]  # a hit must not pass the fork point
-        before = table.num_computed
+        num_before = table.num_computed
         if self.memory.match(table, tokens) and sequence.num_preemptions == 0:
             num_prompt = sequence.num_prompt_tokens
-            sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(before, num_prompt)
+            sequence.num_cached_tokens += min(table.num_computed, num_prompt) - min(num_before, num_prompt)
 
     def _reads_cache(self, sequence: Sequence) -> bool:
         """Return whether the sequence may use the cache: not while requested prompt log-probabilities are missing."""
-        is_owed = sequence.request.params.prompt_logprobs is not None
-        return not is_owed or self.live[sequence.request.request_id].num_prompt_reported >= sequence.num_prompt_tokens
+        is_scored = sequence.request.params.prompt_logprobs is not None
+        return not is_scored or self.live[sequence.request.request_id].num_prompt_reported >= sequence.num_prompt_tokens
 
     # -- results -------------------------------------------------------------------------------------------------------
 
@@ -377,103 +377,103 @@ class Scheduler:
             self.memory.commit(table_of(sequence), 0)
             self._finish(sequence, FinishReason.ERROR, row.error)
             return
-        request, stats = sequence.request, self.stats
-        num_taken, reason = rows.take_row(sequence, item, row.token_ids, row.forced, self.config.max_sequence_tokens)
-        num_computed = item.num_true_tokens(min(num_taken, len(row.token_ids)))
+        request, stats, max_tokens = sequence.request, self.stats, self.config.max_sequence_tokens
+        num_accepted, reason = rows.row_acceptance(sequence, item, row.token_ids, row.forced, max_tokens)
+        num_computed = item.num_true_tokens(min(num_accepted, len(row.token_ids)))
         self.memory.commit(table_of(sequence), num_computed)
-        num_new_prompt, num_again = rows.charged_tokens(sequence, item.first_position, num_computed)
+        num_new_prompt, num_recomputed = rows.charge_tokens(sequence, item.first_position, num_computed)
         stats.num_computed_tokens += num_computed
-        stats.num_recomputed_tokens += num_again
-        stats.num_output_tokens += num_taken
-        stats.num_forced_tokens += max(0, num_taken - len(row.token_ids))
+        stats.num_recomputed_tokens += num_recomputed
+        stats.num_output_tokens += num_accepted
+        stats.num_forced_tokens += max(0, num_accepted - len(row.token_ids))
         if len(item.token_ids) > 1 and (num_drafts := item.num_drafts):
             stats.num_draft_tokens += num_drafts
-            stats.num_accepted_tokens += rows.num_right_drafts(sequence, item, num_computed)
-        if num_new_prompt or num_taken:
-            self.queue.charge(request.tenant, num_new_prompt, num_taken)
+            stats.num_accepted_tokens += rows.update_acceptance_rate(sequence, item, num_computed)
+        if num_new_prompt or num_accepted:
+            self.queue.charge(request.tenant, num_new_prompt, num_accepted)
         if item.scoring is not None:
-            self._events += rows.prompt_report(self.live[request.request_id], item.scoring.first_position, row)
+            self._events += rows.prompt_logprob_events(self.live[request.request_id], item.scoring.first_position, row)
         if (request.request_id, sequence.index) in self._cancelled:
             return
-        if num_taken and not (live := self.live[request.request_id]).has_begun:
-            # Only now is the number of cached prompt tokens final: chunks may find more cached blocks on the way.
-            live.has_begun = True
-            self._events.append(FirstToken(request.request_id, live.leader.num_cached_tokens, epoch=request.epoch))
-        chosen = row.token_ids + row.forced if row.forced else row.token_ids
-        for at, token_id in enumerate(chosen if len(chosen) == num_taken else chosen[:num_taken]):
+        if num_accepted and not (record := self.live[request.request_id]).has_begun:
+            # The number of cached prompt tokens is final only now, because each chunk may find more cached blocks.
+            record.has_begun = True
+            self._events.append(FirstToken(request.request_id, record.leader.num_cached_tokens, epoch=request.epoch))
+        new_tokens = row.token_ids + row.forced if row.forced else row.token_ids
+        for index, token_id in enumerate(new_tokens if len(new_tokens) == num_accepted else new_tokens[:num_accepted]):
             sequence.tokens.append(token_id)
-            self._events.append(rows.token_event(sequence, row.logprobs[at] if row.logprobs else None))
+            self._events.append(rows.token_event(sequence, row.logprobs[index] if row.logprobs else None))
         if sequence.siblings:
             self.placement.fork_if_due(sequence)
-        if num_taken == 0 and sequence.num_uncomputed == 0:
+        if num_accepted == 0 and sequence.num_uncomputed == 0:
             reason = FinishReason.LENGTH  # max_tokens is 0: only the prompt was requested
         if reason is not None:
             self._finish(sequence, reason)
 
     # -- the end of sequences ------------------------------------------------------------------------------------------
 
-    def _end_late(self) -> None:
+    def _end_overdue(self) -> None:
         for deadline_s, request_id in self.deadlines.take_due(self._now_s):
-            live = self.live.get(request_id)
-            if live is not None and live.request.deadline_s == deadline_s:
+            record = self.live.get(request_id)
+            if record is not None and record.request.deadline_s == deadline_s:
                 self._end(request_id, FinishReason.DEADLINE)
 
     def _end(self, request_id: str, reason: FinishReason) -> None:
         """End all unfinished continuations of a request."""
-        live = self.live.get(request_id)
-        for sequence in live.sequences if live is not None else ():
+        record = self.live.get(request_id)
+        for sequence in record.sequences if record is not None else ():
             if sequence.status is not SequenceStatus.FINISHED:
                 self._finish(sequence, reason)
 
     def _end_cancelled(self) -> None:
         cancelled, self._cancelled = self._cancelled, {}
         for request_id, index in cancelled:
-            live = self.live.get(request_id)
-            for sequence in live.sequences if live is not None else ():
+            record = self.live.get(request_id)
+            for sequence in record.sequences if record is not None else ():
                 if sequence.index == index and sequence.status is not SequenceStatus.FINISHED:
-                    self._end_alone(sequence)
+                    self._end_continuation(sequence)
                     break
 
-    def _end_alone(self, sequence: Sequence) -> None:
-        """End one continuation and no other. Before the fork point, the leader computes the prompt for its siblings: it
-        then swaps roles with its first sibling, and the sibling's place becomes free.
+    def _end_continuation(self, sequence: Sequence) -> None:
+        """End a single continuation. A leader with unforked siblings computes the prompt for them, so it takes over the
+        role of its first sibling, and the sibling ends in its place.
         """
         leader = self.live[sequence.request.request_id].leader
         if sequence is leader and leader.table is not None:
             self.placement.fork_if_due(leader)
         if sequence is leader and leader.siblings:
             sequence = leader.siblings[0]
-            leader.swap_answers(sequence)
+            leader.swap_roles(sequence)
         if sequence in leader.siblings:
             leader.siblings.remove(sequence)
             self.placement.remove_sibling(has_place=leader.status is SequenceStatus.RUNNING)
         self._finish(sequence, FinishReason.CANCELLED)
 
     def _finish(self, sequence: Sequence, reason: FinishReason, error: RowError | None = None) -> None:
-        """End a sequence, and the siblings that have not branched off it yet."""
+        """End a sequence, and its siblings that are not forked yet."""
         if sequence.status is SequenceStatus.RUNNING:
             self._stop_running(sequence)
         elif sequence in self.queue:
             self.queue.remove(sequence)
         sequence.move(SequenceStatus.FINISHED)
-        self.ended(sequence)
+        self.on_end(sequence)
         siblings, sequence.siblings = sequence.siblings, []
-        live = self.live[sequence.request.request_id]
-        self.queue.leave(live.request.tenant)
-        self._events.append(rows.end_of_sequence(sequence, live, reason, error))
+        record = self.live[sequence.request.request_id]
+        self.queue.leave(record.request.tenant)
+        self._events.append(rows.sequence_finished_event(sequence, record, reason, error))
         for sibling in siblings:
             self._finish(sibling, reason, error)
-        live.num_unfinished -= 1
-        if live.num_unfinished == 0:
-            self._finish_request(live)
+        record.num_unfinished -= 1
+        if record.num_unfinished == 0:
+            self._finish_request(record)
 
-    def _finish_request(self, live: ActiveRequest) -> None:
-        del self.live[live.request.request_id]
-        self._events.append(rows.end_of_request(live))
+    def _finish_request(self, record: ActiveRequest) -> None:
+        del self.live[record.request.request_id]
+        self._events.append(rows.request_finished_event(record))
         self.deadlines.forget_ended(self.live)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError if the request could not finish even alone."""
+        """Raise RequestError if the request could not finish even on an idle engine."""
         config, block_size = self.config, self.memory.config.block_size
         check_request(request, config.max_sequence_tokens, config.max_running, block_size, self.num_usable_blocks)
 

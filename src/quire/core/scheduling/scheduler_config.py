@@ -1,4 +1,4 @@
-"""The scheduler's settings and counters, its record of a request, and the needs of running sequences."""
+"""The scheduler's settings and counters, its record of a request, and the blocks and tokens that sequences need."""
 
 from dataclasses import dataclass, field
 
@@ -18,11 +18,11 @@ class SchedulerConfig:
 
     max_step_tokens: int = 256
     max_running: int = 64
-    """Maximum number of concurrently running sequences; a request for n continuations counts as n."""
+    """Maximum number of concurrently running sequences; a request with n continuations has n sequences."""
     max_sequence_tokens: int = 1 << 30
-    """Length of the longest sequence, prompt and output together."""
+    """Maximum length of a sequence, prompt and output together."""
     watermark: float = 0.01
-    """Fraction of the pool that admission leaves free for running sequences."""
+    """Fraction of the KV pool that stays free when a waiting sequence starts, for the growth of running sequences."""
     queue: QueueConfig = field(default_factory=QueueConfig)
     step_cost: StepCost | None = None
     """Cost model that decides which drafts pay off. None: use as many drafts as fit."""
@@ -31,21 +31,21 @@ class SchedulerConfig:
 
     def check(self, memory: KVMemoryConfig) -> None:
         """Raise ConfigError for invalid settings, such as a token budget too small for progress, or too few slots."""
-        needed = self.max_running + memory.block_size
-        if self.max_step_tokens < needed:
+        min_step_tokens = self.max_running + memory.block_size
+        if self.max_step_tokens < min_step_tokens:
             raise ConfigError(
-                f"expected max_step_tokens of at least max_running + block size = {needed}, got "
+                f"expected max_step_tokens of at least max_running + block size = {min_step_tokens}, got "
                 f"{self.max_step_tokens}; raise it, or lower max_running",
                 code="step_budget_too_small",
             )
         if memory.num_slots and memory.num_running_slots <= self.max_running:
             raise ConfigError(
-                f"expected state slots for max_running sequences and the next, {self.max_running + 1}, got "
-                f"{memory.num_running_slots} of {memory.num_slots} for running sequences; lower max_running",
+                f"expected at least max_running + 1 = {self.max_running + 1} state slots for running sequences, got "
+                f"{memory.num_running_slots} of {memory.num_slots}; lower max_running",
                 code="too_few_state_slots",
             )
         if not 0.0 <= self.step_limit_s < float("inf"):
-            raise ConfigError(f"expected a step_limit_s of 0 or more seconds, got {self.step_limit_s}; 0: no limit")
+            raise ConfigError(f"expected a finite step_limit_s of at least 0, got {self.step_limit_s}; 0: no limit")
         if self.max_running < 1 or not 0.0 <= self.watermark < 1.0 or self.max_sequence_tokens < 2:
             raise ConfigError(
                 "expected max_running of at least 1, watermark in [0, 1) and max_sequence_tokens of at least 2, got "
@@ -59,7 +59,7 @@ class ActiveRequest(msgspec.Struct, eq=False):
     request: Request
     sequences: list[Sequence]
     leader: Sequence
-    """The sequence that computes the prompt for all; its cache hits are reported to the client."""
+    """The sequence that computes the prompt for all continuations; its cache hits are reported to the client."""
     num_unfinished: int
     num_prompt_reported: int = 1
     """Log-probabilities of prompt positions below this were reported; position 0 has none."""
@@ -95,10 +95,10 @@ class Needs:
         self.num_blocks = 0
         """Blocks needed for all known tokens."""
         self._num_decoding = 0
-        self._chunks: list[tuple[tuple[float, int], int]] = []
+        self._chunks: list[tuple[tuple[float, int], int]] = []  # (key, number of tokens)
 
-    def with_one_more(self, sequence: Sequence, num_blocks: int) -> "Needs":
-        """Add the needs of one more sequence; returns self."""
+    def add(self, sequence: Sequence, num_blocks: int) -> "Needs":
+        """Add the needs of a sequence; returns self."""
         self.num_blocks += num_blocks
         if num_decoding := sequence.num_decoding:
             self._num_decoding += num_decoding
@@ -107,5 +107,5 @@ class Needs:
         return self
 
     def num_tokens_before(self, key: tuple[float, int]) -> int:
-        """Return how many tokens of a step go to others first: to decoding sequences and to more urgent chunks."""
-        return self._num_decoding + sum(num_tokens for other, num_tokens in self._chunks if other < key)
+        """Return how many tokens of a step come before this key: of decoding sequences and chunks with earlier keys."""
+        return self._num_decoding + sum(num_tokens for chunk_key, num_tokens in self._chunks if chunk_key < key)

@@ -25,7 +25,7 @@ class SequenceStatus(Enum):
 
 FEW_TOKENS = 16
 """Number of tokens of one sequence that a step computes in little more time than a single token."""
-LEGAL_MOVES = {
+TRANSITIONS = {
     (SequenceStatus.WAITING, SequenceStatus.RUNNING),
     (SequenceStatus.RUNNING, SequenceStatus.WAITING),
     (SequenceStatus.WAITING, SequenceStatus.FINISHED),
@@ -35,12 +35,12 @@ LEGAL_MOVES = {
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One continuation of a request: its known tokens, of which the first are computed, and its block table."""
+    """One continuation of a request. All its `tokens` are known; the leading ones are computed, with KV in `table`."""
 
     sequence_id: int
     request: Request
     key: tuple[float, int]
-    """Urgency: smaller is more urgent. Unique and constant."""
+    """Scheduling order: a smaller (earlier) key is more urgent. Unique and constant (`WaitingQueue.key`)."""
     index: int = 0
     produced: InitVar[tuple[int, ...]] = ()
     tokens: list[int] = field(init=False)
@@ -48,15 +48,15 @@ class Sequence:
     table: BlockTable | None = None
     status: SequenceStatus = field(default=SequenceStatus.WAITING, init=False)
     siblings: list["Sequence"] = field(default_factory=list)
-    """Other continuations of the request, which branch off when all but the last prompt token are computed."""
+    """The request's other continuations until they are forked, when all prompt tokens but the last are computed."""
     num_cached_tokens: int = 0
     """Prompt tokens found in the cache before the first preemption."""
     num_charged: int = 0
-    """Tokens below this position were computed or charged before; computing them again is not charged."""
+    """The tenant is not charged for computing tokens before this position: this sequence or its leader already did."""
     num_preemptions: int = 0
     acceptance_rates: dict[int, AcceptanceRate] = field(default_factory=dict)
     """Draft source -> acceptance rate."""
-    guess_source: int = 0
+    draft_source: int = 0
     """Source of the last draft."""
     token_bytes: bytearray = field(default_factory=bytearray)
     """A copy of the leading tokens as bytes, for the n-gram search (`ngrams`)."""
@@ -79,18 +79,18 @@ class Sequence:
     def num_decoding(self) -> int:
         """Number of uncomputed tokens if the sequence decodes (a single one, or a few after the prompt); else 0."""
         num_computed = 0 if self.table is None else self.table.num_computed
-        num_left = len(self.tokens) - num_computed
-        is_few = num_left == 1 or (num_left <= FEW_TOKENS and num_computed >= self.num_prompt_tokens)
-        return num_left if is_few else 0
+        num_uncomputed = len(self.tokens) - num_computed
+        is_decoding = num_uncomputed == 1 or (num_uncomputed <= FEW_TOKENS and num_computed >= self.num_prompt_tokens)
+        return num_uncomputed if is_decoding else 0
 
     @property
     def fork_point(self) -> int | None:
-        """The position at which siblings branch off; None if no siblings wait."""
+        """The position at which siblings are forked: the last prompt token; None if no siblings wait."""
         return self.num_prompt_tokens - 1 if self.siblings else None
 
-    def swap_answers(self, other: "Sequence") -> None:
-        """Swap roles with another continuation of the same request. Places, keys and blocks stay, so this is valid only
-        while nothing beyond the prompt is computed.
+    def swap_roles(self, other: "Sequence") -> None:
+        """Swap index and tokens with another continuation of the same request. Keys and tables are not swapped, so this
+        is valid only while nothing beyond the prompt is computed.
         """
         self.index, other.index = other.index, self.index
         self.tokens, other.tokens = other.tokens, self.tokens
@@ -98,7 +98,7 @@ class Sequence:
 
     def move(self, status: SequenceStatus) -> None:
         """Change the status. Raises InvariantError for an illegal transition."""
-        if (self.status, status) not in LEGAL_MOVES:
+        if (self.status, status) not in TRANSITIONS:
             raise InvariantError(f"sequence {self.sequence_id} cannot go from {self.status.value} to {status.value}")
         self.status = status
 
@@ -106,5 +106,5 @@ class Sequence:
 def table_of(sequence: Sequence) -> BlockTable:
     """Return the table of a running sequence. Raises InvariantError if it has none."""
     if sequence.table is None:
-        raise InvariantError(f"sequence {sequence.sequence_id} has no blocks: it does not run")
+        raise InvariantError(f"expected sequence {sequence.sequence_id} to run, got one without a block table")
     return sequence.table

@@ -2,18 +2,18 @@
 
     share       of a tenant: all places times the tenant's weight, divided by the weights of all tenants that sent a
                 request within the last minute or hold a place; rounded down, at least one place
-    refused     a request of a tenant that already holds its share (and at least 8 places), or when no place is free
-    displaced   if no place is free and the requesting tenant is below its share, it takes the place of the newest
-                request of the tenant furthest above its share
-    promised    a tenant that retries at the time it received with a refusal is accepted regardless of its share and of
-                free places, and cannot be displaced
+    refused     a request is refused if its tenant already holds its share (and at least 8 places), or no place is free
+    displaced   if no place is free and the requesting tenant is below its share, its request takes the place of the
+                newest request of the tenant furthest above its share
+    promised    a request sent at the retry time of an earlier refusal is accepted regardless of shares and of free
+                places, and cannot be displaced
 
 The shares add up to the number of places. So if no place is free and one tenant is below its share, another is above:
 a tenant below its share is never refused, and a request within its tenant's share is never displaced. (With more
 tenants than places, each share is one place, and some tenants are refused.)
 
-A number of places may be reserved for each of several kinds of requests (such as priority classes). While a kind stays
-within its reserved places, the other kinds are computed without it: without these places and without its requests.
+Places may be reserved for each of several kinds of requests (such as priority classes). While a kind stays within its
+reserved places, the shares of other kinds are computed without these places and without the requests in them.
 """
 
 from collections import OrderedDict, deque
@@ -35,7 +35,7 @@ class Bounds:
 
     max_places: int
     kinds: tuple[str, ...] = ("",)
-    num_kept: int = 0
+    num_reserved: int = 0
     """Places reserved for each kind, so that a flood of one kind cannot exclude the others."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Tenant -> weight; all other tenants have weight 1."""
@@ -48,8 +48,8 @@ class Granted:
     """The request is accepted."""
 
     has_reservation: bool = False
-    gives_up: str | None = None
-    """The request to displace; None if a place was free."""
+    displaced_name: str | None = None
+    """The request to displace, which gives up its place; None if a place was free."""
 
 
 FREE = Granted()
@@ -75,23 +75,23 @@ class Denied:
 
 
 class AdmissionHint(msgspec.Struct, array_like=True):
-    """How a recently refused tenant would be judged now, for other processes that reject requests before the queue."""
+    """Whether a recently refused tenant would be accepted now; for processes that refuse requests before the queue."""
 
     tenant: str
     kind: str
     num_room: int
-    """How many of the tenant's requests would be accepted, one after the other."""
+    """How many requests of the tenant would be accepted if it sent them now."""
     refusal: Denied
     """The refusal of further requests."""
 
 
-KEPT_S = 60.0
-"""How long a retry reservation stays valid after its time."""
+RESERVATION_VALID_S = 60.0
+"""Seconds for which a retry reservation stays valid after its retry time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryReservation:
-    """A tenant's first and latest reservation: the times from which they are valid, until a minute after the later."""
+    """The retry times of a tenant's first and latest reservation. Both expire `RESERVATION_VALID_S` after the later."""
 
     first_due_s: float
     last_due_s: float | None = None
@@ -99,16 +99,16 @@ class RetryReservation:
     @property
     def until_s(self) -> float:
         """The time after which both reservations expire."""
-        return max(self.first_due_s, self.last_due_s or 0.0) + KEPT_S
+        return max(self.first_due_s, self.last_due_s or 0.0) + RESERVATION_VALID_S
 
 
 class RetryReservations:
     """The retry times sent to refused tenants: at most two per tenant, the first unused one and the latest.
 
     A retry time is a reservation: a tenant that waits until then is accepted. Each reservation is valid for one
-    request. A later refusal does not postpone the first reservation, because it is not known which refusals the client
-    had received when it sent the next request; a client with the latest refusal uses the latest reservation. A client
-    that keeps sending is accepted as often as one that waits: once per retry time.
+    request. A later refusal does not postpone the first reservation, because the client may not have received that
+    refusal before it sent its next request. A client that retries without waiting is accepted as often as a client
+    that waits: once per retry time.
     """
 
     def __init__(self) -> None:
@@ -116,38 +116,38 @@ class RetryReservations:
 
     def redeem(self, tenant: str, now_s: float) -> bool:
         """Return whether the tenant has a valid reservation, and use it up."""
-        promise = self._by_tenant.get(tenant)
-        if promise is None or now_s < promise.first_due_s:
+        reservation = self._by_tenant.get(tenant)
+        if reservation is None or now_s < reservation.first_due_s:
             return False
-        if promise.last_due_s is None:
+        if reservation.last_due_s is None:
             del self._by_tenant[tenant]
         else:
-            self._by_tenant[tenant] = RetryReservation(promise.last_due_s)
-        return now_s <= promise.until_s
+            self._by_tenant[tenant] = RetryReservation(reservation.last_due_s)
+        return now_s <= reservation.until_s
 
     def reserve(self, tenant: str, now_s: float, retry_after_s: float) -> None:
         """Record that a refused tenant received this retry delay."""
-        due_s, before = now_s + retry_after_s, self._by_tenant.get(tenant)
-        if before is None or before.until_s < now_s:
+        due_s, reservation = now_s + retry_after_s, self._by_tenant.get(tenant)
+        if reservation is None or reservation.until_s < now_s:
             self._by_tenant[tenant] = RetryReservation(due_s)
         else:
-            self._by_tenant[tenant] = RetryReservation(min(before.first_due_s, due_s), due_s)
+            self._by_tenant[tenant] = RetryReservation(min(reservation.first_due_s, due_s), due_s)
         self._by_tenant.move_to_end(tenant)
         while next(iter(self._by_tenant.values())).until_s < now_s:
             self._by_tenant.popitem(last=False)
 
 
-LEAST_SHARE = 8
-"""A tenant with fewer places is not refused while places are free."""
+MIN_SHARE = 8
+"""A tenant with fewer places than this is not refused while places are free."""
 ACTIVE_WITHIN_S = 60.0
 """A tenant that sent a request within this time takes part in the sharing."""
 MAX_RETRY_S = 60
 UNKNOWN_RETRY_S = 10
-"""Retry delay as long as no request has left yet."""
-MAX_VERDICTS = 64
-"""Number of recent refusals to remember."""
-NUM_REMEMBERED = 64
-"""Number of recent departures from which the rate of freed places is measured."""
+"""Retry delay before the first departure, when the rate of freed places is not known yet."""
+MAX_REFUSALS = 64
+"""Number of recent refusals to remember, for hints."""
+NUM_DEPARTURES = 64
+"""Number of recent departures (requests that gave up their place) from which the rate of freed places is measured."""
 
 
 class TenantUsage:
@@ -157,8 +157,8 @@ class TenantUsage:
 
     def __init__(self, kinds: Collection[str]) -> None:
         self.places: dict[str, OrderedDict[str, int | None]] = {kind: OrderedDict() for kind in kinds}
-        """Kind -> request -> serial number, the newest last. Settled requests, which cannot be displaced, have no
-        number and come first."""
+        """Kind -> request -> serial number, the newest last. Settled requests (see `Shares.settle`) have no number and
+        come first."""
         self.promised_s: dict[str, float] = {}
         """Requests accepted by reservation -> arrival, oldest first."""
 
@@ -172,14 +172,14 @@ class TenantUsage:
 
     def newest_in(self, kinds: Collection[str]) -> str | None:
         """Return the newest request of these kinds; None if none can be displaced."""
-        last = [next(reversed(self.places[kind].items())) for kind in kinds if self.places[kind]]
-        numbered = [(serial, name) for name, serial in last if serial is not None]
-        return max(numbered)[1] if numbered else None
+        newest = [next(reversed(self.places[kind].items())) for kind in kinds if self.places[kind]]
+        displaceable = [(serial, name) for name, serial in newest if serial is not None]
+        return max(displaceable)[1] if displaceable else None
 
 
 @dataclass(frozen=True, slots=True)
 class ShareLimit:
-    """The places available to a kind at present, and the kinds that share them."""
+    """The places that are available to a kind of requests at present, and the kinds that share them."""
 
     kinds: tuple[str, ...]
     limit: int
@@ -204,10 +204,10 @@ class Shares:
         """Sum of the weights of these tenants."""
         self._num_taken = dict.fromkeys(bounds.kinds, 0)
         self.owners: dict[str, tuple[str, str | None]] = {}
-        """Request -> tenant and kind; the kind is None if the request was accepted by reservation."""
+        """Request -> (tenant, kind); the kind is None if the request was accepted by reservation."""
         self.num_promised = 0
         """Number of requests accepted by reservation, beyond all limits."""
-        self._left_s: deque[float] = deque(maxlen=NUM_REMEMBERED)
+        self._departures_s: deque[float] = deque(maxlen=NUM_DEPARTURES)
         self.refused: OrderedDict[tuple[str, str], Denied] = OrderedDict()
         """Tenant and kind -> latest refusal; the latest last."""
         self._serial = 0
@@ -231,54 +231,54 @@ class Shares:
     # -- admission -----------------------------------------------------------------------------------------------------
 
     def request_place(self, tenant: str, kind: str, now_s: float, *, has_reservation: bool = False) -> Granted | Denied:
-        """Record that a tenant sends a request, and decide whether it is accepted. If so, the caller must call `take`
-        before any other operation. `has_reservation`: the tenant retries at the time it received with a refusal.
+        """Record that a tenant sent a request, and decide whether it is accepted. If so, the caller must call `take` or
+        `take_promised` before any other operation. `has_reservation`: sent at the retry time of a refusal.
         """
         self.advance(now_s)
-        self._count(tenant)
+        self._count_tenant(tenant)
         self._last_request_s[tenant] = self._now_s
         self._last_request_s.move_to_end(tenant)
-        room = self.judge(tenant, kind, has_reservation=has_reservation)
-        if isinstance(room, Denied):
-            self.refused[tenant, kind] = room
+        decision = self.judge(tenant, kind, has_reservation=has_reservation)
+        if isinstance(decision, Denied):
+            self.refused[tenant, kind] = decision
             self.refused.move_to_end((tenant, kind))
-            if len(self.refused) > MAX_VERDICTS:
+            if len(self.refused) > MAX_REFUSALS:
                 self.refused.popitem(last=False)
-        return room
+        return decision
 
     def judge(self, tenant: str, kind: str, *, has_reservation: bool = False) -> Granted | Denied:
         """Return the decision on a request that arrives now. Changes nothing."""
         if has_reservation and self.num_promised < self._max_promised:
             return RESERVED
-        reach = self._reach(tenant, kind)
-        num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
-        is_free = reach.num_taken < reach.limit
-        if num_held < max(LEAST_SHARE, share) and is_free:
+        share_limit = self._share_limit(tenant, kind)
+        num_held, share = self._num_held(tenant, share_limit), self._share(tenant, share_limit)
+        has_free_place = share_limit.num_taken < share_limit.limit
+        if num_held < max(MIN_SHARE, share) and has_free_place:
             return FREE
-        if num_held < share and (name := self._displaced(reach)) is not None:
-            return Granted(gives_up=name)
+        if num_held < share and (name := self._request_to_displace(share_limit)) is not None:
+            return Granted(displaced_name=name)
         is_alone = self._num_sharing == self._is_sharing(tenant)
         retry_after_s = self.retry_after_s(tenant, kind)
         if is_alone or num_held < share:
-            num_apart = self.num_taken - reach.num_taken
-            return Denied(tenant, self.num_taken, reach.limit + num_apart, retry_after_s, None)
-        limit = max(LEAST_SHARE, share) if is_free else share
+            num_outside = self.num_taken - share_limit.num_taken
+            return Denied(tenant, self.num_taken, share_limit.limit + num_outside, retry_after_s, None)
+        limit = max(MIN_SHARE, share) if has_free_place else share
         return Denied(tenant, num_held, limit, retry_after_s, self.bounds.state)
 
     def update_hints(self) -> tuple[AdmissionHint, ...]:
-        """Judge the recently refused tenants again. Tenants that no longer take part in the sharing are dropped."""
-        for tenant, kind in [one for one in self.refused if not self._is_sharing(one[0])]:
+        """Return hints for recently refused tenants. Tenants that no longer take part in the sharing are dropped."""
+        for tenant, kind in [key for key in self.refused if not self._is_sharing(key[0])]:
             del self.refused[tenant, kind]
         return tuple(self._update_hint(tenant, kind) for tenant, kind in self.refused)
 
     def _update_hint(self, tenant: str, kind: str) -> AdmissionHint:
-        room = self.judge(tenant, kind)
-        if isinstance(room, Denied):
-            self.refused[tenant, kind] = room
-            return AdmissionHint(tenant, kind, 0, room)
-        reach = self._reach(tenant, kind)
-        num_held, share = self._num_held(tenant, reach), self._share(tenant, reach)
-        num_free = min(reach.limit - reach.num_taken, max(LEAST_SHARE, share) - num_held)
+        decision = self.judge(tenant, kind)
+        if isinstance(decision, Denied):
+            self.refused[tenant, kind] = decision
+            return AdmissionHint(tenant, kind, 0, decision)
+        share_limit = self._share_limit(tenant, kind)
+        num_held, share = self._num_held(tenant, share_limit), self._share(tenant, share_limit)
+        num_free = min(share_limit.limit - share_limit.num_taken, max(MIN_SHARE, share) - num_held)
         return AdmissionHint(tenant, kind, max(num_free, share - num_held), self.refused[tenant, kind])
 
     def retry_after_s(self, tenant: str, kind: str) -> int:
@@ -287,46 +287,46 @@ class Shares:
         If the tenant has requests that were accepted by reservation, the delay is at least the age of the oldest (up to
         `MAX_RETRY_S`). So a tenant that always retries on time gets fewer and fewer requests beyond its share.
         """
-        reach = self._reach(tenant, kind)
+        share_limit = self._share_limit(tenant, kind)
         promised_s = self.holders[tenant].promised_s if tenant in self.holders else {}
         oldest_s = self._now_s - next(iter(promised_s.values())) if promised_s else 0.0
-        if not self._left_s:
+        if not self._departures_s:
             return ceil(min(MAX_RETRY_S, max(UNKNOWN_RETRY_S, oldest_s)))
-        each_s = max(0.0, self._now_s - self._left_s[0]) / len(self._left_s)
-        num_over = self._num_held(tenant, reach) + 1 - max(LEAST_SHARE, self._share(tenant, reach))
-        own_s = num_over * each_s * reach.weight / self._weight_of(tenant)
-        all_s = (reach.num_taken + 1 - reach.limit) * each_s
-        return ceil(min(MAX_RETRY_S, max(1, own_s, all_s, oldest_s)))
+        departure_s = max(0.0, self._now_s - self._departures_s[0]) / len(self._departures_s)
+        num_above = self._num_held(tenant, share_limit) + 1 - max(MIN_SHARE, self._share(tenant, share_limit))
+        tenant_s = num_above * departure_s * share_limit.weight / self._weight_of(tenant)
+        all_s = (share_limit.num_taken + 1 - share_limit.limit) * departure_s
+        return ceil(min(MAX_RETRY_S, max(1, tenant_s, all_s, oldest_s)))
 
     def share_of(self, tenant: str, kind: str) -> int:
         """Return the tenant's share of the places available to this kind."""
-        return self._share(tenant, self._reach(tenant, kind))
+        return self._share(tenant, self._share_limit(tenant, kind))
 
-    def _reach(self, tenant: str, kind: str) -> ShareLimit:
-        """Return the places available to a kind: all, except those reserved for other kinds that do not need more."""
-        kinds = tuple(one for one in self.bounds.kinds if one == kind or self._num_taken[one] > self.bounds.num_kept)
-        limit = self.bounds.max_places - self.bounds.num_kept * (len(self.bounds.kinds) - len(kinds))
+    def _share_limit(self, tenant: str, kind: str) -> ShareLimit:
+        """Return the places available to a kind: all but those of other kinds that are within their reserved places."""
+        kinds = tuple(k for k in self.bounds.kinds if k == kind or self._num_taken[k] > self.bounds.num_reserved)
+        limit = self.bounds.max_places - self.bounds.num_reserved * (len(self.bounds.kinds) - len(kinds))
         weight = self.sharing_weight + (0.0 if self._is_sharing(tenant) else self._weight_of(tenant))
-        return ShareLimit(kinds, limit, sum(self._num_taken[one] for one in kinds), weight)
+        return ShareLimit(kinds, limit, sum(self._num_taken[k] for k in kinds), weight)
 
-    def _share(self, tenant: str, reach: ShareLimit) -> int:
-        return max(1, floor(reach.limit * self._weight_of(tenant) / reach.weight))
+    def _share(self, tenant: str, share_limit: ShareLimit) -> int:
+        return max(1, floor(share_limit.limit * self._weight_of(tenant) / share_limit.weight))
 
-    def _num_held(self, tenant: str, reach: ShareLimit) -> int:
+    def _num_held(self, tenant: str, share_limit: ShareLimit) -> int:
         holder = self.holders.get(tenant)
-        return 0 if holder is None else holder.num_in(reach.kinds)
+        return 0 if holder is None else holder.num_in(share_limit.kinds)
 
-    def _displaced(self, reach: ShareLimit) -> str | None:
+    def _request_to_displace(self, share_limit: ShareLimit) -> str | None:
         """Return the newest displaceable request of the tenant furthest above its share; None if no tenant is above.
 
         This visits all tenants with places, so it runs only for requests of a tenant below its share.
         """
-        furthest, most = None, 0
+        displaced, max_above = None, 0
         for tenant, holder in self.holders.items():
-            num_above = holder.num_in(reach.kinds) - self._share(tenant, reach)
-            if num_above > most and (newest := holder.newest_in(reach.kinds)) is not None:
-                furthest, most = newest, num_above
-        return furthest
+            num_above = holder.num_in(share_limit.kinds) - self._share(tenant, share_limit)
+            if num_above > max_above and (newest := holder.newest_in(share_limit.kinds)) is not None:
+                displaced, max_above = newest, num_above
+        return displaced
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -345,7 +345,7 @@ class Shares:
         self.num_promised += 1
 
     def settle(self, name: str) -> None:
-        """Settle a request: it can no longer be displaced."""
+        """Settle a request: from now on it cannot be displaced."""
         tenant, kind = self.owners[name]
         if kind is not None:
             places = self.holders[tenant].places[kind]
@@ -353,7 +353,7 @@ class Shares:
             places.move_to_end(name, last=False)
 
     def give_back(self, name: str) -> None:
-        """Free the place of a request that leaves."""
+        """Free the place of a request."""
         tenant, kind = self.owners.pop(name)
         holder = self.holders[tenant]
         if kind is None:
@@ -366,13 +366,13 @@ class Shares:
             del self.holders[tenant]
             self._forget(tenant)
 
-    def left(self, now_s: float) -> None:
-        """Record a regular departure, for the estimate of retry delays."""
+    def record_departure(self, now_s: float) -> None:
+        """Record that a request gave up its place without being displaced; retry delays are estimated from these."""
         self.advance(now_s)
-        self._left_s.append(self._now_s)
+        self._departures_s.append(self._now_s)
 
     def advance(self, now_s: float) -> None:
-        """Advance the time; forget tenants that hold no place and sent no request for a minute."""
+        """Advance the time. Tenants without a place and without a request in the last minute are forgotten."""
         self._now_s = max(self._now_s, now_s)
         while self._last_request_s:
             tenant, last_s = next(iter(self._last_request_s.items()))
@@ -384,7 +384,7 @@ class Shares:
     def _holder(self, tenant: str) -> TenantUsage:
         holder = self.holders.get(tenant)
         if holder is None:
-            self._count(tenant)
+            self._count_tenant(tenant)
             holder = self.holders[tenant] = TenantUsage(self.bounds.kinds)
         return holder
 
@@ -394,14 +394,14 @@ class Shares:
     def _is_sharing(self, tenant: str) -> bool:
         return tenant in self._last_request_s or tenant in self.holders
 
-    def _count(self, tenant: str) -> None:
-        """Count a tenant as sharing; call this before it is added to any table."""
+    def _count_tenant(self, tenant: str) -> None:
+        """Count a tenant as taking part in the sharing; call this before it is added to any table."""
         if not self._is_sharing(tenant):
             self._num_sharing += 1
             self.sharing_weight += self._weight_of(tenant)
 
     def _forget(self, tenant: str) -> None:
-        """Stop counting a tenant as sharing; call this after it was removed from a table."""
+        """Stop counting a tenant that is in no table any more; call this after removing it from a table."""
         if not self._is_sharing(tenant):
             self._num_sharing -= 1
             # Floating-point sums drift, so the weight is reset to 0 when no tenant is left.

@@ -3,7 +3,7 @@
 A step reads the weights once for all its tokens, so the first few tokens cost little more than one. From some number
 on, which depends on machine, model and weight format, each token adds its full cost. T is measured at model load.
 
-    n sequences, r tokens fed                          throughput n / T(r)
+    n sequences, r tokens fed in T(r) seconds          throughput n / T(r)
     plus a draft token with acceptance probability q   (n + q) / T(r + 1), higher if q > n (T(r + 1) - T(r)) / T(r)
 """
 
@@ -15,7 +15,7 @@ from quire.errors import ConfigError
 
 MARGIN = 1.25
 """Safety factor on the required probability, for measurement errors and the time of sampling."""
-LEAST_PRICE = 0.01
+MIN_RELATIVE_COST = 0.01
 """Lower bound of the relative cost of one more token, in case the measured cost is smaller."""
 
 
@@ -28,33 +28,33 @@ class StepCost:
 
     def __post_init__(self) -> None:
         pairs = list(zip(self.points, self.points[1:], strict=False))
-        is_rising = all(low[0] < high[0] and low[1] <= high[1] for low, high in pairs)
+        is_rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairs)
         if not pairs or not is_rising or self.points[0][0] < 1 or self.points[0][1] <= 0.0:
             raise ConfigError(
-                f"expected two points or more for the cost of a step, tokens and seconds rising, got {self.points}"
+                f"expected at least two (tokens, seconds) points of the cost of a step, both rising, got {self.points}"
             )
 
     @staticmethod
-    def measured(points: Iterable[tuple[int, float]]) -> "StepCost":
-        """Make a cost model from measurements in any order; durations are raised where needed to never decrease."""
-        rising: list[tuple[int, float]] = []
+    def from_measurements(points: Iterable[tuple[int, float]]) -> "StepCost":
+        """Make a cost model from points in any order; seconds are raised where needed, so that they never decrease."""
+        rising_points: list[tuple[int, float]] = []
         for num_tokens, seconds in sorted(points):
-            rising.append((num_tokens, max(seconds, rising[-1][1] if rising else 0.0)))
-        return StepCost(tuple(rising))
+            rising_points.append((num_tokens, max(seconds, rising_points[-1][1] if rising_points else 0.0)))
+        return StepCost(tuple(rising_points))
 
     def seconds(self, num_tokens: int) -> float:
         """Return the duration of a step that feeds this many tokens."""
-        low, low_s, slope = self._line(num_tokens)
-        return low_s + slope * max(0, num_tokens - low)
+        start, start_s, slope = self._segment(num_tokens)
+        return start_s + slope * max(0, num_tokens - start)
 
-    def least_likelihood(self, num_tokens: int, num_sequences: int) -> float:
-        """Return the least acceptance probability at which one more draft token pays off in such a step."""
-        _, _, slope = self._line(num_tokens)
-        return MARGIN * num_sequences * max(slope / self.seconds(num_tokens), LEAST_PRICE)
+    def min_likelihood(self, num_tokens: int, num_sequences: int) -> float:
+        """Return the lowest acceptance probability at which one more draft token pays off in such a step."""
+        _, _, slope = self._segment(num_tokens)
+        return MARGIN * num_sequences * max(slope / self.seconds(num_tokens), MIN_RELATIVE_COST)
 
-    def _line(self, num_tokens: int) -> tuple[int, float, float]:
-        """Return start (tokens, seconds) and slope of the line segment for this many tokens."""
+    def _segment(self, num_tokens: int) -> tuple[int, float, float]:
+        """Return the start (tokens, seconds) and the slope of the line segment that contains this many tokens."""
         points = self.points
-        at = min(max(bisect_right(points, (num_tokens, float("inf"))), 1), len(points) - 1)
-        (low, low_s), (high, high_s) = points[at - 1], points[at]
-        return low, low_s, (high_s - low_s) / (high - low)
+        index = min(max(bisect_right(points, (num_tokens, float("inf"))), 1), len(points) - 1)
+        (start, start_s), (end, end_s) = points[index - 1], points[index]
+        return start, start_s, (end_s - start_s) / (end - start)

@@ -1,7 +1,7 @@
-"""The waiting queue, of bounded size: which sequence starts next. A priority class is a head start of some seconds, and
-tenants share by service: the tokens computed and produced for them so far.
+"""The waiting queue, of bounded size: which sequence starts next. A priority class is a head start of some seconds.
+Tenants share fairly by *service*: the tokens computed and produced for them so far.
 
-    key = arrival - head start of the class          constant, so the queue never needs re-sorting
+    key = arrival - head start of the class          constant, so the queue is never sorted again
 
     next class    the class with the smallest waiting key
     next tenant   within this class, the tenant with the least service, divided by its weight
@@ -10,8 +10,8 @@ tenants share by service: the tokens computed and produced for them so far.
 Service only increases. So the heap of tenants by service may contain outdated values, which are too small: the top
 entry is checked against the current value, and pushed again if that has increased.
 
-A new request needs a place; `shares` decides which request gets one and which is displaced. The caller must take a
-granted place at once. Preempted sequences return to the queue without a place.
+A new request needs a place; `shares` decides which request gets a place and which is displaced. The caller must take
+a granted place at once. Preempted sequences return to the queue without a place.
 """
 
 from collections import OrderedDict
@@ -46,11 +46,11 @@ class QueueConfig:
         if self.max_requests < 1:
             raise ConfigError(f"expected max_requests of at least 1, got {self.max_requests}", code="queue_too_small")
         if not 0.0 <= self.class_reserve <= 1.0 / len(PriorityClass):
-            rule = f"expected class_reserve between 0 and a third, got {self.class_reserve}"
-            raise ConfigError(rule, code="invalid_class_reserve")
+            message = f"expected class_reserve between 0 and 1/3, got {self.class_reserve}"
+            raise ConfigError(message, code="invalid_class_reserve")
         for tenant, weight in self.tenant_weights.items():
             if not weight > 0.0:
-                raise ConfigError(f"expected the weight of a tenant above 0, got {weight} for {tenant!r}")
+                raise ConfigError(f"expected a tenant weight above 0, got {weight} for {tenant!r}")
 
     def head_start_s(self, priority: PriorityClass) -> float:
         """Return the head start of a class in seconds."""
@@ -62,13 +62,13 @@ class QueueConfig:
 
     @property
     def bounds(self) -> Bounds:
-        kinds = tuple(one.value for one in PriorityClass)
+        kinds = tuple(priority.value for priority in PriorityClass)
         return Bounds(self.max_requests, kinds, int(self.max_requests * self.class_reserve), self.tenant_weights)
 
 
 @dataclass(eq=False, slots=True)
 class Tenant:
-    """A tenant's service so far, and its numbers of waiting and of live sequences."""
+    """A tenant's service so far, and its numbers of waiting and of live (waiting or running) sequences."""
 
     name: str
     weight: float
@@ -81,15 +81,15 @@ SequenceKey = tuple[float, int]
 
 
 class Line:
-    """Sequences in order of their keys. New sequences have the largest key so far and are appended; only the few that
-    return after a preemption or a crash need a heap.
+    """A queue of sequences in order of their keys. Most new sequences have the largest key so far and are appended; the
+    few that return after a preemption or a crash are in a heap.
     """
 
     def __init__(self) -> None:
         self.in_order: OrderedDict[int, Sequence] = OrderedDict()
         self._last_key: SequenceKey = (-inf, 0)
-        self.returned: list[tuple[SequenceKey, Sequence]] = []
-        """A heap of returned sequences; entries whose id is not in `_returned_ids` are stale."""
+        self.heap: list[tuple[SequenceKey, Sequence]] = []
+        """A heap of returned sequences; entries whose id is not in `_returned_ids` were removed."""
         self._returned_ids: set[int] = set()
 
     def __len__(self) -> int:
@@ -101,37 +101,37 @@ class Line:
             self.in_order[sequence.sequence_id] = sequence
             self._last_key = sequence.key
         else:
-            heappush(self.returned, (sequence.key, sequence))
+            heappush(self.heap, (sequence.key, sequence))
             self._returned_ids.add(sequence.sequence_id)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence, wherever it is in the line."""
+        """Remove a sequence from any position."""
         if self.in_order.pop(sequence.sequence_id, None) is None:
             self._returned_ids.remove(sequence.sequence_id)
-            if len(self.returned) > 2 * len(self._returned_ids) + 64:
-                self.returned = [one for one in self.returned if one[1].sequence_id in self._returned_ids]
-                heapify(self.returned)
+            if len(self.heap) > 2 * len(self._returned_ids) + 64:
+                self.heap = [entry for entry in self.heap if entry[1].sequence_id in self._returned_ids]
+                heapify(self.heap)
 
     def first(self) -> Sequence | None:
         """Return the sequence with the smallest key; None if the line is empty."""
-        while self.returned and self.returned[0][1].sequence_id not in self._returned_ids:
-            heappop(self.returned)
+        while self.heap and self.heap[0][1].sequence_id not in self._returned_ids:
+            heappop(self.heap)
         newcomer = next(iter(self.in_order.values()), None)
-        if not self.returned or (newcomer is not None and newcomer.key < self.returned[0][0]):
+        if not self.heap or (newcomer is not None and newcomer.key < self.heap[0][0]):
             return newcomer
-        return self.returned[0][1]
+        return self.heap[0][1]
 
 
 class ClassQueue:
-    """The waiting sequences of one class, in one line of all tenants and one line per tenant."""
+    """The waiting sequences of one priority class, in one `Line` of all tenants and one `Line` per tenant."""
 
     def __init__(self) -> None:
         self.waiting: dict[int, Sequence] = {}
         self.all_tenants = Line()
         self.lines: dict[str, Line] = {}
         self.by_service: list[tuple[float, SequenceKey, str]] = []
-        self.pushed: dict[str, tuple[float, SequenceKey]] = {}
-        """Tenant -> its current entry in `by_service`; other entries of the tenant are outdated."""
+        self.entries: dict[str, tuple[float, SequenceKey]] = {}
+        """Tenant -> its current entry in the heap `by_service`; other entries of the tenant are outdated."""
 
     def add(self, sequence: Sequence, tenant: Tenant) -> None:
         """Add a waiting sequence."""
@@ -148,19 +148,19 @@ class ClassQueue:
         while True:
             service, key, name = self.by_service[0]
             line = self.lines.get(name)
-            if line is not None and self.pushed.get(name) == (service, key):
-                oldest = line.first()
-                if oldest is not None and oldest.key == key and tenants[name].service == service:
-                    return oldest
-                # The tenant's service has increased, or its first sequence has left: push a current entry.
+            if line is not None and self.entries.get(name) == (service, key):
+                first = line.first()
+                if first is not None and first.key == key and tenants[name].service == service:
+                    return first
+                # The entry is outdated: service has increased, or the first sequence has changed. Push a current entry.
                 heappop(self.by_service)
-                del self.pushed[name]
+                del self.entries[name]
                 self._push(tenants[name], line)
             else:
                 heappop(self.by_service)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that starts or ends."""
+        """Remove a waiting sequence, because it starts or ends."""
         name = sequence.request.tenant
         del self.waiting[sequence.sequence_id]
         self.all_tenants.remove(sequence)
@@ -169,23 +169,23 @@ class ClassQueue:
         if not line:
             # Keep no data of tenants without waiting sequences.
             del self.lines[name]
-            self.pushed.pop(name, None)
+            self.entries.pop(name, None)
         if len(self.by_service) > 2 * len(self.lines) + 64:
-            self.by_service = [entry for entry in self.by_service if self.pushed.get(entry[2]) == entry[:2]]
+            self.by_service = [entry for entry in self.by_service if self.entries.get(entry[2]) == entry[:2]]
             heapify(self.by_service)
 
     def _push(self, tenant: Tenant, line: Line) -> None:
-        oldest = line.first()
-        if oldest is None:  # pragma: no cover - a line is dropped with its last sequence
+        first = line.first()
+        if first is None:  # pragma: no cover - a line is dropped with its last sequence
             raise InvariantError(f"tenant {tenant.name!r} has no waiting request")
-        entry, pushed = (tenant.service, oldest.key), self.pushed.get(tenant.name)
-        if pushed is None or entry < pushed:
-            self.pushed[tenant.name] = entry
+        entry, old_entry = (tenant.service, first.key), self.entries.get(tenant.name)
+        if old_entry is None or entry < old_entry:
+            self.entries[tenant.name] = entry
             heappush(self.by_service, (*entry, tenant.name))
 
 
 class WaitingQueue:
-    """The waiting sequences of all classes, and the service of all tenants."""
+    """The waiting sequences of all priority classes, and the service of all tenants."""
 
     def __init__(self, config: QueueConfig) -> None:
         self.config = config
@@ -194,8 +194,8 @@ class WaitingQueue:
         """Tenants with live sequences."""
         self.classes = {priority: ClassQueue() for priority in PriorityClass}
         self.shares = Shares(config.bounds)
-        """The places in the queue, by request id; preempted sequences have none."""
-        self.promises = RetryReservations()
+        """The places in the queue, by request id; preempted sequences have no place."""
+        self.reservations = RetryReservations()
         self.num_waiting = 0
         self._service_when_last_left = 0.0
 
@@ -219,48 +219,48 @@ class WaitingQueue:
         The errors have a retry delay; a tenant that retries after this delay is accepted.
         """
         tenant, kind = request.tenant, request.priority.value
-        has_reservation = self.promises.redeem(tenant, now_s) or request.has_reservation
-        room = self.shares.request_place(tenant, kind, now_s, has_reservation=has_reservation)
-        if isinstance(room, Denied):
-            self.promises.reserve(tenant, now_s, room.retry_after_s)
-            raise room.error
-        return room
+        has_reservation = self.reservations.redeem(tenant, now_s) or request.has_reservation
+        decision = self.shares.request_place(tenant, kind, now_s, has_reservation=has_reservation)
+        if isinstance(decision, Denied):
+            self.reservations.reserve(tenant, now_s, decision.retry_after_s)
+            raise decision.error
+        return decision
 
     def add(self, sequence: Sequence) -> None:
-        """Add a sequence and take the place granted by `request_place`; after a crash, a place is taken without it."""
+        """Add a sequence and take a place, which `request_place` has granted; restored requests need no grant."""
         request = sequence.request
         self.shares.take(request.request_id, request.tenant, request.priority.value)
         self.wait(sequence)
 
     def add_promised(self, sequence: Sequence) -> None:
-        """Add a sequence beyond all limits: its request was accepted by reservation, or had begun before a crash."""
+        """Add a sequence beyond all limits: its request was accepted by reservation, or had tokens before a crash."""
         request = sequence.request
         self.shares.take_promised(request.request_id, request.tenant, request.arrival_s)
         self.wait(sequence)
 
     def displace(self, request: Request, now_s: float) -> int:
-        """Give up the place of a request for another. Returns the delay in seconds before its client may retry."""
+        """Reserve a retry for a displaced request, and return the delay in seconds before its client may retry."""
         retry_after_s = self.shares.retry_after_s(request.tenant, request.priority.value)
-        self.promises.reserve(request.tenant, now_s, retry_after_s)
+        self.reservations.reserve(request.tenant, now_s, retry_after_s)
         return retry_after_s
 
     def wait(self, sequence: Sequence) -> None:
-        """Add a sequence without taking a place; used directly for preempted sequences, which keep their key."""
+        """Add a sequence without taking a place. Preempted sequences return in this way, with their old keys."""
         tenant = self.tenants[sequence.request.tenant]
         tenant.num_waiting += 1
         self.num_waiting += 1
         self.classes[sequence.request.priority].add(sequence, tenant)
 
     def head(self) -> Sequence | None:
-        """Return the sequence that starts next. If it does not fit, no other sequence is started instead."""
-        oldest = [(first.key, queue) for queue in self.classes.values() if (first := queue.all_tenants.first())]
-        if not oldest:
+        """Return the sequence that starts next, or None. If it does not fit, no other sequence starts instead."""
+        candidates = [(first.key, queue) for queue in self.classes.values() if (first := queue.all_tenants.first())]
+        if not candidates:
             return None
-        _, queue = min(oldest, key=lambda pair: pair[0])
+        _, queue = min(candidates, key=lambda pair: pair[0])
         return queue.next(self.tenants)
 
     def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence that starts or ends, and free its place."""
+        """Remove a waiting sequence, because it starts or ends, and free its place."""
         request = sequence.request
         self.classes[request.priority].remove(sequence)
         self.tenants[request.tenant].num_waiting -= 1
@@ -269,12 +269,12 @@ class WaitingQueue:
             self.shares.give_back(request.request_id)
 
     def charge(self, tenant_name: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """Add to a tenant's service."""
+        """Add computed prompt tokens and output tokens to a tenant's service."""
         tenant = self.tenants[tenant_name]
         tenant.service += (num_prompt_tokens + OUTPUT_TOKEN_COST * num_output_tokens) / tenant.weight
 
     def leave(self, tenant_name: str) -> None:
-        """Note that one of the tenant's sequences ended."""
+        """Record that one of the tenant's live sequences ended."""
         tenant = self.tenants[tenant_name]
         tenant.num_live -= 1
         if tenant.num_live == 0:
@@ -282,17 +282,17 @@ class WaitingQueue:
             self._service_when_last_left = tenant.service
 
     def enter(self, name: str, num_sequences: int) -> None:
-        """Note that a request of the tenant starts with this many sequences; each must end with `leave`."""
+        """Record a new request of the tenant with this many sequences; each must end with `leave`."""
         tenant = self.tenants.get(name)
         if tenant is None:
             tenant = self.tenants[name] = Tenant(name, self.config.tenant_weights.get(name, 1.0))
         if tenant.num_live == 0:
             # Idle tenants accumulate no credit: a returning tenant is raised to the least service of the tenants
-            # that wait, or else of those that run, or else to that of the last tenant that left.
+            # with waiting sequences; else of those with running ones; else of the last tenant that became idle.
             active = list(self._active.values())
-            level = min((other.service for other in active if other.num_waiting), default=None)
-            if level is None:
-                level = min((other.service for other in active), default=self._service_when_last_left)
-            tenant.service = max(tenant.service, level)
+            min_service = min((other.service for other in active if other.num_waiting), default=None)
+            if min_service is None:
+                min_service = min((other.service for other in active), default=self._service_when_last_left)
+            tenant.service = max(tenant.service, min_service)
             self._active[name] = tenant
         tenant.num_live += num_sequences

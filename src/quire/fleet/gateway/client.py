@@ -1,6 +1,6 @@
 """A model that members on many machines run, with the interface of a model in this process.
 
-Tokenizer and ledgers (records of what each client has received) are in the gateway; members run the steps.
+The gateway has the tokenizer and the ledgers (records of what each client has received); members run the model.
 
 async with FleetModel("name", source, keys) as model:
     async for piece in model.stream("Once upon a time"):
@@ -26,13 +26,13 @@ from quire.fleet.gateway.discovery import MemberSource
 from quire.fleet.gateway.member_link import MemberLink
 from quire.fleet.gateway.port import TICK_S, FleetPort
 from quire.fleet.kv_events.reader import EventReader
-from quire.fleet.kv_events.relay import as_seen_from
+from quire.fleet.kv_events.relay import with_member_host
 from quire.fleet.kv_events.subscriber import EventEndpoints, KVEventSubscriber
 from quire.fleet.openai.address import check_openai_request, is_openai, parse_openai_address
 from quire.fleet.openai.link import OpenAIMemberLink
 from quire.fleet.openai.model_card import ModelClaim
 from quire.fleet.openai.tokenizer_source import OpenAIMemberRules, tokenizer_of
-from quire.fleet.protocol.keys import GatewayKeys, check_clear
+from quire.fleet.protocol.keys import GatewayKeys, check_keys
 from quire.fleet.protocol.link import LinkListener, LinkToMember
 from quire.fleet.protocol.messages import MemberCard, RequestTextAssets, TextAssets, ToGateway, Welcome
 from quire.fleet.protocol.work import MemberWork
@@ -46,7 +46,7 @@ log = logging.getLogger("quire.fleet")
 POLL_S = 1.0
 """Interval between two reads of the member list."""
 TEXT_ASSETS_S = 10.0
-"""Time limit for a member to send its text assets; after that the gateway requests them again."""
+"""Time limit for a member's text assets (tokenizer, chat template); then the gateway requests them again."""
 DEFAULT_OPENAI_RULES = OpenAIMemberRules()
 
 
@@ -72,23 +72,23 @@ class FleetModel(EngineClient):
         self._gateway = token_hex(4)
         self.fleet = FleetPort(self._on_events, max_held, salt=self._gateway, suspect_after_s=suspect_after_s)
         self.links: dict[str, MemberLink | OpenAIMemberLink] = {}
-        self._leaving: set[str] = set()
+        self._unlisted: set[str] = set()
         """Addresses in `links` that the member source no longer lists."""
-        self.event_links: dict[str, KVEventSubscriber] = {}
+        self.subscribers: dict[str, KVEventSubscriber] = {}
         """KV-event subscriptions by member address, for connected members that publish KV events."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> "FleetModel":
         self._loop = asyncio.get_running_loop()
         try:
-            await self._follow(await self._first_addresses())
+            await self._update_links(await self._first_addresses())
             self._tasks = [
-                asyncio.create_task(self._follow_source(), name="quire-members"),
+                asyncio.create_task(self._poll_source(), name="quire-members"),
                 asyncio.create_task(self._tick(), name="quire-fleet"),
             ]
             text_assets = await self._fetch_text_assets()
             if self.fleet.info is None:
-                raise EngineDeadError("a member became ready before it sent its model card")
+                raise EngineDeadError("expected a model card before a member is ready, got none; retry")
             self._text = await asyncio.to_thread(text_of, self._name, self.fleet.info, text_assets)
         except BaseException:
             await self._close()
@@ -109,20 +109,20 @@ class FleetModel(EngineClient):
         repeatedly, because a member may leave before it responds."""
         text_assets: asyncio.Future[TextAssets] = asyncio.get_running_loop().create_future()
         self.fleet.text_assets = text_assets
-        changed = asyncio.Event()
-        self.fleet.on_change = changed.set
-        text_assets.add_done_callback(lambda _done: changed.set())
+        change_event = asyncio.Event()
+        self.fleet.on_change = change_event.set
+        text_assets.add_done_callback(lambda _done: change_event.set())
         tokenizer_source = self._openai_rules.tokenizer_source
         while not text_assets.done():
-            changed.clear()
-            ready = [self.fleet.members[one].link for one in self.fleet.router.membership.ready_members]
-            first = next((link for link in ready if not link.is_openai), None)
-            if ready and tokenizer_source is not None:
+            change_event.clear()
+            ready_links = [self.fleet.members[address].link for address in self.fleet.router.membership.ready_members]
+            quire_link = next((link for link in ready_links if not link.is_openai), None)
+            if ready_links and tokenizer_source is not None:
                 return tokenizer_source.text_assets
-            if first is not None:
-                first.send(RequestTextAssets())
+            if quire_link is not None:
+                quire_link.send(RequestTextAssets())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), TEXT_ASSETS_S)
+                await asyncio.wait_for(change_event.wait(), TEXT_ASSETS_S)
         return text_assets.result()
 
     async def __aexit__(
@@ -140,7 +140,7 @@ class FleetModel(EngineClient):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(link.close() for link in self.event_links.values()))
+        await asyncio.gather(*(link.close() for link in self.subscribers.values()))
         await asyncio.gather(*(link.close() for link in self.links.values()))
         self._context.destroy(linger=0)
 
@@ -149,27 +149,27 @@ class FleetModel(EngineClient):
         return self._port is not None and self.fleet.num_ready > 0
 
     def stats(self) -> EngineStats:
-        """Sums over all members, as of their latest reports."""
-        known = list(self.fleet.members.values())
-        num_blocks = sum(one.card.info.num_blocks for one in known)
+        """Return sums over all members, from their latest reports."""
+        members = list(self.fleet.members.values())
+        num_blocks = sum(member.card.info.num_blocks for member in members)
         return EngineStats(
             num_blocks=num_blocks,
             block_size=self.text.info.block_size,
-            kv_usage=sum(one.load.num_used_blocks for one in known) / num_blocks if num_blocks else 0.0,
-            num_preemptions=sum(one.load.num_preemptions for one in known),
-            num_steps=sum(one.load.num_steps for one in known),
-            num_computed_tokens=sum(one.load.num_computed_tokens for one in known),
+            kv_usage=sum(member.load.num_used_blocks for member in members) / num_blocks if num_blocks else 0.0,
+            num_preemptions=sum(member.load.num_preemptions for member in members),
+            num_steps=sum(member.load.num_steps for member in members),
+            num_computed_tokens=sum(member.load.num_computed_tokens for member in members),
             num_restarts=self.fleet.counts.num_moved,
-            num_draft_tokens=sum(one.load.num_draft_tokens for one in known),
-            num_accepted_tokens=sum(one.load.num_accepted_tokens for one in known),
-            num_forced_tokens=sum(one.load.num_forced_tokens for one in known),
-            work=sum((one.load.work for one in known), self.work.budget.spent()),
+            num_draft_tokens=sum(member.load.num_draft_tokens for member in members),
+            num_accepted_tokens=sum(member.load.num_accepted_tokens for member in members),
+            num_forced_tokens=sum(member.load.num_forced_tokens for member in members),
+            work=sum((member.load.work for member in members), self.work.budget.spent()),
         )
 
     @property
     def num_gateways(self) -> int:
         """Gateways of this fleet: the largest number that a member reported, at least 1."""
-        return max((1, *(known.num_gateways for known in self.fleet.members.values())))
+        return max((1, *(member.num_gateways for member in self.fleet.members.values())))
 
     def fleet_stats(self) -> FleetStats:
         fleet, counts = self.fleet, self.fleet.counts
@@ -180,20 +180,20 @@ class FleetModel(EngineClient):
                 membership.state_of(address).value,
                 membership.num_open(address),
                 in_flight.get(address, 0),
-                known.card.info.num_blocks,
-                known.load.num_used_blocks / known.card.info.num_blocks if known.card.info.num_blocks else 0.0,
-                known.card.info.exactness,
+                member.card.info.num_blocks,
+                member.load.num_used_blocks / member.card.info.num_blocks if member.card.info.num_blocks else 0.0,
+                member.card.info.exactness,
             )
-            for address, known in fleet.members.items()
+            for address, member in fleet.members.items()
         )
-        moves = counts.num_moved, counts.num_moved_inexact, counts.num_quarantined
-        return FleetStats(members, *moves, fleet.num_held, self.num_gateways)
+        move_counts = counts.num_moved, counts.num_moved_inexact, counts.num_quarantined
+        return FleetStats(members, *move_counts, fleet.num_held, self.num_gateways)
 
     async def drain(self, timeout_s: float) -> bool:
         """Reject new requests and wait until open requests have ended; return false on timeout."""
         self.fleet.is_draining = True
-        until_s = monotonic() + timeout_s
-        while self.fleet.num_open and monotonic() < until_s:
+        deadline_s = monotonic() + timeout_s
+        while self.fleet.num_open and monotonic() < deadline_s:
             await asyncio.sleep(0.05)
         return not self.fleet.num_open
 
@@ -202,51 +202,51 @@ class FleetModel(EngineClient):
             await asyncio.sleep(TICK_S)
             self.fleet.tick(monotonic())
 
-    async def _follow_source(self) -> None:
+    async def _poll_source(self) -> None:
         """Poll the source: connect to listed members; drain and then disconnect members that are no longer listed."""
         problem = ""
         while True:
             await asyncio.sleep(POLL_S)
             try:
-                await self._follow(await self.source.addresses())
+                await self._update_links(await self.source.addresses())
                 problem = ""
             except ConfigError as error:
                 if str(error) != problem:
                     problem = str(error)
                     log.warning("keeping the current members: %s", problem)
 
-    def _check(self, wanted: Sequence[str]) -> None:
-        """Raise ConfigError if keys or a tokenizer are missing that these members need."""
-        for address in wanted:
+    def _check(self, addresses: Sequence[str]) -> None:
+        """Raise ConfigError if these members need keys or a tokenizer that the gateway does not have."""
+        for address in addresses:
             if is_openai(address):
                 check_openai_request(parse_openai_address(address), allows_clear=self._openai_rules.allows_clear)
             else:
-                check_clear(address, has_keys=self._keys is not None)
+                check_keys(address, has_keys=self._keys is not None)
         has_tokenizer = self._openai_rules.tokenizer_source is not None or self._text is not None
-        if wanted and all(map(is_openai, wanted)) and not has_tokenizer:
-            rule = f"expected a quire member or --tokenizer, got {len(wanted)} OpenAI members, which send no tokenizer"
-            way_out = "pass --tokenizer MODEL, a directory or a .gguf file of the model that they serve"
-            raise ConfigError(f"{rule}; {way_out}", code="tokenizer_missing")
+        if addresses and all(map(is_openai, addresses)) and not has_tokenizer:
+            message = f"expected a quire member or --tokenizer, got {len(addresses)} OpenAI members, which have none"
+            hint = "pass --tokenizer MODEL, a directory or a .gguf file of the model that they serve"
+            raise ConfigError(f"{message}; {hint}", code="tokenizer_missing")
 
-    async def _follow(self, wanted: Sequence[str]) -> None:
-        self._check(wanted)
+    async def _update_links(self, addresses: Sequence[str]) -> None:
+        self._check(addresses)
         membership = self.fleet.router.membership
-        for address in wanted:
+        for address in addresses:
             if address not in self.links:
                 link = self.links[address] = self._link(address)
                 link.start()
-            elif address in self._leaving and membership.state_of(address) is MemberState.GONE:
-                self._leaving.remove(address)
-                self.links[address].end("it is a member again, and has to say so")
-        for address in [one for one in self.links if one not in wanted]:
-            self._leaving.add(address)
+            elif address in self._unlisted and membership.state_of(address) is MemberState.GONE:
+                self._unlisted.remove(address)
+                self.links[address].end("the member source lists it again: reconnecting")
+        for address in [address for address in self.links if address not in addresses]:
+            self._unlisted.add(address)
             self.fleet.drain(address)
             if not membership.num_open(address):
-                self._leaving.remove(address)
+                self._unlisted.remove(address)
                 await self.links.pop(address).close()
 
     def _link(self, address: str) -> MemberLink | OpenAIMemberLink:
-        listener = LinkListener(self._on_message, self._lost)
+        listener = LinkListener(self._on_message, self._on_lost)
         if is_openai(address):
             return OpenAIMemberLink(parse_openai_address(address), self._claim, listener, self.work)
         return MemberLink(self._context, address, self._keys, self._gateway, listener)
@@ -264,23 +264,23 @@ class FleetModel(EngineClient):
     def _on_message(self, link: LinkToMember, message: ToGateway) -> None:
         self.fleet.receive(link, message)
         if isinstance(message, Welcome) and message.card.events:
-            self._follow_events(link, message.card)
+            self._subscribe(link, message.card)
 
-    def _lost(self, link: LinkToMember, why: str) -> None:
-        """Also stop the member's KV-event subscription: events of one connection are not valid for the next."""
-        events = self.event_links.pop(link.address, None)
-        if events is not None:
-            events.stop()
-        self.fleet.lost(link, why)
+    def _on_lost(self, link: LinkToMember, reason: str) -> None:
+        """Handle a lost link. Stop its KV-event subscription: events of one session are not valid for the next."""
+        subscriber = self.subscribers.pop(link.address, None)
+        if subscriber is not None:
+            subscriber.stop()
+        self.fleet.handle_loss(link, reason)
 
-    def _follow_events(self, link: LinkToMember, card: MemberCard) -> None:
-        """Subscribe to a member's KV events. Without them the router only knows where earlier requests ran: slower,
-        never wrong. OpenAI members have no keys and no snapshots; `_check` has allowed their unencrypted events."""
+    def _subscribe(self, link: LinkToMember, card: MemberCard) -> None:
+        """Subscribe to a member's KV events. Without them the router only knows where earlier requests ran: responses
+        are slower, never wrong. OpenAI members have no keys or snapshots; `_check` allowed their unencrypted events."""
         member, info = link.address, self.fleet.info or card.info
-        events, replay = as_seen_from(card.events, member), as_seen_from(card.replay, member)
+        events, replay = with_member_host(card.events, member), with_member_host(card.replay, member)
         try:
             for address in filter(None, () if link.is_openai else (events, replay)):
-                check_clear(address, has_keys=self._keys is not None)
+                check_keys(address, has_keys=self._keys is not None)
         except ConfigError as error:
             log.warning("not subscribing to KV events of %s: %s", member, error)
             return
@@ -294,30 +294,30 @@ class FleetModel(EngineClient):
             has_snapshots=has_snapshots,
         )
         endpoints = EventEndpoints(events, replay, None if link.is_openai else self._keys)
-        following = KVEventSubscriber(self._context, endpoints, reader, self.work, self.links[member].distrust)
-        self.event_links[member] = following
-        following.start()
+        subscriber = KVEventSubscriber(self._context, endpoints, reader, self.work, self.links[member].distrust)
+        self.subscribers[member] = subscriber
+        subscriber.start()
 
 
 def text_of(name: str, info: ModelInfo, assets: TextAssets) -> TextModel:
     """Build the text model from assets that a member sent. Blocks while it loads the tokenizer: call it in a thread."""
     tokenizer = tokenizer_of(assets)
-    named = {tokenizer.library.token_to_id(text) for text in assets.eos_texts}
-    ends = frozenset(assets.eos_token_ids) | {token for token in named if token is not None}
+    named_ids = {tokenizer.library.token_to_id(text) for text in assets.eos_texts}
+    eos_ids = frozenset(assets.eos_token_ids) | {token for token in named_ids if token is not None}
     tokenizer_json = assets.tokenizer_json.decode()
     return TextModel(
         name=name,
         info=info,
         tokenizer=tokenizer.limited(MAX_BYTES_PER_TOKEN * info.max_sequence_tokens, info.max_sequence_tokens),
         template=None if assets.chat_template is None else ChatTemplate(assets.chat_template, assets.special_tokens),
-        eos_token_ids=ends,
+        eos_token_ids=eos_ids,
         defaults=assets.generation_defaults,
-        grammars=GrammarChecker(lambda: LoadVocabulary(tokenizer_json, info.vocabulary_size, _grammar_ends(assets))),
+        grammars=GrammarChecker(lambda: LoadVocabulary(tokenizer_json, info.vocabulary_size, _grammar_eos_ids(assets))),
         writes_tools=assets.writes_tools,
     )
 
 
-def _grammar_ends(assets: TextAssets) -> tuple[int, ...]:
-    added = {one["content"]: one["id"] for one in json.loads(assets.tokenizer_json).get("added_tokens") or ()}
-    named = {added[text] for text in assets.eos_texts if text in added}
-    return tuple(sorted(named | set(assets.eos_token_ids)))
+def _grammar_eos_ids(assets: TextAssets) -> tuple[int, ...]:
+    added_ids = {token["content"]: token["id"] for token in json.loads(assets.tokenizer_json).get("added_tokens") or ()}
+    named_ids = {added_ids[text] for text in assets.eos_texts if text in added_ids}
+    return tuple(sorted(named_ids | set(assets.eos_token_ids)))

@@ -1,4 +1,4 @@
-"""Sources of member addresses: a file that is reread, a DNS name, or a fixed list.
+"""Sources of member addresses: a file, a DNS name (both are read again each second), or a fixed list.
 
     # members.txt: one address per line
     tcp://10.0.0.5:7000
@@ -18,7 +18,7 @@ from typing import Protocol
 from quire.errors import ConfigError
 from quire.fleet.openai.address import OPENAI_PREFIX, is_openai, parse_openai_address
 
-KINDS = ("tcp://", "ipc://", f"{OPENAI_PREFIX}http://", f"{OPENAI_PREFIX}https://")
+PREFIXES = ("tcp://", "ipc://", f"{OPENAI_PREFIX}http://", f"{OPENAI_PREFIX}https://")
 DEFAULT_PORT = 7000
 MAX_PORT = 65535
 
@@ -34,10 +34,10 @@ class MemberSource(Protocol):
 class FixedMembers:
     """A fixed list of addresses."""
 
-    listed: Sequence[str]
+    member_addresses: Sequence[str]
 
     async def addresses(self) -> Sequence[str]:
-        return self.listed
+        return self.member_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class ListedMembers:
 
 @dataclass(frozen=True, slots=True)
 class NamedMembers:
-    """All addresses of a host name, for example of a headless Kubernetes service."""
+    """All IP addresses of a host name, for example of a headless Kubernetes service, with one port."""
 
     host: str
     port: int
 
     async def addresses(self) -> Sequence[str]:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            results = await asyncio.get_running_loop().getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            raise ConfigError(f"cannot resolve {self.host!r}: {error}; check the name behind dns:") from error
-        hosts = sorted({str(one[4][0]) for one in found})
+            raise ConfigError(f"cannot resolve {self.host!r}: {error}; check the name after dns:") from error
+        hosts = sorted({str(result[4][0]) for result in results})
         return [f"tcp://[{host}]:{self.port}" if ":" in host else f"tcp://{host}:{self.port}" for host in hosts]
 
 
@@ -82,12 +82,12 @@ def read_list(file: Path) -> list[str]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the member list {file}: {error}; give a file or dns:NAME") from error
+        raise ConfigError(f"cannot read the member list {file}: {error}; pass a readable file, or dns:NAME") from error
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     addresses = list(dict.fromkeys(filter(None, lines)))
     for address in addresses:
-        if not address.startswith(KINDS):
-            raise ConfigError(f"expected addresses that begin with {' or '.join(KINDS)}, got {address!r} in {file}")
+        if not address.startswith(PREFIXES):
+            raise ConfigError(f"expected addresses with {' or '.join(PREFIXES)}, got {address!r} in {file}")
         if is_openai(address):
             parse_openai_address(address)
     if not addresses:

@@ -1,8 +1,8 @@
 """A gateway's connection to one quire member, with a new socket for each session.
 
 When the connection is lost, the socket is closed and its unsent messages are dropped, so messages for one incarnation
-of a member never reach another. Then the link reconnects: soon if the session was healthy, with growing delays if the
-member did not respond or sent an invalid message.
+(process) of a member never reach the next. Then the link reconnects: soon if the session was healthy, with growing
+delays if the member did not respond or sent an invalid message.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from quire.errors import MessageError
-from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, sent_now, set_options
-from quire.fleet.protocol.link import BEAT_S, BROKE, LinkListener, ReconnectingLink
+from quire.fleet.protocol.keys import GatewayKeys, secure_gateway, set_options, was_sent
+from quire.fleet.protocol.link import CONNECTION_LOST, HEARTBEAT_S, LinkListener, ReconnectingLink
 from quire.fleet.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MAX_STEP_BYTES,
@@ -34,12 +34,12 @@ from quire.fleet.protocol.messages import (
 
 log = logging.getLogger("quire.fleet")
 
-GREETING_S = 5.0
+WELCOME_TIMEOUT_S = 5.0
 """Time limit for a member's Welcome after the gateway's Hello."""
-LAST_READ_MS = 20
-LONG_BYTES = 256 << 10
+DRAIN_POLL_MS = 20
+THREAD_DECODE_BYTES = 256 << 10
 """Longer messages are decoded in a thread: decoding this many bytes takes up to 15 ms of CPU time."""
-LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+LOSS = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 class MemberLink(ReconnectingLink):
@@ -63,18 +63,18 @@ class MemberLink(ReconnectingLink):
         if self._socket is None:
             return
         self._awaits_text_assets |= isinstance(message, RequestTextAssets)
-        if not sent_now(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
+        if not was_sent(self._socket.send(encode_fleet_message(message), zmq.DONTWAIT)):
             self._is_over.set()
 
     async def _run_session(self) -> bool:
         self._is_over, self._is_trusted, self._awaits_text_assets = asyncio.Event(), True, False
         socket = self._socket = self._context.socket(zmq.DEALER)
-        is_fine = False
+        is_healthy = False
         try:
             secure_gateway(socket, self._keys)
-            unbounded = (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)
-            set_options(socket, self.address, *unbounded, (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.RECONNECT_IVL, -1))
-            is_fine = await self._serve_session(socket)
+            no_limits = (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)
+            set_options(socket, self.address, *no_limits, (zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES), (zmq.RECONNECT_IVL, -1))
+            is_healthy = await self._serve_session(socket)
         except zmq.ZMQError as error:
             self.problem = str(error)
         finally:
@@ -82,16 +82,16 @@ class MemberLink(ReconnectingLink):
             socket.close()
             was_open, self.is_open = self.is_open, False
             if was_open:
-                self._listener.lost(self, self.problem)
-        return is_fine
+                self._listener.on_lost(self, self.problem)
+        return is_healthy
 
     async def _serve_session(self, socket: zmq.asyncio.Socket) -> bool:
-        """Run one session from Hello to its end. Return whether it ended without an error of the member."""
-        monitor = socket.get_monitor_socket(LOST)
-        watching, listening, *others = tasks = [
+        """Run one session from Hello to its end. Return whether the member responded and sent only valid messages."""
+        monitor = socket.get_monitor_socket(LOSS)
+        monitor_task, listen_task, *other_tasks = tasks = [
             asyncio.create_task(self._watch(monitor)),
             asyncio.create_task(self._listen(socket)),
-            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._send_heartbeats()),
             asyncio.create_task(self._is_over.wait()),
         ]
         try:
@@ -99,8 +99,8 @@ class MemberLink(ReconnectingLink):
             self.send(Hello(PROTOCOL, self._gateway))
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             # The connection broke: first read all messages that the member sent before.
-            while watching.done() and not listening.done() and not any(one.done() for one in others):
-                if not await socket.poll(LAST_READ_MS):
+            while monitor_task.done() and not listen_task.done() and not any(task.done() for task in other_tasks):
+                if not await socket.poll(DRAIN_POLL_MS):
                     break
                 await asyncio.sleep(0)
         finally:
@@ -110,7 +110,7 @@ class MemberLink(ReconnectingLink):
             # In this order, because libzmq sends a last event to the monitor, and blocks forever if it is closed.
             socket.disable_monitor()
             monitor.close()
-        error = listening.exception() if not listening.cancelled() else None
+        error = listen_task.exception() if not listen_task.cancelled() else None
         if error is not None:
             self.problem = str(error)
             if not isinstance(error, MessageError | zmq.ZMQError):
@@ -119,10 +119,10 @@ class MemberLink(ReconnectingLink):
 
     async def _watch(self, monitor: zmq.asyncio.Socket) -> None:
         await recv_monitor_message(monitor)
-        self.problem = BROKE
+        self.problem = CONNECTION_LOST
 
     async def _listen(self, socket: zmq.asyncio.Socket) -> None:
-        message = await self._received(socket)
+        message = await self._receive_message(socket)
         if not isinstance(message, Welcome):
             raise MessageError(f"expected a Welcome as first message, got {type(message).__name__}")
         if message.protocol != PROTOCOL:
@@ -132,24 +132,24 @@ class MemberLink(ReconnectingLink):
         self._listener.on_message(self, message)
         self.is_open = True
         while True:
-            for part in bounded_parts(await self._received(socket)):
+            for part in bounded_parts(await self._receive_message(socket)):
                 self._listener.on_message(self, part)
                 await asyncio.sleep(0)  # let other tasks of this loop run
 
-    async def _received(self, socket: zmq.asyncio.Socket) -> ToGateway:
-        """Return the next message; decode a long one in a thread. Raises MessageError if it is invalid or too long."""
+    async def _receive_message(self, socket: zmq.asyncio.Socket) -> ToGateway:
+        """Return the next message; long ones are decoded in a thread. Raises MessageError if invalid or too long."""
         data = await socket.recv()
         if len(data) > MAX_STEP_BYTES and not self._awaits_text_assets:
             raise MessageError(f"expected a message of up to {MAX_STEP_BYTES} bytes, got {len(data)}")
-        is_long = len(data) > LONG_BYTES
+        is_long = len(data) > THREAD_DECODE_BYTES
         message = await asyncio.to_thread(decode_to_gateway, data) if is_long else decode_to_gateway(data)
         self._awaits_text_assets &= not isinstance(message, TextAssets)
         return message
 
-    async def _beat(self) -> None:
-        """Send heartbeats; return, which ends the session, if the member has not responded to Hello in time."""
-        began_s = monotonic()
-        while self.is_open or monotonic() - began_s < GREETING_S:
-            await asyncio.sleep(BEAT_S)
+    async def _send_heartbeats(self) -> None:
+        """Send heartbeats. If the member does not respond to Hello in time, return, which ends the session."""
+        start_s = monotonic()
+        while self.is_open or monotonic() - start_s < WELCOME_TIMEOUT_S:
+            await asyncio.sleep(HEARTBEAT_S)
             self.send(GatewayBeat())
-        self.problem = f"no answer within {GREETING_S:g} s"
+        self.problem = f"expected a response to Hello within {WELCOME_TIMEOUT_S:g} s, got none"

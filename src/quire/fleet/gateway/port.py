@@ -45,11 +45,11 @@ from quire.fleet.routing.membership import SUSPECT_AFTER_S, MemberState, Transit
 log = logging.getLogger("quire.fleet")
 
 TICK_S = 0.25
-MAX_OTHERS = 3
-"""Further members tried after a refusal, before the client gets the refusal."""
-FULL = (QueueFullError, TenantShareError)
-LEAVING = (DrainingError, EngineDeadError)
-"""`FULL` and `LEAVING`: refusals caused by the state of the member, not by the request."""
+MAX_NEXT_MEMBERS = 3
+"""Number of further members that are tried after a refusal, before the client gets the refusal."""
+FULL_ERRORS = (QueueFullError, TenantShareError)
+LEAVING_ERRORS = (DrainingError, EngineDeadError)
+"""`FULL_ERRORS` and `LEAVING_ERRORS`: the state of the member causes these refusals, not the request."""
 
 
 @dataclass(slots=True)
@@ -84,18 +84,18 @@ class FleetPort:
         self.in_flight: dict[str, FleetRequest] = {}
         self.held: dict[str, FleetRequest] = {}
         """Requests without a member, because no member can serve them now."""
-        self.verdicts: Sequence[AdmissionHint] = ()
-        self.watching = CommandWatch(lambda _command: None)  # no local KV pool to watch: members have their own servers
+        self.admission_hints: Sequence[AdmissionHint] = ()
+        self.watching = CommandWatch(lambda _command: None)  # the gateway has no KV cache to show
         self.counts = FleetCounts()
         self.is_draining = False
         self._is_closed = False
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a member may have become ready or have left."""
+        """Called when a member may have become ready or left."""
 
     @property
     def members(self) -> dict[str, KnownMember]:
         """Connected members by address. Read only."""
-        return self._members.known
+        return self._members.by_address
 
     @property
     def info(self) -> ModelInfo | None:
@@ -146,17 +146,17 @@ class FleetPort:
             self._send(member, ClearCache())
 
     def call(self, op: CallOp, on_reply: OnReply) -> None:
-        """Send the query to the quire member that would get this prompt."""
+        """Send the query to the quire member that would get a request with this prompt."""
         if isinstance(op, GetBlock):
             on_reply(EngineDeadError("a gateway has no KV blocks; query a member's own server"))
             return
         members = self._members
-        best = self.router.best(members.routed("", op.namespace, op.prompt, {}), members.openai_members)
+        best = self.router.best(members.routed_prompt("", op.namespace, op.prompt, {}), members.openai_members)
         if best is None:
             on_reply(EngineDeadError("no quire member is ready; retry when one is"))
             return
-        own = struct_replace(op, namespace=self._as_named_by(best.member, op.namespace))
-        self._send(best.member, self.members[best.member].calls.open(own, on_reply))
+        member_op = struct_replace(op, namespace=self._namespace_of(best.member, op.namespace))
+        self._send(best.member, self.members[best.member].calls.open(member_op, on_reply))
 
     # -- members -------------------------------------------------------------------------------------------------------
 
@@ -166,12 +166,12 @@ class FleetPort:
             case Welcome(_, card):
                 self._members.welcome(link, card)
             case MemberStepped(events, report):
-                self._stepped(link, events)
+                self._handle_events(link, events)
                 if report is not None:
                     self._members.report(link.address, report)
             case MemberBeat(state, report):
                 self._members.report(link.address, report)
-                self._followed(self._members.beat(link.address, state))
+                self._apply_transitions(self._members.handle_heartbeat(link.address, state))
             case CallReply():
                 if link.address in self.members:
                     self.members[link.address].calls.resolve(message)
@@ -181,16 +181,16 @@ class FleetPort:
                 if self.text_assets is not None and not self.text_assets.done():
                     self.text_assets.set_result(message)
 
-    def lost(self, link: LinkToMember, why: str) -> None:
-        """Remove the member of a link that is down, and move its requests."""
-        known = self.members.get(link.address)
-        if known is not None and known.link is link:
-            log.log(logging.INFO if self._is_closed else logging.WARNING, "member %s is gone: %s", link.address, why)
-            self._followed(self.router.leave(link.address))
+    def handle_loss(self, link: LinkToMember, reason: str) -> None:
+        """Remove the member of a link whose session has ended, and move its requests."""
+        record = self.members.get(link.address)
+        if record is not None and record.link is link:
+            log.log(logging.INFO if self._is_closed else logging.WARNING, "member %s is gone: %s", link.address, reason)
+            self._apply_transitions(self.router.leave(link.address))
 
     def tick(self, now_s: float) -> None:
         """Suspect silent members, and end held requests that are past their deadline. Call a few times per second."""
-        self._followed(self._members.advance(now_s), "no heartbeat")
+        self._apply_transitions(self._members.advance(now_s), "no heartbeat")
         for flight in list(self.held.values()):
             self._emit(self._forget_ended(flight, flight.ledger.expire(now_s)))
         if self.num_ready:
@@ -198,25 +198,25 @@ class FleetPort:
 
     def drain(self, member: str) -> None:
         """Send this member no new requests."""
-        self._followed(self._members.drain(member))
+        self._apply_transitions(self._members.drain(member))
 
-    def _followed(self, transitions: Iterable[Transition], why: str | None = None) -> None:
-        """Move the requests of lost members, and place held requests if one is ready. With `why`, also close links."""
-        for one in transitions:
-            if one.after is MemberState.GONE:
-                known = self.members.pop(one.member)
-                if why is not None:
-                    log.warning("dropping member %s: %s", one.member, why)
-                    known.link.end(why)
-                known.calls.fail_all(EngineDeadError(f"lost the member that had the request: {one.member}"))
-                self._move_all(one.member)
-            if one.after is MemberState.READY:
+    def _apply_transitions(self, transitions: Iterable[Transition], reason: str | None = None) -> None:
+        """Move the requests of lost members, and place held requests if one is ready. With `reason`, also end links."""
+        for transition in transitions:
+            if transition.new_state is MemberState.GONE:
+                record = self.members.pop(transition.member)
+                if reason is not None:
+                    log.warning("dropping member %s: %s", transition.member, reason)
+                    record.link.end(reason)
+                record.calls.fail_all(EngineDeadError(f"lost the member of this query: {transition.member}"))
+                self._move_all(transition.member)
+            if transition.new_state is MemberState.READY:
                 self._place_held()
             self.on_change()
 
     def _move_all(self, member: str) -> None:
-        for flight in [one for one in self.in_flight.values() if one.member == member]:
-            self._emit(self._taken_back(flight, was_running=flight.is_running))
+        for flight in [request for request in self.in_flight.values() if request.member == member]:
+            self._emit(self._take_back(flight, was_running=flight.is_running))
             if not flight.has_ended:
                 flight.is_moving = True
                 self._place(flight)
@@ -234,14 +234,14 @@ class FleetPort:
         self._count_move(flight, choice.member)
         flight.member, flight.is_running, flight.is_moving = choice.member, False, False
         num_uncached = len(flight.tokens) - choice.num_cached_tokens
-        for command in flight.ledger.due(now_s):
+        for command in flight.ledger.due_commands(now_s):
             if isinstance(command, Submit | Restore):
                 self._members.note_assignment(choice.member, now_s)
-                own = struct_replace(command, namespace=self._as_named_by(choice.member, command.namespace))
-                self._send(choice.member, Assign(own, num_uncached))
+                outgoing = struct_replace(command, namespace=self._namespace_of(choice.member, command.namespace))
+                self._send(choice.member, Assign(outgoing, num_uncached))
 
-    def _as_named_by(self, member: str, namespace: Namespace) -> Namespace:
-        """Use the member's model fingerprint: the gateway's own is different if an OpenAI member came first."""
+    def _namespace_of(self, member: str, namespace: Namespace) -> Namespace:
+        """Use the member's model fingerprint: the gateway's own is different if an OpenAI member was the first."""
         return replace(namespace, model=self.members[member].card.info.identity.fingerprint)
 
     def _count_move(self, flight: FleetRequest, member: str) -> None:
@@ -257,7 +257,7 @@ class FleetPort:
             flight.refusals.clear()
             self._place(flight)
 
-    def _stepped(self, link: LinkToMember, events: Sequence[RequestEvent]) -> None:
+    def _handle_events(self, link: LinkToMember, events: Sequence[RequestEvent]) -> None:
         output: list[RequestEvent] = []
         try:
             for event in events:
@@ -277,45 +277,45 @@ class FleetPort:
         if is_current and isinstance(event, Refused):
             self._take_refusal(flight, event, output)
             return
-        new: list[RequestEvent] = []
-        flight.ledger.take([event], new)
+        new_events: list[RequestEvent] = []
+        flight.ledger.take([event], new_events)
         if is_current and isinstance(event, Admitted):
             flight.is_running = True
         elif is_current and isinstance(event, FirstToken):
-            self.router.computed(event.request_id)
+            self.router.mark_computed(event.request_id)
         elif is_current and isinstance(event, Token) and flight.exactness is None:
             flight.exactness = self.members[link.address].exactness
-        output += self._forget_ended(flight, new)
+        output += self._forget_ended(flight, new_events)
 
     def _take_refusal(self, flight: FleetRequest, event: Refused, output: list[RequestEvent]) -> None:
-        """Try other members if this one is full or leaving. A request that has produced output is held, not refused."""
+        """Try other members if this one is full or leaving. If none is left, a request with output is held."""
         member, error = flight.member, event.error
-        if flight.entry.is_cancelled or member is None or not isinstance(error, FULL + LEAVING):
+        if flight.entry.is_cancelled or member is None or not isinstance(error, FULL_ERRORS + LEAVING_ERRORS):
             self._end_refused(flight, event, output)
             return
         flight.refusals[member] = event
-        num_left = len(self.router.membership.ready_members.keys() - flight.refusals.keys())
-        has_tried = len(flight.refusals) > MAX_OTHERS or (num_left == 0 and isinstance(error, FULL))
-        if has_tried and not flight.has_begun:
+        num_untried = len(self.router.membership.ready_members.keys() - flight.refusals.keys())
+        is_final = len(flight.refusals) > MAX_NEXT_MEMBERS or (num_untried == 0 and isinstance(error, FULL_ERRORS))
+        if is_final and not flight.has_begun:
             self._end_refused(flight, flight.best_refusal(), output)
             return
-        output += self._taken_back(flight, was_running=False)
+        output += self._take_back(flight, was_running=False)
         if flight.has_ended:
             return  # the client had cancelled the rest of the request
-        if has_tried:
+        if is_final:
             self.held[event.request_id] = flight
         else:
             self._place(flight)
 
     def _end_refused(self, flight: FleetRequest, event: Refused, output: list[RequestEvent]) -> None:
-        new: list[RequestEvent] = []
-        flight.ledger.take([event], new)
-        output += self._forget_ended(flight, new)
+        new_events: list[RequestEvent] = []
+        flight.ledger.take([event], new_events)
+        output += self._forget_ended(flight, new_events)
 
-    def _taken_back(self, flight: FleetRequest, *, was_running: bool) -> list[RequestEvent]:
-        output = flight.taken_back(was_running=was_running)
+    def _take_back(self, flight: FleetRequest, *, was_running: bool) -> list[RequestEvent]:
+        output = flight.take_back(was_running=was_running)
         self.counts.num_quarantined += flight.ledger.num_quarantined
-        self._followed(self.router.moved(flight.request.request_id))
+        self._apply_transitions(self.router.unassign(flight.request.request_id))
         return self._forget_ended(flight, output)
 
     def _forget_ended(self, flight: FleetRequest, events: list[RequestEvent]) -> list[RequestEvent]:
@@ -323,28 +323,28 @@ class FleetPort:
             request_id = flight.request.request_id
             self.in_flight.pop(request_id, None)
             self.held.pop(request_id, None)
-            self._followed(self.router.ended(request_id))
+            self._apply_transitions(self.router.end_request(request_id))
         return events
 
     # -- output --------------------------------------------------------------------------------------------------------
 
     def _send(self, member: str | None, command: Assign | Cancel | ClearCache | EngineCall) -> None:
-        known = None if member is None else self.members.get(member)
-        if known is not None:
-            known.link.send(command)
+        record = None if member is None else self.members.get(member)
+        if record is not None:
+            record.link.send(command)
 
     def _emit(self, events: list[RequestEvent]) -> None:
         if events:
             self._listener(events)
 
-    def abandon(self, why: str) -> None:
-        """Refuse all requests that no member has admitted, fail all calls, and forget the rest: the gateway closes."""
+    def abandon(self, reason: str) -> None:
+        """Refuse all requests that no member has queued, fail all calls, and forget the rest: the gateway closes."""
         self._is_closed = True
-        error = EngineDeadError(why)
-        for known in self.members.values():
-            known.calls.fail_all(error)
+        error = EngineDeadError(reason)
+        for record in self.members.values():
+            record.calls.fail_all(error)
         for request_id, flight in list(self.in_flight.items()):
             del self.in_flight[request_id]
             self.held.pop(request_id, None)
-            self._followed(self.router.ended(request_id))
+            self._apply_transitions(self.router.end_request(request_id))
             self._emit(flight.ledger.abandon(error))

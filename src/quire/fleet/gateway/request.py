@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from quire.core.events import Refused, RequestEvent
 from quire.core.request import Request
 from quire.errors import QueueFullError, TenantShareError
-from quire.fleet.openai.requests import lacking
+from quire.fleet.openai.requests import missing_feature
 from quire.worker.parent.ledger import Ledger, LedgerEntry
 
-POISON = "three members were lost while this request ran on them, with no token between; it was quarantined"
+QUARANTINE_MESSAGE = "three members were lost while running this request, with no token between; it was quarantined"
 
 
 @dataclass(slots=True)
 class FleetRequest:
-    """A request from its submission to its last event."""
+    """A request in flight: from its submission to its last event."""
 
     request: Request
     ledger: Ledger
@@ -31,12 +31,12 @@ class FleetRequest:
     refusals: dict[str, Refused] = field(default_factory=dict)
     """Refusals by member address, cleared when the held request is tried again."""
     names: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Block size -> block names (router hashes) of the full blocks."""
+    """Block size -> block names (the router's hashes) of the full blocks of `tokens`."""
 
     @classmethod
     def of(cls, request: Request, vocabulary_size: int) -> "FleetRequest":
         """Create a request without a member."""
-        ledger = Ledger(vocabulary_size, poison=POISON)
+        ledger = Ledger(vocabulary_size, quarantine_message=QUARANTINE_MESSAGE)
         ledger.add(request)
         return cls(request, ledger)
 
@@ -46,10 +46,10 @@ class FleetRequest:
         return self.ledger.entries[self.request.request_id]
 
     @property
-    def is_for_quire_alone(self) -> bool:
+    def needs_quire_member(self) -> bool:
         """Whether the request needs a feature that OpenAI members do not have."""
         request = self.request
-        return lacking(request.params, request.grammar, request.adapter) is not None
+        return missing_feature(request.params, request.grammar, request.adapter) is not None
 
     @property
     def has_ended(self) -> bool:
@@ -63,16 +63,16 @@ class FleetRequest:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The tokens to route by: the prompt, and the output so far if exactly one continuation is open."""
-        left = self.entry.left
-        return self.request.prompt + (left[0].produced if len(left) == 1 else ())
+        open_answers = self.entry.open_answers
+        return self.request.prompt + (open_answers[0].produced if len(open_answers) == 1 else ())
 
-    def taken_back(self, *, was_running: bool) -> list[RequestEvent]:
+    def take_back(self, *, was_running: bool) -> list[RequestEvent]:
         """Detach the request from a member that is lost or refused it. Returns events for the client.
 
         Only a running request can have crashed the member; the crash count of a waiting request does not grow.
         """
         entry, num_strikes = self.entry, self.entry.num_strikes
-        events = self.ledger.crash([self.request.request_id] if was_running else [])
+        events = self.ledger.record_crash([self.request.request_id] if was_running else [])
         if not was_running:
             entry.num_strikes = num_strikes
         self.member, self.is_running = None, False
@@ -80,10 +80,10 @@ class FleetRequest:
 
     def best_refusal(self) -> Refused:
         """Return the refusal with the shortest retry time among full members; if no member is full, the latest one."""
-        full = [one for one in self.refusals.values() if isinstance(one.error, QueueFullError | TenantShareError)]
-        last = [*self.refusals.values()][-1]
-        best = min(full, key=_retry_after_s, default=last)
-        return replace(best, epoch=last.epoch)
+        full = [event for event in self.refusals.values() if isinstance(event.error, QueueFullError | TenantShareError)]
+        latest = [*self.refusals.values()][-1]
+        best = min(full, key=_retry_after_s, default=latest)
+        return replace(best, epoch=latest.epoch)
 
 
 def _retry_after_s(refusal: Refused) -> int:

@@ -1,7 +1,7 @@
 """Converts one member's KV events into updates of the block index. Has no socket and no clock.
 
     published ─► receive_batch ────► in order? ─┬─ yes ─► router's block names ─► index
-    responses ─► receive_response ─►            └─ no: held back; `want` is the request to send to the member
+    responses ─► receive_response ─►            └─ no: held back; `missing` is the data to request next
 
 The router hashes a block's tokens and its parent's name to its own block names, so it needs no shared hash seed with
 members: a member's block hash is only a lookup key. Batches are numbered. The subscriber requests missing batches; at
@@ -12,7 +12,7 @@ Other servers have no snapshots: after a gap that cannot be filled, the reader f
 
 A batch may be long, so `receive_*` only opens it and applies its first blocks; the caller calls `work` to apply more
 while `has_work`. Memory is bounded: names by twice the number of blocks that the member reported, held batches by
-their bytes. A member that reports more stored blocks than that bound is no longer trusted.
+their bytes. A member that reports more stored blocks than the first bound is no longer trusted.
 """
 
 from collections import deque
@@ -33,19 +33,19 @@ from quire.fleet.kv_events.batches import (
 )
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
-from quire.worker.child.kv_snapshot import OWN, KVAnswer, Position, SnapshotPiece, decode_kv_answer
+from quire.worker.child.kv_snapshot import QUIRE_TOPIC, KVAnswer, Position, SnapshotPiece, decode_kv_answer
 
 MAX_HELD = 1000
-"""Maximum batches held back until an earlier batch arrives. Further ones are dropped and requested again."""
+"""Maximum number of batches that wait for an earlier batch. Further ones are dropped and requested again."""
 MAX_HELD_BYTES = 16 << 20
 """Maximum total size of the held batches."""
 MAX_NAMES = 1 << 19
-"""Maximum names kept per member, even if it has more blocks; further blocks are skipped."""
+"""Maximum block names of a member, even if it has more blocks; further blocks are skipped."""
 SLICE_BLOCKS = 256
 """Blocks applied per call of `work`."""
 FEW_NAMES = 1024
-"""Up to this many names are removed one by one; more are cleared in bulk."""
-BYTES_A_BLOCK = 64
+"""Up to this number, a member's names are removed one by one; more are cleared in bulk."""
+BYTES_PER_BLOCK = 64
 """Event size whose parsing takes about as long as applying one block."""
 NUMBER_BYTES = 8
 END = (-1).to_bytes(NUMBER_BYTES, "big", signed=True)
@@ -97,7 +97,7 @@ class EventReader:
         """False once the member has reported more stored blocks than its cache can hold."""
         self._pending: deque[msgspec.Raw] = deque()
         self._event: Iterator[int] | None = None
-        """The event in progress: each `next` applies some blocks and returns their number."""
+        """The event in progress, an iterator of `_apply`."""
         self.has_snapshots = has_snapshots
         """Whether the member supports quire's snapshot and position requests."""
         self._names_by_hash: dict[BlockHash, int] = {}
@@ -105,11 +105,11 @@ class EventReader:
         self._incarnation: bytes | None = None
         self._has_base = not has_snapshots
         """Whether the index reflects a snapshot (if the member has any) and all batches before `next_number`."""
-        self._held: dict[int, bytes] = {}
+        self._held_batches: dict[int, bytes] = {}
         self._num_held_bytes = 0
         self._published_number = 0
         """Number of the next batch that the member will publish, from its latest position response."""
-        self._last_s = 0.0
+        self._last_time_s = 0.0
         self._piece: tuple[int, int] | None = None
         """The snapshot in progress: its batch number and the index of its next piece."""
         self.next_number = 0
@@ -127,20 +127,20 @@ class EventReader:
 
     @property
     def _has_next(self) -> bool:
-        """Whether the next batch is among the held batches."""
-        return self._has_base and self.next_number in self._held
+        """Whether the next batch to apply is among the held batches."""
+        return self._has_base and self.next_number in self._held_batches
 
     @property
     def has_gap(self) -> bool:
         """Whether a batch or the snapshot is known to be missing, so that it should be requested at once."""
-        return not self._has_base or (bool(self._held) and not self._has_next)
+        return not self._has_base or (bool(self._held_batches) and not self._has_next)
 
     @property
-    def want(self) -> MissingRange:
+    def missing(self) -> MissingRange:
         """The data to request next, after the response to any previous request."""
         if not self._has_base:
             return MissingRange.SNAPSHOT
-        is_behind = bool(self._held) or self._published_number > self.next_number
+        is_behind = bool(self._held_batches) or self._published_number > self.next_number
         return MissingRange.REPLAY if is_behind and not self._has_next else MissingRange.NOTHING
 
     # -- messages ------------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ class EventReader:
         """Handle one part of a response; return whether it is the last part. Some servers send no topic frame."""
         if not 3 <= len(frames) <= 4 or frames[0]:
             raise MessageError(f"expected an empty frame and two or three others, got {len(frames)} frames")
-        if frames[1] == OWN and len(frames) == 3:
-            is_last = self._take_own(decode_kv_answer(frames[2]))
+        if frames[1] == QUIRE_TOPIC and len(frames) == 3:
+            is_last = self._take_quire_response(decode_kv_answer(frames[2]))
             self.work()
             return is_last
         if len(frames[-2]) != NUMBER_BYTES:
@@ -169,17 +169,17 @@ class EventReader:
         self.work()
         return False
 
-    def replay_ended(self, first: int) -> None:
-        """Note the end of a replay from batch `first`. If that batch did not arrive, the member no longer has it: start
+    def end_replay(self, first_number: int) -> None:
+        """Handle the end of a replay from this batch. If the batch did not arrive, the member no longer has it: start
         again from a snapshot, or from an empty cache."""
-        if self.want is not MissingRange.REPLAY or self.next_number != first:
+        if self.missing is not MissingRange.REPLAY or self.next_number != first_number:
             return
         self.num_replays_short += 1
         if self.has_snapshots:
             self._has_base = False
         else:
             self._forget()
-            self.next_number = min(self._held, default=self._published_number)
+            self.next_number = min(self._held_batches, default=self._published_number)
             self.work()
 
     # -- the order of batches ------------------------------------------------------------------------------------------
@@ -193,18 +193,18 @@ class EventReader:
         if not self._has_base or number > self.next_number:
             self._hold(number, batch)
             return
-        if number in self._held:
-            self._let_go(number)
-        self._open(batch)
+        if number in self._held_batches:
+            self._pop_held(number)
+        self._open_next(batch)
 
     def _hold(self, number: int, batch: bytes) -> None:
-        has_room = len(self._held) < MAX_HELD and self._num_held_bytes + len(batch) <= MAX_HELD_BYTES
-        if has_room and number not in self._held:
-            self._held[number] = batch
+        has_room = len(self._held_batches) < MAX_HELD and self._num_held_bytes + len(batch) <= MAX_HELD_BYTES
+        if has_room and number not in self._held_batches:
+            self._held_batches[number] = batch
             self._num_held_bytes += len(batch)
 
-    def _let_go(self, number: int) -> bytes:
-        batch = self._held.pop(number)
+    def _pop_held(self, number: int) -> bytes:
+        batch = self._held_batches.pop(number)
         self._num_held_bytes -= len(batch)
         return batch
 
@@ -212,41 +212,41 @@ class EventReader:
         if incarnation is None or incarnation == self._incarnation:
             return
         if self._incarnation is not None:
-            self._begin_anew()
+            self._start_incarnation()
         self._incarnation = incarnation
 
     def _is_of_new_incarnation(self, batch: bytes) -> bool:
         """Whether a batch with a lower number but a later time shows a restart, for members without snapshots (a quire
         member's topic identifies the incarnation). If so, reset."""
-        if self.has_snapshots or open_batch(batch).at_s <= self._last_s:
+        if self.has_snapshots or open_batch(batch).time_s <= self._last_time_s:
             return False
-        self._begin_anew()
+        self._start_incarnation()
         return True
 
-    def _begin_anew(self) -> None:
+    def _start_incarnation(self) -> None:
         self._forget()
         self.num_incarnations += 1
         self._has_base = not self.has_snapshots
-        self._held, self._num_held_bytes, self._piece = {}, 0, None
+        self._held_batches, self._num_held_bytes, self._piece = {}, 0, None
         self.next_number = self._published_number = 0
 
     # -- quire's own responses -----------------------------------------------------------------------------------------
 
-    def _take_own(self, answer: KVAnswer) -> bool:
-        self._note_incarnation(answer.incarnation)
-        if isinstance(answer, Position):
-            self._published_number = answer.number
+    def _take_quire_response(self, response: KVAnswer) -> bool:
+        self._note_incarnation(response.incarnation)
+        if isinstance(response, Position):
+            self._published_number = response.number
             self.num_positions += 1
             return False
         self.num_parts += 1
-        if isinstance(answer, SnapshotPiece):
-            self._take_piece(answer)
+        if isinstance(response, SnapshotPiece):
+            self._take_piece(response)
             return False
         if not self._has_base:
-            if answer.num_pieces == 0:
+            if response.num_pieces == 0:
                 self._forget()
-            if answer.num_pieces == 0 or self._piece == (answer.number, answer.num_pieces):
-                self._based_at(answer.number)
+            if response.num_pieces == 0 or self._piece == (response.number, response.num_pieces):
+                self._set_base(response.number)
             self._piece = None
         return True
 
@@ -263,25 +263,25 @@ class EventReader:
         self._pending += open_batch(piece.batch).events
         self._piece = (piece.number, piece.index + 1)
 
-    def _based_at(self, number: int) -> None:
+    def _set_base(self, number: int) -> None:
         self._has_base, self.next_number = True, number
-        for past in [at for at in self._held if at < number]:
-            self._let_go(past)
+        for old_number in [held_number for held_number in self._held_batches if held_number < number]:
+            self._pop_held(old_number)
 
     # -- updates of the index ------------------------------------------------------------------------------------------
 
-    def _open(self, batch: bytes) -> None:
+    def _open_next(self, batch: bytes) -> None:
         self.next_number += 1
         try:
-            opened = open_batch(batch)
+            opened_batch = open_batch(batch)
         except MessageError:
-            self._begin_without()
+            self._restart()
             raise
-        self._last_s = opened.at_s
-        self._pending += opened.events
+        self._last_time_s = opened_batch.time_s
+        self._pending += opened_batch.events
 
     def sweep(self, now_s: float) -> None:
-        """Remove stale blocks from the index, at the rate at which it is filled, independent of requests."""
+        """Remove stale blocks from the index, so that this also happens without requests. Call it after `work`."""
         self._index.sweep(now_s)
 
     def work(self) -> None:
@@ -298,18 +298,18 @@ class EventReader:
                 num_blocks += self._read(self._pending.popleft())
             else:
                 num_blocks += 1
-                self._open(self._let_go(self.next_number))
+                self._open_next(self._pop_held(self.next_number))
 
     def _read(self, raw: msgspec.Raw) -> int:
         try:
             event = read_kv_event(raw)
         except MessageError:
-            self._begin_without()
+            self._restart()
             raise
-        self._event = None if event is None else self._applied(event)
-        return 1 + len(memoryview(raw)) // BYTES_A_BLOCK
+        self._event = None if event is None else self._apply(event)
+        return 1 + len(memoryview(raw)) // BYTES_PER_BLOCK
 
-    def _begin_without(self) -> None:
+    def _restart(self) -> None:
         """Restart from a snapshot, or from an empty cache, because a batch could not be read."""
         self._has_base, self._piece = not self.has_snapshots, None
         if self._has_base:
@@ -317,52 +317,52 @@ class EventReader:
         self._pending.clear()
         self._event = None
 
-    def _applied(self, event: ReceivedEvent) -> Iterator[int]:
-        """Apply an event in parts; yield the number of blocks of each part."""
+    def _apply(self, event: ReceivedEvent) -> Iterator[int]:
+        """Apply an event in parts, one per `next`; yield the number of blocks of each part."""
         match event:
             case StoredRun():
-                yield from self._stored(event)
+                yield from self._apply_stored(event)
             case RemovedBlocks(hashes):
-                for at in range(0, len(hashes), SLICE_BLOCKS):
-                    some = hashes[at : at + SLICE_BLOCKS]
-                    names = [self._names_by_hash.pop(one) for one in some if one in self._names_by_hash]
-                    self._index.removed(self.member, names)
-                    yield len(some)
+                for start in range(0, len(hashes), SLICE_BLOCKS):
+                    part = hashes[start : start + SLICE_BLOCKS]
+                    names = [self._names_by_hash.pop(digest) for digest in part if digest in self._names_by_hash]
+                    self._index.remove_blocks(self.member, names)
+                    yield len(part)
             case ClearedBlocks():
                 self._clear()
 
-    def _stored(self, run: StoredRun) -> Iterator[int]:
+    def _apply_stored(self, run: StoredRun) -> Iterator[int]:
         if run.parent is None:
-            before: int | None = root_name(self._model, run.adapter, run.cache_group)
+            parent_name: int | None = root_name(self._model, run.adapter, run.cache_group)
         else:
-            before = self._names_by_hash.get(run.parent)
-        if before is None or run.block_size != self._block_size:
+            parent_name = self._names_by_hash.get(run.parent)
+        if parent_name is None or run.block_size != self._block_size:
             self.num_orphans += len(run.hashes)
             return
-        for at in range(0, len(run.hashes), SLICE_BLOCKS):
-            hashes = run.hashes[at : at + SLICE_BLOCKS]
-            tokens = run.token_ids[at * run.block_size : (at + SLICE_BLOCKS) * run.block_size]
-            if len(self._names_by_hash) + sum(one not in self._names_by_hash for one in hashes) > self._max_names:
-                self._refuse_more()
+        for start in range(0, len(run.hashes), SLICE_BLOCKS):
+            hashes = run.hashes[start : start + SLICE_BLOCKS]
+            tokens = run.token_ids[start * run.block_size : (start + SLICE_BLOCKS) * run.block_size]
+            if len(self._names_by_hash) + sum(digest not in self._names_by_hash for digest in hashes) > self._max_names:
+                self._reject_names()
                 return
-            names = names_of(before, tokens, run.block_size)
+            names = names_of(parent_name, tokens, run.block_size)
             self._names_by_hash.update(zip(hashes, names, strict=True))
-            self._index.stored(self.member, names)
-            before = names[-1]
+            self._index.add_blocks(self.member, names)
+            parent_name = names[-1]
             yield len(hashes)
 
     @property
     def _max_names(self) -> int:
         return MAX_NAMES if self._num_blocks is None else min(MAX_NAMES, 2 * self._num_blocks)
 
-    def _refuse_more(self) -> None:
+    def _reject_names(self) -> None:
         """Raise MessageError and stop trusting the member, unless `MAX_NAMES` is the limit: then skip the blocks."""
         if self._num_blocks is None or self._max_names == MAX_NAMES:
             return
         self.is_trusted = False
-        self._begin_without()
-        rule = f"expected names of up to twice its {self._num_blocks} blocks, got more; ignoring its KV events"
-        raise MessageError(rule, code="too_many_names")
+        self._restart()
+        message = f"expected at most twice its {self._num_blocks} blocks, got more; ignoring its KV events"
+        raise MessageError(message, code="too_many_names")
 
     def _forget(self) -> None:
         """Drop pending events, and all blocks of the member."""
@@ -371,10 +371,10 @@ class EventReader:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove the member's blocks from the index; one by one if few, which is cheaper than a new bit. If none are
-        known, do nothing, because blocks that the router expects may still be stored."""
+        """Remove the member's blocks from the index: a few one by one, which is cheaper than a new bit. Without known
+        blocks, do nothing, because the member may still store the blocks that the router expects."""
         names, self._names_by_hash = self._names_by_hash, {}
         if len(names) > FEW_NAMES:
-            self._index.cleared(self.member)
+            self._index.clear_blocks(self.member)
         elif names:
-            self._index.removed(self.member, [*names.values()])
+            self._index.remove_blocks(self.member, [*names.values()])

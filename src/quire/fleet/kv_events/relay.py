@@ -1,4 +1,4 @@
-"""Relays KV events from a member's current worker to gateways, at addresses that stay when the worker is replaced.
+"""Relays KV events from a member's current worker to gateways, at addresses that do not change with the worker.
 
     worker ─ PUB ──► SUB ─ member ─ PUB ──► gateways                      cache changes
     worker ─ ROUTER ◄► DEALER ─ member ─ ROUTER ◄► gateways               missed batches and snapshots
@@ -15,15 +15,15 @@ import zmq
 import zmq.asyncio
 
 from quire.errors import ConfigError
-from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now, set_options
+from quire.fleet.protocol.keys import MemberKeys, check_keys, secure_member, set_options, was_sent
 from quire.worker.kv_event_settings import KVEventSettings
 from quire.worker.parent.spawned_worker import private_folder
 
-MAX_QUESTION_BYTES = 1024
+MAX_REQUEST_BYTES = 1024
 """Maximum size of a gateway's request; a gateway that sends more is disconnected."""
 MAX_QUEUED = 20_000
 """High-water mark per gateway: a slower gateway loses batches, which it detects by the batch numbers."""
-UNSPECIFIED = ("*", "0.0.0.0", "[::]")  # noqa: S104 - names for "every interface", not an address to bind
+WILDCARD_HOSTS = ("*", "0.0.0.0", "[::]")  # noqa: S104 - names for "every interface", not an address to bind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +35,23 @@ class MemberEndpoints:
     replay: str = ""
 
     def resolved(self) -> "MemberEndpoints":
-        """Fill empty endpoints; over TCP they get any free port."""
+        """Return a copy with all endpoints; over TCP, empty ones get any free port."""
         return MemberEndpoints(
-            self.listen, self.events or _beside(self.listen, "events"), self.replay or _beside(self.listen, "replay")
+            self.listen, self.events or _sibling(self.listen, "events"), self.replay or _sibling(self.listen, "replay")
         )
 
 
-def _beside(address: str, name: str) -> str:
+def _sibling(address: str, name: str) -> str:
     if address.startswith("tcp://"):
         return f"{address.rpartition(':')[0]}:*"
     return f"{address}.{name}"
 
 
-def as_seen_from(endpoint: str, member: str) -> str:
-    """Replace a wildcard host by the host of the gateway's `member` address, which the member itself cannot know."""
-    kind, _, rest = endpoint.partition("://")
-    host, _, port = rest.rpartition(":")
-    if kind != "tcp" or host not in UNSPECIFIED or not member.startswith("tcp://"):
+def with_member_host(endpoint: str, member: str) -> str:
+    """Replace a wildcard host in a member's endpoint with the host of `member`, the address that the gateway uses."""
+    scheme, _, host_and_port = endpoint.partition("://")
+    host, _, port = host_and_port.rpartition(":")
+    if scheme != "tcp" or host not in WILDCARD_HOSTS or not member.startswith("tcp://"):
         return endpoint
     return f"{member.rpartition(':')[0]}:{port}"
 
@@ -60,12 +60,12 @@ class EventRelay:
     """Forwards the KV events of the current worker to gateways."""
 
     def __init__(self, events: str, replay: str) -> None:
-        self._bound = (events, replay)
+        self._addresses = (events, replay)
         self.events, self.replay = events, replay
         """Endpoints for gateways; after `start` with the bound ports."""
-        self._held = ExitStack()
-        folder = private_folder(self._held)
-        self.inside = KVEventSettings(
+        self._resources = ExitStack()
+        folder = private_folder(self._resources)
+        self.worker_settings = KVEventSettings(
             f"ipc://{folder / 'events'}", f"ipc://{folder / 'replay'}", has_incarnation_topic=True
         )
         """KV-event settings for the worker."""
@@ -73,24 +73,24 @@ class EventRelay:
 
     def start(self, context: zmq.asyncio.Context, keys: MemberKeys | None) -> None:
         """Bind and start to forward. With keys, the context must have an authenticator. Raises ConfigError."""
-        for address in self._bound:
-            check_clear(address, has_keys=keys is not None)
-        events_out = _bound(context.socket(zmq.PUB), self._bound[0], keys)
-        replay_out = _bound(context.socket(zmq.ROUTER), self._bound[1], keys)
+        for address in self._addresses:
+            check_keys(address, has_keys=keys is not None)
+        events_out = _bind(context.socket(zmq.PUB), self._addresses[0], keys)
+        replay_out = _bind(context.socket(zmq.ROUTER), self._addresses[1], keys)
         self.events, self.replay = (
             bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode() for socket in (events_out, replay_out)
         )
-        events_in, replay_in = context.socket(zmq.SUB), context.socket(zmq.DEALER)
-        for socket, address in ((events_in, self.inside.endpoint), (replay_in, self.inside.replay_endpoint)):
+        events_in, replay_in, settings = context.socket(zmq.SUB), context.socket(zmq.DEALER), self.worker_settings
+        for socket, address in ((events_in, settings.endpoint), (replay_in, settings.replay_endpoint)):
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IMMEDIATE, 1)  # queue no requests while the worker is replaced
             socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
             socket.connect(address)
         events_in.subscribe(b"")
         self._tasks = [
-            asyncio.create_task(_pass_on(events_in, events_out), name="quire-events"),
-            asyncio.create_task(_pass_on(replay_in, replay_out), name="quire-replays"),
-            asyncio.create_task(_pass_on(replay_out, replay_in, num_frames=3), name="quire-replay-questions"),
+            asyncio.create_task(_forward(events_in, events_out), name="quire-events"),
+            asyncio.create_task(_forward(replay_in, replay_out), name="quire-replays"),
+            asyncio.create_task(_forward(replay_out, replay_in, num_frames=3), name="quire-replay-requests"),
         ]
 
     async def close(self) -> None:
@@ -98,25 +98,25 @@ class EventRelay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._held.close()
+        self._resources.close()
 
 
-def _bound(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) -> zmq.asyncio.Socket:
+def _bind(socket: zmq.asyncio.Socket, address: str, keys: MemberKeys | None) -> zmq.asyncio.Socket:
     secure_member(socket, keys)
-    set_options(socket, address, (zmq.SNDHWM, MAX_QUEUED), (zmq.MAXMSGSIZE, MAX_QUESTION_BYTES))
+    set_options(socket, address, (zmq.SNDHWM, MAX_QUEUED), (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES))
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
         socket.close()
-        rule = f"expected a free address for KV events such as tcp://127.0.0.1:7001, got {address}: {error}"
-        raise ConfigError(f"{rule}; choose others with --events and --replay", ("events", "replay")) from error
+        message = f"expected a free address for KV events such as tcp://127.0.0.1:7001, got {address}: {error}"
+        raise ConfigError(f"{message}; choose others with --events and --replay", ("events", "replay")) from error
     return socket
 
 
-async def _pass_on(source: zmq.asyncio.Socket, target: zmq.asyncio.Socket, num_frames: int | None = None) -> None:
-    """Forward messages (of `num_frames` frames, if set). Drop those that cannot be sent: subscribers detect the gap."""
+async def _forward(source: zmq.asyncio.Socket, target: zmq.asyncio.Socket, num_frames: int | None = None) -> None:
+    """Forward messages (with `num_frames` frames, if set). Drop any that cannot be sent: subscribers detect the gap."""
     while True:
         frames = await source.recv_multipart()
         if num_frames is None or len(frames) == num_frames:
-            sent_now(target.send_multipart(frames, zmq.DONTWAIT))
-        await asyncio.sleep(0)  # let the tasks run that forward tokens
+            was_sent(target.send_multipart(frames, zmq.DONTWAIT))
+        await asyncio.sleep(0)  # let other tasks run, which forward tokens

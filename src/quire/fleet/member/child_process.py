@@ -1,4 +1,4 @@
-"""A member as a child process: start it, check its health, stop it.
+"""Runs a member as a child process: start it, check its health, stop it.
 
     this process ── model to load ──────► stdin ─ member ─ worker
                  ◄── status each second ─ stdout ─┘
@@ -18,22 +18,22 @@ from time import monotonic
 import msgspec
 
 from quire.errors import EngineDeadError, MessageError
-from quire.fleet.member.replicas import END_S, REPLICA, ReplicaOrder, packed_order
+from quire.fleet.member.replicas import END_S, REPLICA, ReplicaSpec, encode_spec
 from quire.fleet.member.status import MemberStatus, decode_status
 
 log = logging.getLogger("quire.fleet")
 
-SILENT_S = 10.0
+MAX_SILENT_S = 10.0
 """A member is unhealthy if it sends no status line for this long; healthy members send one each second."""
-NOT_FOR_CHILDREN = ("OMP_NUM_THREADS",)
+EXCLUDED_VARIABLES = ("OMP_NUM_THREADS",)
 """Environment variables that a member must not inherit from its control plane: quire has its own thread setting."""
 
 
 class WatchedMember:
     """A member's process, watched by its parent."""
 
-    def __init__(self, order: ReplicaOrder, command: Sequence[str] = REPLICA) -> None:
-        self._order = msgspec.structs.replace(order, reports_status=True)
+    def __init__(self, spec: ReplicaSpec, command: Sequence[str] = REPLICA) -> None:
+        self._spec = msgspec.structs.replace(spec, reports_status=True)
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -49,15 +49,15 @@ class WatchedMember:
 
     def start(self) -> MemberStatus:
         """Start the process and wait until it is ready, which may take minutes. Raises EngineDeadError if it exits."""
-        environ = {name: value for name, value in os.environ.items() if name not in NOT_FOR_CHILDREN}
+        environment = {name: value for name, value in os.environ.items() if name not in EXCLUDED_VARIABLES}
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
-            [*self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, start_new_session=True
+            [*self._command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
         )
         self._reader = threading.Thread(target=self._read, args=(process,), name="quire-watched-member", daemon=True)
         self._reader.start()
         if process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(packed_order(self._order))
+                process.stdin.write(encode_spec(self._spec))
                 process.stdin.flush()  # stdin stays open: when it closes, the member exits
         self._first_status.wait()
         if self.status is None:
@@ -74,7 +74,7 @@ class WatchedMember:
         if code is not None:
             return f"it exited with code {code}"
         silent_s = (monotonic() if now_s is None else now_s) - self._last_status_s
-        if silent_s > SILENT_S:
+        if silent_s > MAX_SILENT_S:
             return f"expected a status line every second, got none for {silent_s:.0f} s"
         return ""
 
@@ -85,7 +85,7 @@ class WatchedMember:
             return
         process.terminate()
         try:
-            process.wait(self._order.drain_s + END_S)
+            process.wait(self._spec.drain_s + END_S)
         except subprocess.TimeoutExpired:
             log.warning("member %s did not exit in time; killing it", process.pid)
             process.kill()

@@ -1,6 +1,6 @@
 """The entry point of a member that another process starts (for example a gateway), and that exits with its parent.
 
-python -m quire.fleet.member.replica_process          reads a `ReplicaOrder` from standard input
+python -m quire.fleet.member.replica_process          reads a `ReplicaSpec` from standard input
 """
 
 import asyncio
@@ -15,53 +15,53 @@ import uvloop
 
 from quire.errors import QuireError
 from quire.fleet.kv_events.relay import MemberEndpoints
-from quire.fleet.member.replicas import ReplicaOrder
+from quire.fleet.member.replicas import ReplicaSpec
 from quire.fleet.member.run import MemberPlan, run_member
 from quire.fleet.member.status import write_status
-from quire.observe.access_log import set_up
+from quire.observe.access_log import configure_logging
 from quire.worker.parent.worker_plan import Limits, WorkerPlan
 
 FAILED = 2
 
 
-def read_order(source: BinaryIO) -> ReplicaOrder:
-    """Read the parent's order. The parent keeps its end of the pipe open while it lives."""
+def read_spec(source: BinaryIO) -> ReplicaSpec:
+    """Read the spec that the parent sends. The parent keeps its end of the pipe open until it exits."""
     num_bytes = int.from_bytes(source.read(8), "big")
-    return msgspec.msgpack.decode(source.read(num_bytes), type=ReplicaOrder)
+    return msgspec.msgpack.decode(source.read(num_bytes), type=ReplicaSpec)
 
 
-def plan_of(order: ReplicaOrder) -> MemberPlan:
-    """Return the plan of the ordered member."""
-    worker = WorkerPlan(order.open, Limits(stuck_s=order.stuck_s))
-    return MemberPlan(order.name, MemberEndpoints(order.address).resolved(), order.keys, worker, order.text_assets)
+def plan_of(spec: ReplicaSpec) -> MemberPlan:
+    """Return the plan for the member of this spec."""
+    worker = WorkerPlan(spec.open_message, Limits(stuck_s=spec.stuck_s))
+    return MemberPlan(spec.name, MemberEndpoints(spec.address).resolved(), spec.keys, worker, spec.text_assets)
 
 
-async def serve_order(plan: MemberPlan, drain_s: float, *, reports_status: bool = False) -> bool:
-    """Serve until a signal, or until the parent has exited."""
-    loop, ending = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ending.set)
-    leash = sys.stdin.fileno()
+async def serve_member(plan: MemberPlan, drain_s: float, *, reports_status: bool = False) -> bool:
+    """Serve until a signal or the parent's exit. Return false if requests were aborted."""
+    loop, stop_event = asyncio.get_running_loop(), asyncio.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(signal_number, stop_event.set)
+    stdin_fd = sys.stdin.fileno()
 
-    def let_go() -> None:
-        loop.remove_reader(leash)
-        ending.set()
+    def on_parent_exit() -> None:
+        loop.remove_reader(stdin_fd)
+        stop_event.set()
 
-    loop.add_reader(leash, let_go)  # the parent sends nothing more, so readable means closed
+    loop.add_reader(stdin_fd, on_parent_exit)  # the parent sends nothing more, so it is readable only when closed
     if not reports_status:
-        return await run_member(plan, ending, drain_s, _print_line)
-    descriptor = sys.stdout.fileno()
-    os.set_blocking(descriptor, False)
-    return await run_member(plan, ending, drain_s, _print_line, partial(write_status, descriptor))
+        return await run_member(plan, stop_event, drain_s, _print_line)
+    stdout_fd = sys.stdout.fileno()
+    os.set_blocking(stdout_fd, False)
+    return await run_member(plan, stop_event, drain_s, _print_line, partial(write_status, stdout_fd))
 
 
 def main() -> int:
     """Run the member process; return its exit code."""
-    set_up("plain")
+    configure_logging("plain")
     try:
-        order = read_order(sys.stdin.buffer)
+        spec = read_spec(sys.stdin.buffer)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_order(plan_of(order), order.drain_s, reports_status=order.reports_status))
+            runner.run(serve_member(plan_of(spec), spec.drain_s, reports_status=spec.reports_status))
     except (QuireError, msgspec.MsgspecError) as error:
         _print_line(f"error: {error}")
         return FAILED

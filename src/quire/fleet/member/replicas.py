@@ -3,8 +3,8 @@
     this process: API, gateway ──ipc──► member 1 ─► worker
                                 ──ipc──► member 2 ─► worker
 
-Each member reads its order (model and settings) from its standard input, which stays open while the parent lives: when
-it closes, the member drains and exits. A member that exits unexpectedly is restarted, with growing delays.
+Each member reads its `ReplicaSpec` (model and settings) from standard input, which stays open while the parent runs:
+when it closes, the member drains and exits. A member that exits unexpectedly is restarted, with growing delays.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from quire.backends.kernels.threads import default_threads
 from quire.checkpoints import resolve
 from quire.client.engines.served import plan_worker
 from quire.config import ModelSettings, ServingSettings
-from quire.config.machine import share_of_memory_bytes
+from quire.config.machine import memory_budget_bytes
 from quire.config.model_settings import MEMORY_SHARE
 from quire.errors import ConfigError, EngineDeadError
 from quire.fleet.gateway.client import FleetModel
@@ -45,12 +45,12 @@ END_S = 10.0
 """Time after a member's drain limit until it is killed."""
 
 
-class ReplicaOrder(msgspec.Struct, frozen=True):
-    """A parent's order for a member, sent as length-prefixed msgpack."""
+class ReplicaSpec(msgspec.Struct, frozen=True):
+    """The model and settings of a member, which its parent sends as length-prefixed msgpack."""
 
     name: str
     address: str
-    open: Open
+    open_message: Open = msgspec.field(name="open")
     text_assets: TextAssets
     stuck_s: float
     drain_s: float
@@ -64,41 +64,41 @@ def settings_of_replica(settings: ModelSettings, num_replicas: int) -> ModelSett
     """Divide the memory and threads of `settings` by the number of replicas. Raises ConfigError below 1 replica."""
     if num_replicas < 1:
         raise ConfigError(f"expected at least 1 replica, got {num_replicas}", ("replicas",))
-    memory_bytes = settings.memory_bytes or share_of_memory_bytes(MEMORY_SHARE)
+    memory_bytes = settings.memory_bytes or memory_budget_bytes(MEMORY_SHARE)
     num_threads = settings.num_threads or default_threads()
     return replace(settings, memory_bytes=memory_bytes // num_replicas, num_threads=max(1, num_threads // num_replicas))
 
 
-def packed_order(order: ReplicaOrder) -> bytes:
-    """Encode an order as a member reads it from standard input."""
-    data = msgspec.msgpack.encode(order)
+def encode_spec(spec: ReplicaSpec) -> bytes:
+    """Encode a spec as a member reads it from standard input."""
+    data = msgspec.msgpack.encode(spec)
     return len(data).to_bytes(8, "big") + data
 
 
-def order_replicas(
+def replica_spec(
     model: str, num_replicas: int, settings: ModelSettings, serving: ServingSettings, drain_s: float
-) -> ReplicaOrder:
-    """Return the order for every replica; the address is set later. Blocks on disk and network I/O. Raises ConfigError
+) -> ReplicaSpec:
+    """Return the spec of every replica; the address is set later. Blocks on disk and network I/O. Raises ConfigError
     if `serving` has `kv_events`, because replicas publish at their own addresses."""
     if serving.kv_events is not None:
-        rule = f"expected no kv_events with replicas, which publish at addresses of their own, got {serving.kv_events}"
-        raise ConfigError(f"{rule}; omit it", ("kv_events",))
-    own = settings_of_replica(settings, num_replicas)
-    plan = plan_worker(model, own, serving)().plan
-    return ReplicaOrder(
-        Path(model).name, "", plan.open, text_assets_of(resolve(model), settings), plan.limits.stuck_s, drain_s
+        message = f"expected no kv_events with replicas, which publish at their own addresses, got {serving.kv_events}"
+        raise ConfigError(f"{message}; omit it", ("kv_events",))
+    replica_settings = settings_of_replica(settings, num_replicas)
+    plan = plan_worker(model, replica_settings, serving)().plan
+    return ReplicaSpec(
+        Path(model).name, "", plan.open_message, text_assets_of(resolve(model), settings), plan.limits.stuck_s, drain_s
     )
 
 
 @asynccontextmanager
 async def replicated_model(
-    name: str, order: ReplicaOrder, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
+    name: str, spec: ReplicaSpec, num_replicas: int, max_held: int, command: Sequence[str] = REPLICA
 ) -> AsyncIterator[FleetModel]:
     """Run a model in `num_replicas` members on this machine; yield it when all of them are ready. Raises
     EngineDeadError if one exits before."""
-    async with Replicas(order, num_replicas, command) as replicas, AsyncExitStack() as held:
+    async with Replicas(spec, num_replicas, command) as replicas, AsyncExitStack() as stack:
         model = FleetModel(name, FixedMembers(replicas.addresses), None, max_held)
-        opening = asyncio.create_task(_all_ready(held, model, num_replicas))
+        opening = asyncio.create_task(_wait_until_ready(stack, model, num_replicas))
         try:
             await asyncio.wait({opening, replicas.failed}, return_when=asyncio.FIRST_COMPLETED)
             if not opening.done():
@@ -111,8 +111,8 @@ async def replicated_model(
         yield model
 
 
-async def _all_ready(held: AsyncExitStack, model: FleetModel, num_replicas: int) -> None:
-    await held.enter_async_context(model)
+async def _wait_until_ready(stack: AsyncExitStack, model: FleetModel, num_replicas: int) -> None:
+    await stack.enter_async_context(model)
     while model.fleet.num_ready < num_replicas:
         await asyncio.sleep(POLL_S)
 
@@ -120,12 +120,12 @@ async def _all_ready(held: AsyncExitStack, model: FleetModel, num_replicas: int)
 class Replicas:
     """Member processes that listen on IPC sockets in a folder that only this user can access."""
 
-    def __init__(self, order: ReplicaOrder, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
-        """`order` is for every member; each gets its own address."""
-        self._order = order
+    def __init__(self, spec: ReplicaSpec, num_replicas: int, command: Sequence[str] = REPLICA) -> None:
+        """`spec` is for every member; each gets its own address."""
+        self._spec = spec
         self._command = command
         self._folder = tempfile.TemporaryDirectory(prefix="quire-fleet-")
-        self.addresses = [f"ipc://{Path(self._folder.name) / f'member-{at}'}" for at in range(num_replicas)]
+        self.addresses = [f"ipc://{Path(self._folder.name) / f'member-{index}'}" for index in range(num_replicas)]
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = asyncio.Event()
         self.pids: dict[str, int] = {}
@@ -136,7 +136,7 @@ class Replicas:
         self.is_ready = False
 
     async def __aenter__(self) -> "Replicas":
-        self._tasks = [asyncio.create_task(self._keep(one), name=f"quire-replica {one}") for one in self.addresses]
+        self._tasks = [asyncio.create_task(self._keep(path), name=f"quire-replica {path}") for path in self.addresses]
         return self
 
     async def __aexit__(
@@ -150,8 +150,8 @@ class Replicas:
         """Run a member at this address and restart it whenever it exits, until closed."""
         delay_s = FIRST_DELAY_S
         while not self._closing.is_set():
-            began_s = asyncio.get_running_loop().time()
-            code = await self._live_once(address)
+            start_s = asyncio.get_running_loop().time()
+            code = await self._run_once(address)
             if self._closing.is_set():
                 return
             log.warning("member %s exited with code %s; starting a new one", address, code)
@@ -159,13 +159,13 @@ class Replicas:
                 self.failed.set_exception(
                     EngineDeadError(f"a member exited with code {code} before it was ready; see its output above")
                 )
-            lived_s = asyncio.get_running_loop().time() - began_s
-            delay_s = FIRST_DELAY_S if lived_s > MAX_DELAY_S else min(MAX_DELAY_S, delay_s * 2)
+            run_s = asyncio.get_running_loop().time() - start_s
+            delay_s = FIRST_DELAY_S if run_s > MAX_DELAY_S else min(MAX_DELAY_S, delay_s * 2)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), delay_s)
 
-    async def _live_once(self, address: str) -> int:
-        order = packed_order(msgspec.structs.replace(self._order, address=address))
+    async def _run_once(self, address: str) -> int:
+        encoded_spec = encode_spec(msgspec.structs.replace(self._spec, address=address))
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=subprocess.PIPE,
@@ -175,15 +175,15 @@ class Replicas:
         self.pids[address] = process.pid
         try:
             if process.stdin is not None:
-                process.stdin.write(order)
+                process.stdin.write(encoded_spec)
                 with contextlib.suppress(ConnectionError):
                     await process.stdin.drain()
-            ended, closing = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())
-            await asyncio.wait({ended, closing}, return_when=asyncio.FIRST_COMPLETED)
-            closing.cancel()
-            if not ended.done():
+            exit_task, close_task = asyncio.ensure_future(process.wait()), asyncio.ensure_future(self._closing.wait())
+            await asyncio.wait({exit_task, close_task}, return_when=asyncio.FIRST_COMPLETED)
+            close_task.cancel()
+            if not exit_task.done():
                 process.send_signal(signal.SIGTERM)
-                await asyncio.wait({ended}, timeout=self._order.drain_s + END_S)
+                await asyncio.wait({exit_task}, timeout=self._spec.drain_s + END_S)
             return process.returncode if process.returncode is not None else -signal.SIGKILL
         finally:
             del self.pids[address]

@@ -1,4 +1,4 @@
-"""The life of a member: load the model in a worker, serve gateways, drain."""
+"""Runs a member from start to end: load the model in a worker, serve gateways, drain."""
 
 import asyncio
 from collections.abc import Callable
@@ -43,8 +43,8 @@ def plan_member(
 ) -> MemberPlan:
     """Resolve a model into a plan. Blocks on disk and network I/O. Raises ConfigError if `serving` has `kv_events`."""
     if serving.kv_events is not None:
-        rule = f"expected no kv_events for a member, got {serving.kv_events}; use --events and --replay instead"
-        raise ConfigError(rule, ("kv_events",))
+        message = f"expected no kv_events for a member, got {serving.kv_events}; use --events and --replay instead"
+        raise ConfigError(message, ("kv_events",))
     return MemberPlan(
         Path(model).name,
         endpoints.resolved(),
@@ -56,29 +56,29 @@ def plan_member(
 
 async def run_member(
     plan: MemberPlan,
-    ending: asyncio.Event,
+    stop_event: asyncio.Event,
     drain_s: float,
     print_line: Callable[[str], None],
     report_status: ReportStatus | None = None,
 ) -> bool:
-    """Run a member until `ending` is set; return false if requests were aborted. Raises the worker's fatal error.
+    """Run a member until `stop_event` is set; return false if requests were aborted. Raises the worker's fatal error.
     `report_status` is called with the status each second."""
     failures: list[BaseException] = []
 
     def fail(error: BaseException) -> None:
         failures.append(error)
-        ending.set()
+        stop_event.set()
 
-    async with AsyncExitStack() as held:
+    async with AsyncExitStack() as stack:
         relay = EventRelay(plan.endpoints.events, plan.endpoints.replay)
-        held.push_async_callback(relay.close)
+        stack.push_async_callback(relay.close)
         server = MemberServer(plan.endpoints.listen, plan.keys, plan.text_assets, relay)
         server.report_status = report_status
-        opened = msgspec.structs.replace(plan.worker.open, kv_events=relay.inside)
-        supervisor = Supervisor(replace(plan.worker, open=opened), server.listener, fail)
-        held.push_async_callback(supervisor.close)
-        held.push_async_callback(server.close)
-        ready = await _ready_unless_ended(supervisor, ending)
+        open_message = msgspec.structs.replace(plan.worker.open_message, kv_events=relay.worker_settings)
+        supervisor = Supervisor(replace(plan.worker, open_message=open_message), server.on_events, fail)
+        stack.push_async_callback(supervisor.close)
+        stack.push_async_callback(server.close)
+        ready = await _ready_unless_stopped(supervisor, stop_event)
         if failures:
             raise failures[0]
         if ready is None:
@@ -86,30 +86,30 @@ async def run_member(
         info = replace(ready.info, exactness=exactness_of(ready.info))
         server.start(supervisor, lambda incarnation: MemberCard(plan.name, info, incarnation))
         print_line(f"{plan.name}: {ready.info.line}")
-        print_line(f"member at {server.address}, {'with keys' if plan.keys else 'in clear: this machine alone'}")
+        print_line(f"member at {server.address}, {'with keys' if plan.keys else 'unencrypted, for this machine only'}")
         print_line(f"KV events: {relay.events}, replay: {relay.replay}")
-        await ending.wait()
+        await stop_event.wait()
         if failures:
             raise failures[0]
         server.drain()
-        is_done = await supervisor.drain(drain_s)
+        has_drained = await supervisor.drain(drain_s)
         await server.send_goodbye()
-        return is_done
+        return has_drained
 
 
 def exactness_of(info: ModelInfo) -> str:
-    """Return the numerics identifier of members, with quire's version, because kernels of another version may add in
-    another order. Empty if `info` has none."""
+    """Return the numerics identifier of a member. It has quire's version, because kernels of another version may add
+    in another order. Empty if `info` has none."""
     return f"{info.exactness} quire {__version__}" if info.exactness else ""
 
 
-async def _ready_unless_ended(supervisor: Supervisor, ending: asyncio.Event) -> Ready | None:
-    """Start the worker; return None if `ending` was set while it loaded."""
-    starting = asyncio.ensure_future(supervisor.start())
-    end_requested = asyncio.ensure_future(ending.wait())
-    await asyncio.wait({starting, end_requested}, return_when=asyncio.FIRST_COMPLETED)
-    end_requested.cancel()
-    if starting.done():
-        return starting.result()
-    starting.cancel()
+async def _ready_unless_stopped(supervisor: Supervisor, stop_event: asyncio.Event) -> Ready | None:
+    """Start the worker; return None if `stop_event` was set while it loaded."""
+    start_task = asyncio.ensure_future(supervisor.start())
+    stop_task = asyncio.ensure_future(stop_event.wait())
+    await asyncio.wait({start_task, stop_task}, return_when=asyncio.FIRST_COMPLETED)
+    stop_task.cancel()
+    if start_task.done():
+        return start_task.result()
+    start_task.cancel()
     return None

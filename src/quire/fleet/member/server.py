@@ -21,7 +21,7 @@ from quire.errors import ConfigError, MessageError
 from quire.fleet.kv_events.relay import EventRelay
 from quire.fleet.member.service import MemberService
 from quire.fleet.member.status import MemberStatus
-from quire.fleet.protocol.keys import MemberKeys, check_clear, secure_member, sent_now, set_options, start_authenticator
+from quire.fleet.protocol.keys import MemberKeys, check_keys, secure_member, set_options, start_authenticator, was_sent
 from quire.fleet.protocol.messages import (
     MAX_MESSAGE_BYTES,
     MemberCard,
@@ -34,7 +34,7 @@ from quire.worker.parent.supervisor import State, Supervisor
 
 log = logging.getLogger("quire.fleet")
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 GOODBYE_S = 5.0
 """Time limit for gateways to acknowledge the Goodbye of a member that exits."""
 GOODBYE_POLL_S = 0.01
@@ -49,7 +49,7 @@ class MemberServer:
         self, address: str, keys: MemberKeys | None, text_assets: TextAssets, relay: EventRelay | None = None
     ) -> None:
         """With a `relay`, gateways can subscribe to KV events."""
-        check_clear(address, has_keys=keys is not None)
+        check_keys(address, has_keys=keys is not None)
         self._address = address
         self._keys = keys
         self._text_assets = text_assets
@@ -75,19 +75,19 @@ class MemberServer:
         if self._relay is not None:
             self._relay.start(self._context, self._keys)
             own_card = msgspec.structs.replace(own_card, events=self._relay.events, replay=self._relay.replay)
-        self._socket = socket = self._bound()
+        self._socket = socket = self._bind_socket()
         self.address = bytes(socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         self.service = MemberService(supervisor, own_card, self._text_assets, self._send, monotonic)
         self._tasks = [
             asyncio.create_task(self._listen(socket, self.service), name="quire-member-listen"),
-            asyncio.create_task(self._beat(supervisor, self.service), name="quire-member-beat"),
+            asyncio.create_task(self._send_heartbeats(supervisor, self.service), name="quire-member-beat"),
         ]
         self._report(supervisor, self.service)
 
-    def listener(self, events: Sequence[RequestEvent]) -> None:
+    def on_events(self, events: Sequence[RequestEvent]) -> None:
         """Forward the supervisor's events to their gateways."""
         if self.service is not None:
-            self.service.listener(events)
+            self.service.on_events(events)
 
     def drain(self) -> None:
         """Reject new requests, and send gateways the new state."""
@@ -96,10 +96,10 @@ class MemberServer:
 
     async def send_goodbye(self) -> None:
         """Send Goodbye and wait until gateways acknowledge it, because closing a socket does not ensure delivery."""
-        until_s = monotonic() + GOODBYE_S
+        deadline_s = monotonic() + GOODBYE_S
         if self.service is not None:
             self.service.send_goodbye()
-            while not self.service.is_goodbye_acknowledged and monotonic() < until_s:
+            while not self.service.is_goodbye_acknowledged and monotonic() < deadline_s:
                 await asyncio.sleep(GOODBYE_POLL_S)
 
     async def close(self) -> None:
@@ -114,7 +114,7 @@ class MemberServer:
         self._socket = None
         self._context.destroy(linger=200)
 
-    def _bound(self) -> zmq.asyncio.Socket:
+    def _bind_socket(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.ROUTER)
         secure_member(socket, self._keys)
         set_options(
@@ -128,8 +128,8 @@ class MemberServer:
             socket.bind(self._address)
         except zmq.ZMQError as error:
             socket.close()
-            rule = f"expected a free address to listen on such as tcp://127.0.0.1:7000, got {self._address}: {error}"
-            raise ConfigError(rule) from error
+            message = f"expected a free address to listen on such as tcp://127.0.0.1:7000, got {self._address}: {error}"
+            raise ConfigError(message) from error
         return socket
 
     async def _listen(self, socket: zmq.asyncio.Socket, service: MemberService) -> None:
@@ -152,16 +152,16 @@ class MemberServer:
         if self.num_malformed & (self.num_malformed - 1) == 0:  # log the 1st, 2nd, 4th, 8th … message
             log.warning("dropped malformed message (%d so far): %s", self.num_malformed, error)
 
-    async def _beat(self, supervisor: Supervisor, service: MemberService) -> None:
+    async def _send_heartbeats(self, supervisor: Supervisor, service: MemberService) -> None:
         """Send heartbeats each second, and whenever the supervisor's state changes."""
-        sent: tuple[State, float] = (supervisor.state, monotonic())
+        last_sent: tuple[State, float] = (supervisor.state, monotonic())
         while True:
             await asyncio.sleep(POLL_S)
             now_s = monotonic()
-            if supervisor.state is not sent[0] or now_s - sent[1] >= BEAT_S:
-                sent = (supervisor.state, now_s)
+            if supervisor.state is not last_sent[0] or now_s - last_sent[1] >= HEARTBEAT_S:
+                last_sent = (supervisor.state, now_s)
                 service.forget_silent()
-                service.beat()
+                service.send_heartbeats()
                 self._report(supervisor, service)
 
     def _report(self, supervisor: Supervisor, service: MemberService) -> None:
@@ -174,4 +174,4 @@ class MemberServer:
     def _send(self, identity: bytes, message: ToGateway) -> bool:
         if self._socket is None:
             return False
-        return sent_now(self._socket.send_multipart([identity, encode_fleet_message(message)], zmq.DONTWAIT))
+        return was_sent(self._socket.send_multipart([identity, encode_fleet_message(message)], zmq.DONTWAIT))

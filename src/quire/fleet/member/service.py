@@ -7,7 +7,7 @@
 
 The member gives every assignment a short id of its own, because two gateways may use the same request id, and a
 gateway may assign a request again while its earlier assignment is still being cancelled. The requests of a gateway that
-is silent for `MAX_SILENT_S` or unreachable are cancelled.
+is silent for `MAX_SILENT_S`, or unreachable, are cancelled.
 """
 
 import logging
@@ -68,7 +68,7 @@ class SupervisedPort(EnginePort, Protocol):
 
 
 @dataclass(slots=True)
-class _Taken:
+class _Assignment:
     """One assignment from a gateway."""
 
     gateway: bytes
@@ -85,8 +85,8 @@ class _Gateway:
 
     name: str
     last_received_s: float
-    names: dict[str, str] = field(default_factory=dict)
-    """Open request id -> id of its latest assignment."""
+    local_ids: dict[str, str] = field(default_factory=dict)
+    """Open request id -> the short id (at this member) of its latest assignment."""
     num_received: int = 0
     reported_s: float = float("-inf")
     num_reported_tokens: int = 0
@@ -105,9 +105,9 @@ class MemberService:
         self._send_to = send
         self._clock = clock
         self._gateways: dict[bytes, _Gateway] = {}
-        self.assignments: dict[str, _Taken] = {}
-        """Assignment id -> assignment."""
-        self._num_names = 0
+        self.assignments: dict[str, _Assignment] = {}
+        """Short id -> assignment."""
+        self._num_assignments = 0
         self._num_uncomputed = 0
         """Prompt tokens still to be computed, over all assignments."""
         self.is_draining = False
@@ -144,8 +144,8 @@ class MemberService:
                 gateway.num_received += 1
                 self._assign(identity, gateway, command, num_uncached_tokens)
             case Cancel(request_id, index):
-                if request_id in gateway.names:
-                    self._supervisor.cancel(gateway.names[request_id], index)
+                if request_id in gateway.local_ids:
+                    self._supervisor.cancel(gateway.local_ids[request_id], index)
             case EngineCall():
                 self._call(identity, gateway, message)
             case ClearCache():
@@ -171,12 +171,12 @@ class MemberService:
     def drain(self) -> None:
         """Reject new requests, and send gateways the new state."""
         self.is_draining = True
-        self.beat()
+        self.send_heartbeats()
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         """Send a heartbeat to all gateways."""
         for identity in list(self._gateways):
-            self._beat_to(identity)
+            self._send_heartbeat(identity)
 
     def forget_silent(self) -> None:
         """Cancel the requests of gateways that have been silent for `MAX_SILENT_S`."""
@@ -190,9 +190,9 @@ class MemberService:
         """Remove a gateway that is gone or starts a new session, and cancel its requests."""
         if self._gateways.pop(identity, None) is None:
             return
-        for name in [name for name, taken in self.assignments.items() if taken.gateway == identity]:
-            self._expect(self.assignments.pop(name), 0)
-            self._supervisor.cancel(name)
+        for local_id in [local_id for local_id, entry in self.assignments.items() if entry.gateway == identity]:
+            self._set_uncomputed(self.assignments.pop(local_id), 0)
+            self._supervisor.cancel(local_id)
 
     def _welcome(self, identity: bytes, hello: Hello) -> None:
         name = hello.gateway[:MAX_NAME_CHARS]
@@ -201,40 +201,40 @@ class MemberService:
         self.forget(identity)
         self._gateways[identity] = _Gateway(name, self._clock())
         self._send(identity, Welcome(PROTOCOL, self._card))
-        self._beat_to(identity)
+        self._send_heartbeat(identity)
 
     def _assign(self, identity: bytes, gateway: _Gateway, command: Submit | Restore, num_uncached_tokens: int) -> None:
         """Submit a request in this member's namespace, or refuse it. Raises MessageError if the epoch is stale."""
-        before = self.assignments.get(gateway.names.get(command.request_id, ""))
-        if before is not None and command.epoch <= before.epoch:
-            raise MessageError(f"expected an epoch after {before.epoch}, got {command.epoch}", code="stale_epoch")
-        if before is not None:
-            self._supervisor.cancel(gateway.names[command.request_id])
+        previous = self.assignments.get(gateway.local_ids.get(command.request_id, ""))
+        if previous is not None and command.epoch <= previous.epoch:
+            raise MessageError(f"expected an epoch after {previous.epoch}, got {command.epoch}", code="stale_epoch")
+        if previous is not None:
+            self._supervisor.cancel(gateway.local_ids[command.request_id])
         try:
-            own = self._checked(command)
+            namespace = self._validated_namespace(command)
         except QuireError as error:
             self._send(identity, MemberStepped((Refused.of(command.request_id, error, command.epoch),)))
             return
         # A short id, because a worker writes the ids of all running requests into shared memory of fixed size.
-        self._num_names += 1
-        name = gateway.names[command.request_id] = f"assignment-{self._num_names}"
-        taken = self.assignments[name] = _Taken(identity, command.request_id, command.epoch, len(command.prompt))
-        self._expect(taken, min(max(num_uncached_tokens, 0), len(command.prompt)))
-        self._supervisor.submit(replace(command.received(self._clock()), request_id=name, namespace=own))
+        self._num_assignments += 1
+        local_id = gateway.local_ids[command.request_id] = f"assignment-{self._num_assignments}"
+        new = self.assignments[local_id] = _Assignment(identity, command.request_id, command.epoch, len(command.prompt))
+        self._set_uncomputed(new, min(max(num_uncached_tokens, 0), len(command.prompt)))
+        self._supervisor.submit(replace(command.to_request(self._clock()), request_id=local_id, namespace=namespace))
 
-    def _checked(self, command: Submit | Restore) -> Namespace:
+    def _validated_namespace(self, command: Submit | Restore) -> Namespace:
         """Validate a request and return this member's namespace for it. Raises the error to send as refusal."""
-        wanted, info = command.namespace, self._card.info
-        own = info.namespace(wanted.cache_group, wanted.adapter)
+        requested, info = command.namespace, self._card.info
+        namespace = info.namespace(requested.cache_group, requested.adapter)
         if len(command.request_id) > MAX_ID_CHARS:
             num_chars = len(command.request_id)
             raise RequestError(f"expected a request id of up to {MAX_ID_CHARS} characters, got {num_chars}")
-        if (wanted.format_version, wanted.model) != (own.format_version, own.model):
-            raise RequestError(f"expected a request for {own.model}, got one for {wanted.model[:MAX_ID_CHARS]}")
+        if (requested.format_version, requested.model) != (namespace.format_version, namespace.model):
+            raise RequestError(f"expected a request for {namespace.model}, got {requested.model[:MAX_ID_CHARS]}")
         check_assignment(command, info)
         if self.is_draining:
             raise DrainingError("this member is shutting down and takes no new requests; use another one")
-        return own
+        return namespace
 
     def _call(self, identity: bytes, gateway: _Gateway, call: EngineCall) -> None:
         """Run a query in this member's namespace. Raises MessageError if it is not an Explain call."""
@@ -251,51 +251,51 @@ class MemberService:
         except RequestError as error:
             self._send(identity, CallReply.of(call.call_id, error))
             return
-        own = info.namespace(op.namespace.cache_group, op.namespace.adapter)
-        self._supervisor.call(replace(op, namespace=own), on_reply)
+        namespace = info.namespace(op.namespace.cache_group, op.namespace.adapter)
+        self._supervisor.call(replace(op, namespace=namespace), on_reply)
 
     # -- from the supervisor -------------------------------------------------------------------------------------------
 
-    def listener(self, events: Sequence[RequestEvent]) -> None:
-        """Send the supervisor's events to their gateways, with the gateways' request ids and epochs."""
+    def on_events(self, events: Sequence[RequestEvent]) -> None:
+        """Send events of the supervisor to their gateways, with the gateways' request ids and epochs."""
         by_gateway: dict[bytes, list[RequestEvent]] = {}
         for event in events:
-            taken = self.assignments.get(event.request_id)
-            if taken is None:
+            assignment = self.assignments.get(event.request_id)
+            if assignment is None:
                 continue  # its gateway is gone
-            renamed = replace(event, request_id=taken.request_id, epoch=taken.epoch)
-            by_gateway.setdefault(taken.gateway, []).append(renamed)
+            renamed = replace(event, request_id=assignment.request_id, epoch=assignment.epoch)
+            by_gateway.setdefault(assignment.gateway, []).append(renamed)
             if isinstance(event, Admitted):
-                self._expect(taken, max(0, taken.num_prompt_tokens - event.num_cached_tokens))
+                self._set_uncomputed(assignment, max(0, assignment.num_prompt_tokens - event.num_cached_tokens))
             elif isinstance(event, Replayed):
-                self._expect(taken, taken.num_prompt_tokens)
+                self._set_uncomputed(assignment, assignment.num_prompt_tokens)
             elif isinstance(event, FirstToken):
-                self._expect(taken, 0)
+                self._set_uncomputed(assignment, 0)
             elif isinstance(event, Finished | Refused):
-                self._end(event.request_id, taken)
+                self._end(event.request_id, assignment)
         now_s = self._clock()
-        for identity, its_events in by_gateway.items():
+        for identity, gateway_events in by_gateway.items():
             gateway = self._gateways.get(identity)
             if gateway is None:
                 continue
             # Report a changed load at once, because gateways route the next request by it.
             is_due = self._num_uncomputed != gateway.num_reported_tokens or now_s - gateway.reported_s >= REPORT_EVERY_S
-            self._send(identity, MemberStepped(tuple(its_events), self._report(gateway, now_s) if is_due else None))
+            self._send(identity, MemberStepped(tuple(gateway_events), self._report(gateway, now_s) if is_due else None))
 
-    def _expect(self, taken: _Taken, num_uncomputed: int) -> None:
-        self._num_uncomputed += num_uncomputed - taken.num_uncomputed
-        taken.num_uncomputed = num_uncomputed
+    def _set_uncomputed(self, assignment: _Assignment, num_uncomputed: int) -> None:
+        self._num_uncomputed += num_uncomputed - assignment.num_uncomputed
+        assignment.num_uncomputed = num_uncomputed
 
-    def _end(self, name: str, taken: _Taken) -> None:
-        del self.assignments[name]
-        self._expect(taken, 0)
-        gateway = self._gateways.get(taken.gateway)
-        if gateway is not None and gateway.names.get(taken.request_id) == name:
-            del gateway.names[taken.request_id]
+    def _end(self, local_id: str, assignment: _Assignment) -> None:
+        del self.assignments[local_id]
+        self._set_uncomputed(assignment, 0)
+        gateway = self._gateways.get(assignment.gateway)
+        if gateway is not None and gateway.local_ids.get(assignment.request_id) == local_id:
+            del gateway.local_ids[assignment.request_id]
 
     # -- to gateways ---------------------------------------------------------------------------------------------------
 
-    def _beat_to(self, identity: bytes) -> None:
+    def _send_heartbeat(self, identity: bytes) -> None:
         gateway = self._gateways.get(identity)
         if gateway is not None:
             state = State.DRAINING if self.is_draining else self._supervisor.state

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from quire.engine.calls import decoded
+from quire.engine.calls import decode_message
 from quire.errors import ConfigError, MessageError
 from quire.fleet.protocol.messages import NotNegative
 
@@ -42,15 +42,15 @@ def encode_status(status: MemberStatus) -> bytes:
 
 def decode_status(line: bytes) -> MemberStatus:
     """Decode a status line. Raises MessageError."""
-    return decoded(_decode, "status line of a member", line)
+    return decode_message(_decode, "status line of a member", line)
 
 
 def write_status_file(file: Path, status: MemberStatus) -> None:
     """Replace the status file atomically, for probes that check its content and age. Raises ConfigError."""
-    begun = file.with_name(f"{file.name}.new")
+    new_file = file.with_name(f"{file.name}.new")
     try:
-        begun.write_bytes(encode_status(status))
-        begun.replace(file)
+        new_file.write_bytes(encode_status(status))
+        new_file.replace(file)
     except OSError as error:
         raise ConfigError(f"cannot write the status file {file}: {error}; choose a writable folder") from error
 

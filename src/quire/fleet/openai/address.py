@@ -43,9 +43,9 @@ class OpenAIAddress:
 
     @property
     def is_clear(self) -> bool:
-        """Whether connections leave this machine unencrypted."""
-        speaks_clear = not self.has_tls and not is_loopback(f"http://{self.authority}")
-        return speaks_clear or any(not is_loopback(one) for one in (self.events, self.replay) if one)
+        """Whether unencrypted connections leave this machine."""
+        is_api_clear = not self.has_tls and not is_loopback(f"http://{self.authority}")
+        return is_api_clear or any(not is_loopback(endpoint) for endpoint in (self.events, self.replay) if endpoint)
 
     @property
     def authority(self) -> str:
@@ -62,18 +62,18 @@ def parse_openai_address(line: str) -> OpenAIAddress:
     """Parse an address line. Raises ConfigError if it is invalid."""
     url, *fields = line.removeprefix(OPENAI_PREFIX).split()
     options = dict[str, str]()
-    for text in fields:
-        name, _, value = text.partition("=")
+    for field in fields:
+        name, _, value = field.partition("=")
         if name not in OPTIONS or not value or name in options:
-            rule = f"expected {', '.join(f'{one}=…' for one in OPTIONS)}, each at most once, behind openai:URL"
-            raise ConfigError(f"{rule}, got {text!r}", code="invalid_member_option")
+            message = f"expected {', '.join(f'{option}=…' for option in OPTIONS)}, each at most once, after openai:URL"
+            raise ConfigError(f"{message}, got {field!r}", code="invalid_member_option")
         options[name] = value
     for name in ("events", "replay"):
         if name in options and not options[name].startswith(EVENT_KINDS):
-            rule = f"expected {name} to begin with {' or '.join(EVENT_KINDS)}, got {options[name]!r}"
-            raise ConfigError(rule, (name,))
+            message = f"expected {name} to begin with {' or '.join(EVENT_KINDS)}, got {options[name]!r}"
+            raise ConfigError(message, (name,))
     if "replay" in options and "events" not in options:
-        raise ConfigError(f"expected events beside replay, got none in {line!r}; add events=", ("replay",))
+        raise ConfigError(f"expected events with replay, got none in {line!r}; add events=", ("replay",))
     parts, port = _split(url)
     return OpenAIAddress(
         line,
@@ -93,22 +93,22 @@ def _split(url: str) -> tuple[SplitResult, int]:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        rule = f"expected an OpenAI member as openai:http://HOST:PORT, got {url!r}: {error}"
-        raise ConfigError(rule, code="invalid_member_address") from error
-    has_more = parts.query or parts.fragment or parts.username is not None or parts.password is not None
-    if parts.scheme not in SCHEMES or not parts.hostname or has_more:
-        rule = "expected an OpenAI member as openai:http://HOST:PORT or openai:https://HOST:PORT"
-        sentence = f"{rule}, got {OPENAI_PREFIX}{url!r}; pass its key in a file: key-file=PATH"
-        raise ConfigError(sentence, code="invalid_member_address")
+        message = f"expected an OpenAI member as openai:http://HOST:PORT, got {url!r}: {error}"
+        raise ConfigError(message, code="invalid_member_address") from error
+    has_other_parts = parts.query or parts.fragment or parts.username is not None or parts.password is not None
+    if parts.scheme not in SCHEMES or not parts.hostname or has_other_parts:
+        message = "expected an OpenAI member as openai:http://HOST:PORT or openai:https://HOST:PORT"
+        details = f"{message}, got {OPENAI_PREFIX}{url!r}; pass its key in a file: key-file=PATH"
+        raise ConfigError(details, code="invalid_member_address")
     return parts, SCHEMES[parts.scheme] if port is None else port
 
 
 def check_openai_request(address: OpenAIAddress, *, allows_clear: bool) -> None:
     """Raise ConfigError for an unencrypted address on another machine, unless `allows_clear`."""
     if address.is_clear and not allows_clear:
-        rule = f"expected an encrypted connection to an OpenAI member on another host, got {address.line!r}"
-        way_out = "use https, or pass --allow-clear-member if the network between is yours alone"
-        raise ConfigError(f"{rule}; {way_out}", code="unencrypted_member")
+        message = f"expected an encrypted connection to an OpenAI member on another host, got {address.line!r}"
+        hint = "use https, or pass --allow-clear-member if only you use the network"
+        raise ConfigError(f"{message}; {hint}", code="unencrypted_member")
 
 
 def read_key(address: OpenAIAddress) -> str | None:
@@ -119,10 +119,10 @@ def read_key(address: OpenAIAddress) -> str | None:
         try:
             key = address.key_file.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            why = f"cannot read the key of a member from {address.key_file}: {type(error).__name__}; check the path"
-            raise ConfigError(why, code="key_not_readable") from error
+            message = f"cannot read the key of a member from {address.key_file}: {type(error).__name__}; check the path"
+            raise ConfigError(message, code="key_not_readable") from error
     if not key.isascii() or not key.isprintable() or " " in key:
-        where = address.key_file or f"${KEY_VARIABLE}"
-        rule = f"expected a key of one word of printable ASCII in {where}, got something else; write it again"
-        raise ConfigError(rule, code="invalid_key")
+        source = address.key_file or f"${KEY_VARIABLE}"
+        message = f"expected a key of printable ASCII without spaces in {source}, got other characters; correct it"
+        raise ConfigError(message, code="invalid_key")
     return key or None

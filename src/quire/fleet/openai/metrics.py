@@ -2,7 +2,7 @@
 
 Metric names are vLLM's. Counts of several engines behind one address are summed. Without metrics the router only uses
 this gateway's own assignments. A bounded number of lines per metric is parsed and all other lines are skipped, because
-the page is parsed every second on the gateway's event loop.
+the gateway's event loop parses the page every second.
 """
 
 import re
@@ -19,7 +19,7 @@ _SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,13})"')
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAIFigures:
+class OpenAIMetrics:
     """A server's metrics, summed over its engines."""
 
     num_running: int = 0
@@ -39,13 +39,13 @@ class OpenAIFigures:
         return round(self.kv_usage * (self.num_blocks or 0))
 
 
-def read_figures(page: bytes) -> OpenAIFigures:
+def read_metrics(page: bytes) -> OpenAIMetrics:
     """Parse a `/metrics` page. Never raises: malformed lines are skipped."""
     usage = _values(page, b"kv_cache_usage_perc") or _values(page, b"gpu_cache_usage_perc") or [0.0]
-    sizes = [found for labels, _ in _samples(page, b"cache_config_info") for found in _SIZES.findall(labels)]
+    sizes = [size for labels, _ in _samples(page, b"cache_config_info") for size in _SIZES.findall(labels)]
     counts = [(name, min(int(number), MAX_COUNT)) for name, number in sizes]
     num_prompts = sum(_values(page, b"request_prompt_tokens_count"))
-    return OpenAIFigures(
+    return OpenAIMetrics(
         num_running=int(sum(_values(page, b"num_requests_running"))),
         num_waiting=int(sum(_values(page, b"num_requests_waiting"))),
         kv_usage=min(1.0, sum(usage) / len(usage)),
@@ -65,13 +65,13 @@ def _values(page: bytes, name: bytes) -> list[float]:
 
 def _samples(page: bytes, name: bytes) -> list[tuple[bytes, bytes]]:
     """Return labels and value of each line `vllm:NAME{LABELS} VALUE` or `vllm:NAME VALUE`."""
-    found, start, at = list[tuple[bytes, bytes]](), b"vllm:" + name, 0
-    while len(found) < MAX_SAMPLES and (at := page.find(start, at)) >= 0:
-        is_first, at = at == 0 or page[at - 1 : at] == b"\n", at + len(start)
-        if is_first and page[at : at + 1] in (b"{", b" "):
-            labels, _, rest = page[at : at + MAX_SAMPLE_BYTES].partition(b"\n")[0].rpartition(b"}")
-            found.append((labels, rest.strip().partition(b" ")[0]))
-    return found
+    samples, start, position = list[tuple[bytes, bytes]](), b"vllm:" + name, 0
+    while len(samples) < MAX_SAMPLES and (position := page.find(start, position)) >= 0:
+        is_line_start, position = position == 0 or page[position - 1 : position] == b"\n", position + len(start)
+        if is_line_start and page[position : position + 1] in (b"{", b" "):
+            labels, _, value_text = page[position : position + MAX_SAMPLE_BYTES].partition(b"\n")[0].rpartition(b"}")
+            samples.append((labels, value_text.strip().partition(b" ")[0]))
+    return samples
 
 
 def _number(text: bytes) -> float:

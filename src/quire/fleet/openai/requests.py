@@ -18,14 +18,14 @@ SEED_MASK = (1 << 63) - 1
 NO_TOP_K = -1
 
 
-def lacking(params: ResolvedSampling, grammar: str | None, adapter: str) -> str | None:
-    """Return the required feature that OpenAI members lack, in words for an error; None if there is none."""
+def missing_feature(params: ResolvedSampling, grammar: str | None, adapter: str) -> str | None:
+    """Return the feature that the request needs and OpenAI members lack, in words for an error; None if none."""
     if grammar is not None:
-        return "a grammar, as tools and schemas that must be kept to have one"
+        return "a grammar (for tools or a schema)"
     if params.prompt_logprobs is not None or params.max_tokens < 1:
-        return "log-probabilities of its prompt"
+        return "log-probabilities of the prompt"
     if params.banned_token_ids:
-        return "tokens that are banned"
+        return "banned tokens"
     return "an adapter" if adapter else None
 
 

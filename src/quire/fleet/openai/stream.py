@@ -5,7 +5,7 @@
     data: [DONE]
 
 Texts are ignored, because the gateway requests token ids; a server that does not send them cannot be a member. The
-bytes may be split anywhere. Invalid data raises `MessageError` and no other exception.
+bytes of the stream may be split anywhere. Invalid data raises `MessageError` and no other exception.
 
 Parsing runs on the gateway's event loop, so it takes linear time, and the size of an event is bounded. Only the first
 event repeats the prompt, which is compared as bytes and removed before the JSON is parsed.
@@ -28,15 +28,15 @@ MAX_LINE_BYTES = 1 << 19
 """Maximum size of an event without its prompt; parsing takes at most 35 ms of CPU time."""
 MAX_TOKEN_BYTES = 12
 """Maximum bytes per prompt token in the first event, which repeats the prompt."""
-_PROMPT = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
-SHOWN_CHARS = 300
+_PROMPT_IDS_FIELD = re.compile(rb'"prompt_token_ids"\s*:\s*\[')
+MAX_SHOWN_CHARS = 300
 """Maximum characters kept of a server's error message."""
 DONE = b"[DONE]"
 TOKEN_ID = "token_id:"  # noqa: S105 - vLLM's prefix of token ids in place of texts
 REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """Finish reasons of complete answers; any other reason means that the server aborted the answer."""
-FULL, NOT_LET_IN = (429, 503), (401, 403, 404)
-"""HTTP statuses not caused by the request: the server is full, rejects the API key, or does not have the model."""
+FULL_STATUSES, REJECTED_STATUSES = (429, 503), (401, 403, 404)
+"""HTTP statuses that the request did not cause: the server is full, rejects the key, or does not have the model."""
 MAX_RETRY_S = 600
 
 
@@ -67,11 +67,9 @@ class OpenAIChunk:
         """Split into chunks of at most `num_tokens` tokens; the last one has all other fields."""
         if len(self.token_ids) <= num_tokens:
             return (self,)
-        *borders, last = range(0, len(self.token_ids), num_tokens)
-        first = [
-            OpenAIChunk(self.token_ids[at : at + num_tokens], self.logprobs[at : at + num_tokens]) for at in borders
-        ]
-        return (*first, replace(self, token_ids=self.token_ids[last:], logprobs=self.logprobs[last:]))
+        *starts, last_start = range(0, len(self.token_ids), num_tokens)
+        chunks = [OpenAIChunk(self.token_ids[i : i + num_tokens], self.logprobs[i : i + num_tokens]) for i in starts]
+        return (*chunks, replace(self, token_ids=self.token_ids[last_start:], logprobs=self.logprobs[last_start:]))
 
 
 class _Logprobs(msgspec.Struct):
@@ -113,8 +111,8 @@ class _ErrorBody(msgspec.Struct):
     detail: str | None = None
 
 
-_chunk = msgspec.json.Decoder(_Chunk)
-_error_body = msgspec.json.Decoder(_ErrorBody)
+_chunk_decoder = msgspec.json.Decoder(_Chunk)
+_error_decoder = msgspec.json.Decoder(_ErrorBody)
 
 
 class OpenAIStream:
@@ -134,144 +132,144 @@ class OpenAIStream:
 
     def feed(self, data: bytes) -> OpenAIChunk:
         """Parse the events that are complete with these bytes. Raises MessageError."""
-        found = OpenAIChunk()
+        output = OpenAIChunk()
         for event in self._events.feed(data):
-            self._read(event.data.strip(), found)
-        return found
+            self._read(event.data.strip(), output)
+        return output
 
-    def _read(self, data: bytes, found: OpenAIChunk) -> None:
+    def _read(self, data: bytes, output: OpenAIChunk) -> None:
         if data == DONE:
-            found.is_done = self._is_done = True
+            output.is_done = self._is_done = True
         if not data or self._is_done:
             return
-        data = self._without_prompt(data)
+        data = self._remove_prompt(data)
         try:
-            chunk = _chunk.decode(data)
+            chunk = _chunk_decoder.decode(data)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise MessageError(f"expected a completion chunk, got {_shown(data)!r}: {error}") from error
+            raise MessageError(f"expected a completion chunk, got {_excerpt(data)!r}: {error}") from error
         if chunk.error is not None:
-            found.failure = found.failure or _failure(chunk.error, 500)
+            output.failure = output.failure or _failure(chunk.error, 500)
             return
         details = None if chunk.usage is None else chunk.usage.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
-            found.num_cached_tokens = self._capped(details.cached_tokens)
+            output.num_cached_tokens = self._check_cached(details.cached_tokens)
         if len(chunk.choices) > 1:
             raise MessageError(f"expected one choice in a chunk, got {len(chunk.choices)}", code="several_choices")
         for choice in chunk.choices:
-            self._take(choice, found)
+            self._take(choice, output)
 
-    def _without_prompt(self, data: bytes) -> bytes:
+    def _remove_prompt(self, data: bytes) -> bytes:
         """Remove the repeated prompt from an event. Raises MessageError if it differs from the request's prompt."""
-        match = _PROMPT.search(data)
+        match = _PROMPT_IDS_FIELD.search(data)
         if match is not None:
             begin, end = match.end() - 1, data.find(b"]", match.end()) + 1
             if data[begin:end].translate(None, b" \t\r") != msgspec.json.encode(self._prompt):
-                sentence = "the server returned a different prompt than it was sent: its tokenizer differs"
-                raise MessageError(sentence, code="another_prompt")
+                message = "expected the prompt that was sent, got another one: the server's tokenizer differs"
+                raise MessageError(message, code="another_prompt")
             data = data[:begin] + b"null" + data[end:]
         self._events.max_bytes = MAX_LINE_BYTES
         if len(data) > MAX_LINE_BYTES:
-            rule = f"expected an event of at most {MAX_LINE_BYTES:,} bytes beside its prompt, got more"
-            raise MessageError(rule, code="chunk_too_long")
+            message = f"expected an event of at most {MAX_LINE_BYTES:,} bytes without its prompt, got more"
+            raise MessageError(message, code="chunk_too_long")
         return data
 
-    def _capped(self, num_cached: int) -> int:
+    def _check_cached(self, num_cached: int) -> int:
         if not 0 <= num_cached <= len(self._prompt):
-            rule = f"expected at most {len(self._prompt)} cached prompt tokens, got {num_cached}"
-            raise MessageError(rule, code="invalid_cached_tokens")
+            message = f"expected at most {len(self._prompt)} cached prompt tokens, got {num_cached}"
+            raise MessageError(message, code="invalid_cached_tokens")
         return num_cached
 
-    def _take(self, choice: _Choice, found: OpenAIChunk) -> None:
+    def _take(self, choice: _Choice, output: OpenAIChunk) -> None:
         if choice.index != 0:
             raise MessageError(f"expected one choice, got index {choice.index}", code="unexpected_choice")
         if choice.token_ids is None and choice.text:
-            missing = "expected token ids (return_token_ids), got none; vLLM sends them from 0.10.2 on"
-            raise MessageError(missing, code="token_ids_missing")
+            message = "expected token ids (return_token_ids), got none; vLLM sends them from 0.10.2 on"
+            raise MessageError(message, code="token_ids_missing")
         token_ids = choice.token_ids or []
         self._check_tokens(token_ids, choice.finish_reason)
-        found.token_ids += token_ids
-        found.logprobs += self._logprobs(token_ids, choice.logprobs)
+        output.token_ids += token_ids
+        output.logprobs += self._logprobs(token_ids, choice.logprobs)
         if choice.finish_reason is None:
             return
-        found.reason = self._reason = REASONS.get(choice.finish_reason)
+        output.reason = self._reason = REASONS.get(choice.finish_reason)
         if self._reason is None:
-            message = f"the server ended the response with {choice.finish_reason[:SHOWN_CHARS]!r}"
-            found.failure = found.failure or OpenAIFailure(500, message)
+            message = f"the server ended the response with {choice.finish_reason[:MAX_SHOWN_CHARS]!r}"
+            output.failure = output.failure or OpenAIFailure(500, message)
 
     def _check_tokens(self, token_ids: list[int], finish_reason: str | None) -> None:
         if self._reason is not None and (token_ids or finish_reason):
-            raise MessageError("got tokens after the end of a response", code="tokens_after_end")
+            raise MessageError("expected no tokens after the end of a response, got some", code="tokens_after_end")
         self._num_tokens += len(token_ids)
         if self._num_tokens > self._max_tokens:
-            rule = f"expected up to {self._max_tokens} tokens, got {self._num_tokens}"
-            raise MessageError(rule, code="too_many_tokens")
+            message = f"expected up to {self._max_tokens} tokens, got {self._num_tokens}"
+            raise MessageError(message, code="too_many_tokens")
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self._vocabulary_size):
-            strange = next(one for one in token_ids if not 0 <= one < self._vocabulary_size)
-            rule = f"expected token ids from 0 to {self._vocabulary_size - 1}, got {strange}"
-            raise MessageError(rule, code="unknown_token_id")
+            invalid_id = next(token_id for token_id in token_ids if not 0 <= token_id < self._vocabulary_size)
+            message = f"expected token ids from 0 to {self._vocabulary_size - 1}, got {invalid_id}"
+            raise MessageError(message, code="unknown_token_id")
 
     def _logprobs(self, token_ids: list[int], received: _Logprobs | None) -> list[TokenLogprobs]:
         if self._num_alternatives is None or not token_ids:
             return []
-        tops = [] if received is None else received.top_logprobs or [None] * len(token_ids)
-        if received is None or not len(token_ids) == len(received.token_logprobs) == len(tops):
-            _refuse_logprobs("expected a log-probability for each token, got another number of them")
+        top_lists = [] if received is None else received.top_logprobs or [None] * len(token_ids)
+        if received is None or not len(token_ids) == len(received.token_logprobs) == len(top_lists):
+            _refuse_logprobs("expected one log-probability for each token, got more or fewer")
         return [
-            self._entry(token, value, top)
-            for token, value, top in zip(token_ids, received.token_logprobs, tops, strict=True)
+            self._entry(token, value, top_list)
+            for token, value, top_list in zip(token_ids, received.token_logprobs, top_lists, strict=True)
         ]
 
     def _entry(self, token_id: int, value: float | None, top: dict[str, float | None] | None) -> TokenLogprobs:
         """Build an entry. The server sends no ranks, so a token outside the top list ranks after all of the list."""
         if value is None or not isfinite(value):
             _refuse_logprobs(f"expected a finite log-probability of a chosen token, got {value}")
-        likeliest = sorted(
-            ((_token_of(name), -float("inf") if other is None else other) for name, other in (top or {}).items()),
-            key=lambda one: (-one[1], one[0]),
+        alternatives = sorted(
+            ((_token_of(name), -float("inf") if logprob is None else logprob) for name, logprob in (top or {}).items()),
+            key=lambda pair: (-pair[1], pair[0]),
         )
-        rank = 1 + sum(other > value for token, other in likeliest if token != token_id)
-        return TokenLogprobs(token_id, value, rank, tuple(likeliest[: self._num_alternatives]))
+        rank = 1 + sum(logprob > value for token, logprob in alternatives if token != token_id)
+        return TokenLogprobs(token_id, value, rank, tuple(alternatives[: self._num_alternatives]))
 
 
 def refusal_of(status: int, body: bytes) -> OpenAIFailure:
     """Extract the server's error from a response body of any form."""
     try:
-        received = _error_body.decode(body)
+        received = _error_decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return OpenAIFailure(status, _shown(body) or "no reason")
+        return OpenAIFailure(status, _excerpt(body) or "no reason")
     if received.error is not None:
         return OpenAIFailure(status, _failure(received.error, status).message)
-    return OpenAIFailure(status, (received.message or received.detail or _shown(body))[:SHOWN_CHARS])
+    return OpenAIFailure(status, (received.message or received.detail or _excerpt(body))[:MAX_SHOWN_CHARS])
 
 
 def error_of(failure: OpenAIFailure, retry_after: str, num_waiting: int) -> QuireError | None:
     """Return the error for the client; None if the server, not the request, caused the failure."""
-    if failure.status in FULL:
+    if failure.status in FULL_STATUSES:
         retry_s = int(retry_after) if retry_after.isdecimal() else RETRY_AFTER_S
         return QueueFullError(num_waiting, num_waiting, max(1, min(retry_s, MAX_RETRY_S)))
-    if failure.status in NOT_LET_IN or failure.status >= 500:
+    if failure.status in REJECTED_STATUSES or failure.status >= 500:
         return None
     return RequestError(f"an OpenAI member refused the request: {failure.message}")
 
 
 def _failure(error: _ErrorFields | str, status: int) -> OpenAIFailure:
     if isinstance(error, str):
-        return OpenAIFailure(status, error[:SHOWN_CHARS])
+        return OpenAIFailure(status, error[:MAX_SHOWN_CHARS])
     code = error.code
     is_status = isinstance(code, int) and 400 <= code <= 599
-    return OpenAIFailure(code if is_status and isinstance(code, int) else status, error.message[:SHOWN_CHARS])
+    return OpenAIFailure(code if is_status and isinstance(code, int) else status, error.message[:MAX_SHOWN_CHARS])
 
 
 def _token_of(name: str) -> int:
     number = name.removeprefix(TOKEN_ID)
     if number == name or not number.isascii() or not number.isdecimal() or len(number) > 10:
-        _refuse_logprobs(f"expected tokens of log-probabilities as {TOKEN_ID}NUMBER, got {name[:SHOWN_CHARS]!r}")
+        _refuse_logprobs(f"expected tokens of log-probabilities as {TOKEN_ID}NUMBER, got {name[:MAX_SHOWN_CHARS]!r}")
     return int(number)
 
 
-def _refuse_logprobs(rule: str) -> NoReturn:
-    raise MessageError(rule, code="invalid_logprobs")
+def _refuse_logprobs(message: str) -> NoReturn:
+    raise MessageError(message, code="invalid_logprobs")
 
 
-def _shown(data: bytes) -> str:
-    return data[:SHOWN_CHARS].decode("utf-8", "replace")
+def _excerpt(data: bytes) -> str:
+    return data[:MAX_SHOWN_CHARS].decode("utf-8", "replace")

@@ -1,6 +1,6 @@
 """Loads a model's text assets (tokenizer, chat template) from the operator's source: OpenAI members send none.
 
-All functions block on disk and perhaps network I/O.
+All functions block on disk I/O, and perhaps on network I/O.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ from quire.text.tokenizer import Tokenizer
 DEFAULT_SEQUENCE_TOKENS = 4096
 """Maximum sequence length if the model's config has none."""
 MAX_PROBE_BYTES = 4096
-"""Maximum length of texts that this tokenizer encodes: only the probe text of `model_card`."""
+"""Limit of texts for the tokenizer, which only encodes the probe text of `model_card`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class OpenAIMemberRules:
 
 
 def read_tokenizer_source(model: str) -> TokenizerSource:
-    """Load the text assets of a model: a directory, a .gguf file, or a Hub id. Raises CheckpointError."""
+    """Load the text assets of a model (a directory, a .gguf file, or a Hub id). Raises CheckpointError."""
     checkpoint = resolve(model)
     text_assets = text_assets_of(checkpoint, ModelSettings())
-    texts = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
-    return tokenizer_source_of(text_assets, texts.get("vocab_size"), texts.get("max_position_embeddings"))
+    config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    return tokenizer_source_of(text_assets, config.get("vocab_size"), config.get("max_position_embeddings"))
 
 
 def tokenizer_source_of(

@@ -3,7 +3,7 @@
     member.json     the members' secret key, and the public keys of accepted gateways
     gateway.json    the gateways' secret key, and the members' public key
 
-Between machines all traffic is encrypted: without keys, only loopback and IPC addresses are accepted.
+All traffic between machines is encrypted: without keys, only loopback and IPC addresses are accepted.
 """
 
 import asyncio
@@ -52,15 +52,15 @@ _Keys = TypeVar("_Keys", MemberKeys, GatewayKeys)
 
 def make_keys(folder: Path) -> tuple[Path, Path]:
     """Write two files with new matching keys, readable by their owner only. Raises ConfigError if one exists."""
-    member, gateway = _pair(), _pair()
+    member_pair, gateway_pair = _new_key_pair(), _new_key_pair()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = folder / MEMBER_FILE, folder / GATEWAY_FILE
-    there = [file for file in files if file.exists()]
-    if there:
-        sentence = f"{there[0]} exists already and keys are never overwritten; choose another folder, or remove it"
-        raise ConfigError(sentence, code="keys_exist")
-    _write(files[0], MemberKeys(*member, (gateway[0],)))
-    _write(files[1], GatewayKeys(*gateway, member[0]))
+    existing = [file for file in files if file.exists()]
+    if existing:
+        message = f"{existing[0]} exists already, and keys are never overwritten; choose another folder, or remove it"
+        raise ConfigError(message, code="keys_exist")
+    _write(files[0], MemberKeys(*member_pair, (gateway_pair[0],)))
+    _write(files[1], GatewayKeys(*gateway_pair, member_pair[0]))
     return files
 
 
@@ -74,18 +74,18 @@ def read_gateway_keys(file: Path) -> GatewayKeys:
     return _read(file, GatewayKeys)
 
 
-def check_clear(address: str, *, has_keys: bool) -> None:
+def check_keys(address: str, *, has_keys: bool) -> None:
     """Raise ConfigError if there are no keys for an address that other machines can reach."""
     if not has_keys and not is_loopback(address):
-        rule = f"expected fleet keys for {address}, which other machines can reach, got none"
-        way_out = "make some with `quire fleet keys FOLDER` and pass them with --fleet-keys"
-        raise ConfigError(f"{rule}; {way_out}", code="fleet_keys_missing")
+        message = f"expected fleet keys for {address}, which other machines can reach, got none"
+        hint = "create keys with `quire fleet keys FOLDER` and pass them with --fleet-keys"
+        raise ConfigError(f"{message}; {hint}", code="fleet_keys_missing")
 
 
 def is_loopback(address: str) -> bool:
     """Whether an endpoint is reachable from this machine only."""
-    kind, _, rest = address.partition("://")
-    if kind in ("ipc", "inproc"):
+    scheme, _, rest = address.partition("://")
+    if scheme in ("ipc", "inproc"):
         return True
     host = rest.rpartition(":")[0].strip("[]")
     try:
@@ -94,21 +94,21 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-class _KnownGateways:
+class _GatewayCredentials:
     """ZMQ credentials provider that accepts the keys in `MemberKeys.gateways`."""
 
     def __init__(self, keys: MemberKeys) -> None:
-        self._known = {key.encode() for key in keys.gateways}
+        self._accepted = {key.encode() for key in keys.gateways}
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        return key in self._known
+        return key in self._accepted
 
 
 def start_authenticator(context: zmq.asyncio.Context, keys: MemberKeys) -> AsyncioAuthenticator:
     """Start an authenticator that accepts gateways with known keys on all `secure_member` sockets of the context."""
     authenticator = AsyncioAuthenticator(context)
     authenticator.start()
-    authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_KnownGateways(keys))
+    authenticator.configure_curve_callback(ZAP_DOMAIN.decode(), credentials_provider=_GatewayCredentials(keys))
     return authenticator
 
 
@@ -129,17 +129,17 @@ def secure_gateway(socket: zmq.asyncio.Socket, keys: GatewayKeys | None) -> None
 
 def set_options(socket: zmq.asyncio.Socket, address: str, *options: tuple[int, int]) -> None:
     """Set the options common to all sockets between gateways and members, then `options`."""
-    usual = (zmq.LINGER, 0), (zmq.HEARTBEAT_IVL, 1000), (zmq.HEARTBEAT_TIMEOUT, 4000), (zmq.IPV6, int("[" in address))
-    for option, value in (*usual, *options):
+    common = (zmq.LINGER, 0), (zmq.HEARTBEAT_IVL, 1000), (zmq.HEARTBEAT_TIMEOUT, 4000), (zmq.IPV6, int("[" in address))
+    for option, value in (*common, *options):
         socket.setsockopt(option, value)
 
 
-def sent_now(sending: object) -> bool:
+def was_sent(future: object) -> bool:
     """Whether an asyncio socket accepted a message sent with DONTWAIT; if so, its future is done at once."""
-    return isinstance(sending, asyncio.Future) and sending.done() and sending.exception() is None
+    return isinstance(future, asyncio.Future) and future.done() and future.exception() is None
 
 
-def _pair() -> tuple[str, str]:
+def _new_key_pair() -> tuple[str, str]:
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
@@ -154,5 +154,5 @@ def _read(file: Path, kind: type[_Keys]) -> _Keys:
     try:
         return msgspec.convert(json.loads(file.read_text(encoding="utf-8")), kind)
     except (OSError, ValueError, msgspec.ValidationError) as error:
-        rule = f"expected fleet keys in {file}: {error}; make some with `quire fleet keys FOLDER`"
-        raise ConfigError(rule) from error
+        message = f"expected fleet keys in {file}: {error}; create keys with `quire fleet keys FOLDER`"
+        raise ConfigError(message) from error

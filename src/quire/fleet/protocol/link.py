@@ -1,6 +1,6 @@
-"""The base of a gateway's connections to members: runs one session after another until it is closed.
+"""A link: a gateway's connection to one member. It runs one session after another until it is closed.
 
-Subclasses connect to quire members or to OpenAI servers.
+The subclasses of `ReconnectingLink` connect to quire members or to OpenAI servers.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from quire.fleet.protocol.messages import ToGateway, ToMember
 
 log = logging.getLogger("quire.fleet")
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 LOADING_S = 30.0
-"""Time from the start without warnings about a member that was never reached, because it may be loading."""
-BROKE = "the connection broke"
+"""For this long after the start, an unreachable member causes no warning, because it may be loading."""
+CONNECTION_LOST = "the connection broke"
 
 
 class LinkToMember(Protocol):
@@ -32,8 +32,8 @@ class LinkToMember(Protocol):
     def send(self, message: ToMember) -> None:
         """Send a message, if the member is connected."""
 
-    def end(self, why: str) -> None:
-        """Close the session, for the reason `why`."""
+    def end(self, reason: str) -> None:
+        """Close the session, for this reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class LinkListener:
 
     on_message: Callable[[LinkToMember, ToGateway], None]
     """Called with each message; the first of a session is Welcome. If it raises MessageError, the session ends."""
-    lost: Callable[[LinkToMember, str], None]
-    """Called when a session ends whose Welcome was accepted, with the reason."""
+    on_lost: Callable[[LinkToMember, str], None]
+    """Called with the reason when a session ends, unless its Welcome was not accepted."""
 
 
 class ReconnectingLink(ABC):
@@ -61,38 +61,38 @@ class ReconnectingLink(ABC):
         """False once this session has received an invalid message."""
 
     def start(self) -> None:
-        """Start to connect."""
+        """Start connecting to the member."""
         self._task = asyncio.create_task(self._run(), name=f"quire-link {self.address}")
 
     async def close(self) -> None:
         """End the session and do not reconnect."""
-        self.problem = "this gateway leaves it"
+        self.problem = "the gateway closed the link"
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _run(self) -> None:
-        delay_s, logged, was_connected, began_s = FIRST_DELAY_S, "", False, monotonic()
+        delay_s, logged_problem, was_connected, start_s = FIRST_DELAY_S, "", False, monotonic()
         while True:
-            is_fine = await self._run_session()
-            was_connected = was_connected or is_fine
-            may_load = self.problem == BROKE and not was_connected and monotonic() - began_s < LOADING_S
-            if self.problem != logged and not may_load:
-                logged = self.problem
-                log.warning("cannot reach member %s: %s", self.address, logged)
-            delay_s = FIRST_DELAY_S if is_fine else min(MAX_DELAY_S, delay_s * 2)
+            is_healthy = await self._run_session()
+            was_connected = was_connected or is_healthy
+            may_be_loading = self.problem == CONNECTION_LOST and not was_connected and monotonic() - start_s < LOADING_S
+            if self.problem != logged_problem and not may_be_loading:
+                logged_problem = self.problem
+                log.warning("cannot reach member %s: %s", self.address, logged_problem)
+            delay_s = FIRST_DELAY_S if is_healthy else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
 
-    def end(self, why: str) -> None:
+    def end(self, reason: str) -> None:
         """End this session, because the member is silent or sent invalid messages. The first reason is logged."""
         if not self._is_over.is_set():
-            self.problem = why
+            self.problem = reason
         self._is_over.set()
 
-    def distrust(self, why: str) -> None:
+    def distrust(self, reason: str) -> None:
         """End this session because of an invalid message; the delay before the next session grows."""
         self._is_trusted = False
-        self.end(why)
+        self.end(reason)
 
     @abstractmethod
     async def _run_session(self) -> bool:

@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_STEP_BYTES = 16 << 20
 """Maximum size of a member's message except TextAssets: log-probabilities of 16,000 prompt tokens take 5 MB."""
 PART_EVENTS = 256
-"""Events of a step handled between two yields to the gateway's event loop."""
+"""Number of events of a step that the gateway handles before other tasks of its event loop run."""
 
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 """A count up to 2**53."""
@@ -57,7 +57,7 @@ class Assign(WireMessage, frozen=True):
 
 
 class GoodbyeAck(WireMessage, frozen=True):
-    """The response to Goodbye: the gateway has received all earlier messages."""
+    """The response to Goodbye: the gateway has received all messages of the member."""
 
 
 ToMember = Hello | GatewayBeat | RequestTextAssets | GoodbyeAck | Assign | Cancel | EngineCall | ClearCache
@@ -72,7 +72,7 @@ class MemberCard(msgspec.Struct, array_like=True, frozen=True):
     """The operator's name for the model."""
     info: ModelInfo
     incarnation: str
-    """An id of this start of the member, whose cache was then empty."""
+    """An id of this run of the member process; its cache is empty at the start."""
     events: str = ""
     """Endpoint of the member's KV events; empty if it publishes none."""
     replay: str = ""
@@ -136,10 +136,10 @@ class Goodbye(WireMessage, frozen=True):
 ToGateway = Welcome | TextAssets | MemberStepped | MemberBeat | CallReply | Goodbye
 
 encode_fleet_message = msgspec.msgpack.Encoder().encode
-_BETWEEN = "message between gateway and member"
-decode_to_member: Callable[[bytes], ToMember] = wire_decoder(ToMember, _BETWEEN)
+_DESCRIPTION = "message between gateway and member"
+decode_to_member: Callable[[bytes], ToMember] = wire_decoder(ToMember, _DESCRIPTION)
 """Decodes a message from a gateway. Raises MessageError."""
-decode_to_gateway: Callable[[bytes], ToGateway] = wire_decoder(ToGateway, _BETWEEN)
+decode_to_gateway: Callable[[bytes], ToGateway] = wire_decoder(ToGateway, _DESCRIPTION)
 """Decodes a message from a member. Raises MessageError."""
 
 
@@ -149,7 +149,7 @@ def bounded_parts(message: ToGateway) -> Iterator[ToGateway]:
         yield message
         return
     events = message.events
-    *borders, last = range(0, max(1, len(events)), PART_EVENTS)
-    for at in borders:
-        yield MemberStepped(events[at : at + PART_EVENTS])
-    yield MemberStepped(events[last:], message.report)
+    *starts, last_start = range(0, max(1, len(events)), PART_EVENTS)
+    for start in starts:
+        yield MemberStepped(events[start : start + PART_EVENTS])
+    yield MemberStepped(events[last_start:], message.report)

@@ -1,7 +1,7 @@
 """Validation of messages from other machines, which must not crash a worker or a router.
 
-A request made in this process was validated when it was created. A member validates requests from other machines
-again, so that tokens outside the vocabulary or NaN values lead to a refusal and never reach a worker.
+A request that is created in this process is validated then. A member also validates requests from other machines, so
+that tokens outside the vocabulary or NaN values are refused and never reach a worker.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,24 +28,24 @@ def check_assignment(command: Submit | Restore, info: ModelInfo) -> None:
         if value is not None and not (isfinite(value) and abs(value) <= MAX_SECONDS):
             raise RequestError(f"expected {name} to be a number of seconds up to {MAX_SECONDS:g}, got {value}")
     check_tokens("a prompt", command.prompt, info.vocabulary_size)
-    answers = command.continuations
-    indexes = [one.index for one in answers]
+    continuations = command.continuations
+    indexes = [continuation.index for continuation in continuations]
     if len(set(indexes)) != len(indexes) or not set(indexes) <= set(range(MAX_ANSWERS)):
         raise RequestError(f"expected distinct answer indexes from 0 to {MAX_ANSWERS - 1}, got {indexes[:16]}")
-    for one in answers:
-        check_tokens("an answer", one.produced, info.vocabulary_size)
-        if len(command.prompt) + len(one.produced) > info.max_sequence_tokens:
-            num_tokens = len(command.prompt) + len(one.produced)
-            rule = f"expected a sequence of up to {info.max_sequence_tokens} tokens, got {num_tokens}"
-            raise RequestError(f"{rule}; send it to a member with a longer limit")
+    for continuation in continuations:
+        check_tokens("an answer", continuation.produced, info.vocabulary_size)
+        if len(command.prompt) + len(continuation.produced) > info.max_sequence_tokens:
+            num_tokens = len(command.prompt) + len(continuation.produced)
+            message = f"expected a sequence of up to {info.max_sequence_tokens} tokens, got {num_tokens}"
+            raise RequestError(f"{message}; send it to a member with a longer limit")
     _check_sampling(command.params, info.vocabulary_size)
 
 
-def check_tokens(what: str, tokens: Sequence[int], vocabulary_size: int) -> None:
+def check_tokens(label: str, tokens: Sequence[int], vocabulary_size: int) -> None:
     """Raise RequestError for tokens outside the vocabulary."""
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocabulary_size):
-        strange = next(one for one in tokens if not 0 <= one < vocabulary_size)
-        raise RequestError(f"{what}: expected token ids from 0 to {vocabulary_size - 1}, got {strange}")
+        invalid_id = next(token_id for token_id in tokens if not 0 <= token_id < vocabulary_size)
+        raise RequestError(f"{label}: expected token ids from 0 to {vocabulary_size - 1}, got {invalid_id}")
 
 
 def check_card(card: MemberCard) -> None:
@@ -59,14 +59,14 @@ def check_card(card: MemberCard) -> None:
 
 
 def _are_counts(numbers: Iterable[int]) -> bool:
-    return all(1 <= one <= 1 << 40 for one in numbers)
+    return all(1 <= number <= 1 << 40 for number in numbers)
 
 
 def _check_sampling(params: ResolvedSampling, vocabulary_size: int) -> None:
-    """Apply the rules for clients' sampling parameters."""
-    # If the client set no limit, max_tokens is the remaining context, which may be less than its min_tokens.
+    """Check sampling parameters by the same rules as those of clients. Raises RequestError."""
+    # If the client set no limit, max_tokens is the remaining context, which may be less than min_tokens.
     max_tokens = max(params.max_tokens, params.min_tokens)
-    others = {"logit_bias": dict(params.logit_bias), "stop_token_ids": tuple(params.stop_token_ids)}
-    SamplingParams(**{**asdict(params), **others, "max_tokens": max_tokens}).settle({}, frozenset(), vocabulary_size)
+    lists = {"logit_bias": dict(params.logit_bias), "stop_token_ids": tuple(params.stop_token_ids)}
+    SamplingParams(**{**asdict(params), **lists, "max_tokens": max_tokens}).resolve({}, frozenset(), vocabulary_size)
     if params.max_tokens < 0:
         raise RequestError(f"expected max_tokens of at least 0, got {params.max_tokens}")

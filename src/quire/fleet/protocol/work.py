@@ -1,4 +1,4 @@
-"""Limits the CPU time that messages of members take from a gateway's event loop, per loop iteration and per member.
+"""Limits the CPU time that members' messages take on a gateway's event loop, per loop iteration and per member.
 
     message of a member ─► turn: waits while members have used up this iteration of the loop
                         ─► parse ─► charge ─► budget of `core/work_budget.py` ─► MessageError: the member is dropped
@@ -26,23 +26,23 @@ class MemberWork:
         self._turn_s = 0.0
         """CPU time spent in this loop iteration."""
 
-    async def turn(self) -> None:
+    async def wait_for_turn(self) -> None:
         """Wait for a loop iteration with time left."""
         while self._turn_s >= TURN_S:
             await asyncio.sleep(0)
 
     def charge(self, account: WorkAccount, kind: WorkKind, began_s: float, num_units: int = 1) -> None:
-        """Charge the time since the `thread_time` `began_s`. Raises MessageError if the member exceeds its budget."""
-        seconds = self.count(began_s)
-        cut = self.budget.spend(account, kind, seconds, monotonic(), num_units)
-        if cut is not None:
+        """Charge the CPU time since `began_s` (`thread_time`). Raises MessageError if the member exceeds its budget."""
+        seconds = self.count_time(began_s)
+        excess = self.budget.spend(account, kind, seconds, monotonic(), num_units)
+        if excess is not None:
             raise MessageError(
-                f"expected {cut.kind} of up to {cut.limit_s:.2f} s of processor time ({cut.scope}), "
-                f"got {cut.spent_s:.2f} s"
+                f"expected {excess.kind} to take at most {excess.limit_s:.2f} s of processor time ({excess.scope}), "
+                f"got {excess.spent_s:.2f} s"
             )
 
-    def count(self, began_s: float) -> float:
-        """Add the time since the `thread_time` `began_s` to this loop iteration, not to a member; return it in s."""
+    def count_time(self, began_s: float) -> float:
+        """Add the CPU time since `began_s` (`thread_time`) to this loop iteration, but to no member; return it."""
         seconds = thread_time() - began_s
         if not self._turn_s:
             asyncio.get_running_loop().call_soon(self._end_turn)

@@ -62,12 +62,12 @@ def read_args(raw_args: Mapping[str, Any]) -> RayFleetArgs:
         raise ConfigError(f"invalid args of a fleet on Ray: {error}; the guide lists them") from error
     if bool(args.member_keys) != bool(args.gateway_keys):
         keys = f"member_keys {args.member_keys!r} and gateway_keys {args.gateway_keys!r}"
-        sentence = f"expected matching keys for members and gateways, got {keys}; name both files, or none"
-        raise ConfigError(sentence, ("member_keys", "gateway_keys"))
+        message = f"expected matching keys for members and gateways, got {keys}; name both files, or none"
+        raise ConfigError(message, ("member_keys", "gateway_keys"))
     return args
 
 
-def settings_of_args(args: RayFleetArgs) -> Settings:
+def settings_from(args: RayFleetArgs) -> Settings:
     """Return the effective settings on this machine: arguments first, then environment and configuration file."""
     return load_settings(args.settings)
 
@@ -76,20 +76,20 @@ def settings_of_args(args: RayFleetArgs) -> Settings:
 class MemberCount:
     """The number of members, or its range for autoscaling."""
 
-    at_least: int
-    at_most: int
+    min_members: int
+    max_members: int
 
     @classmethod
     def parse(cls, text: str) -> "MemberCount":
         """Parse `3` or `1-8`. Raises ConfigError."""
-        low, dash, high = text.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            rule = f"expected a number of members such as 3, or a range such as 1-8, got {text!r}"
-            raise ConfigError(rule, ("members",))
-        count = cls(int(low), int(high) if dash else int(low))
-        if not 1 <= count.at_least <= count.at_most <= MAX_MEMBERS:
-            rule = f"expected 1 to {MAX_MEMBERS} members, the smaller number first, got {text!r}"
-            raise ConfigError(rule, ("members",))
+        min_text, dash, max_text = text.partition("-")
+        if not min_text.isdecimal() or (dash and not max_text.isdecimal()):
+            message = f"expected a number of members such as 3, or a range such as 1-8, got {text!r}"
+            raise ConfigError(message, ("members",))
+        count = cls(int(min_text), int(max_text) if dash else int(min_text))
+        if not 1 <= count.min_members <= count.max_members <= MAX_MEMBERS:
+            message = f"expected 1 to {MAX_MEMBERS} members, the smaller number first, got {text!r}"
+            raise ConfigError(message, ("members",))
         return count
 
     @property
@@ -100,8 +100,8 @@ class MemberCount:
             "name": MEMBER,
             "num_replicas": "auto",
             "autoscaling_config": {
-                "min_replicas": self.at_least,
-                "max_replicas": self.at_most,
+                "min_replicas": self.min_members,
+                "max_replicas": self.max_members,
                 "upscale_delay_s": UPSCALE_DELAY_S,
                 "downscale_delay_s": DOWNSCALE_DELAY_S,
                 "metrics_interval_s": METRICS_EVERY_S,
@@ -116,7 +116,7 @@ def serve_config(args: RayFleetArgs, members: MemberCount, num_gateways: int = 1
     ConfigError below 1 gateway."""
     if num_gateways < 1:
         raise ConfigError(f"expected at least 1 gateway, got {num_gateways}", ("gateways",))
-    server = settings_of_args(args).server
+    server = settings_from(args).server
     return {
         "proxy_location": "HeadOnly" if server.is_loopback else "EveryNode",
         "http_options": {"host": server.host, "port": server.port},

@@ -22,7 +22,7 @@ from ray.exceptions import RayError
 from quire.config import Settings
 from quire.errors import ConfigError, EngineDeadError
 from quire.fleet.member.child_process import WatchedMember
-from quire.fleet.member.replicas import REPLICA, ReplicaOrder, order_replicas
+from quire.fleet.member.replicas import REPLICA, ReplicaSpec, replica_spec
 from quire.fleet.protocol.keys import read_gateway_keys, read_member_keys
 from quire.fleet.ray.config import (
     END_GRACE_S,
@@ -30,9 +30,9 @@ from quire.fleet.ray.config import (
     MEMBER,
     RayFleetArgs,
     read_args,
-    settings_of_args,
+    settings_from,
 )
-from quire.fleet.ray.registry import SETTLES_S, MemberRegistry, load_of, wanted_members
+from quire.fleet.ray.registry import SETTLE_S, MemberRegistry, desired_members, load_of
 
 NAMESPACE = "quire"
 REPORT_EVERY_S = 1.0
@@ -46,12 +46,12 @@ HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 30.0
 GATEWAY_APP = "quire.api.gateway_app:GatewayApp"
 """Imported by name in gateway processes, because the API layer is above this package."""
 
-MakeOrder = Callable[[RayFleetArgs, Settings], ReplicaOrder]
+MakeSpec = Callable[[RayFleetArgs, Settings], ReplicaSpec]
 
 
-def order_member(args: RayFleetArgs, settings: Settings) -> ReplicaOrder:
+def member_spec(args: RayFleetArgs, settings: Settings) -> ReplicaSpec:
     """Return the order (model and settings) for a member process. Blocks on disk and perhaps network I/O."""
-    return order_replicas(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
+    return replica_spec(args.model, 1, settings.model, settings.serving, settings.server.drain_s)
 
 
 # -- the registry ------------------------------------------------------------------------------------------------------
@@ -61,15 +61,15 @@ class RegistryActor(MemberRegistry):
     """The table of members as a Ray actor."""
 
     def __init__(self) -> None:
-        is_again = ray.get_runtime_context().was_current_actor_reconstructed
-        super().__init__(settles_s=SETTLES_S if is_again else 0.0)
+        is_restart = ray.get_runtime_context().was_current_actor_reconstructed
+        super().__init__(settle_s=SETTLE_S if is_restart else 0.0)
 
 
 def registry_of(app: str) -> Any:
     """Return the handle of an application's registry actor. The first caller creates it; it outlives all callers."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "lifetime": "detached"}
-    made = ray.remote(RegistryActor).options(name=f"registry-{app}", namespace=NAMESPACE, get_if_exists=True, **options)
-    return made.remote()
+    actor = ray.remote(RegistryActor)
+    return actor.options(name=f"registry-{app}", namespace=NAMESPACE, get_if_exists=True, **options).remote()
 
 
 class RayMembers:
@@ -80,22 +80,22 @@ class RayMembers:
 
     async def addresses(self) -> Sequence[str]:
         try:
-            found: list[str] = await asyncio.wait_for(_answer(self._registry.addresses.remote()), REGISTRY_S)
+            addresses: list[str] = await asyncio.wait_for(_wait_for(self._registry.addresses.remote()), REGISTRY_S)
         except (RayError, TimeoutError) as error:
             raise ConfigError(f"Ray did not return the members: {error or 'no response'}") from error
-        if not found:
+        if not addresses:
             raise ConfigError("Ray reports no members")
-        return found
+        return addresses
 
 
-async def _answer(reference: Any) -> Any:
+async def _wait_for(reference: Any) -> Any:
     return await reference
 
 
 def own_node_address() -> str:
     """Return this node's address as Ray knows it; a loopback address if Ray was started on loopback."""
-    own = ray.get_runtime_context().get_node_id()
-    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == own)
+    node_id = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == node_id)
 
 
 # -- deployments -------------------------------------------------------------------------------------------------------
@@ -105,21 +105,21 @@ class RayMember:
     """The deployment that supervises one member process."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, raw_args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA
+        self, raw_args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = REPLICA
     ) -> None:
         """Start the member process and wait until the model is loaded. Raises EngineDeadError."""
         args = read_args(raw_args)
-        settings = settings_of_args(args)
+        settings = settings_from(args)
         keys = read_member_keys(Path(args.member_keys)) if args.member_keys else None
         context = serve.get_replica_context()
-        self._enough = args.tokens_per_member, settings.model.max_running
+        self._full_load = args.tokens_per_member, settings.model.max_running
         """Waiting prompt tokens and running sequences that mean full load of a member."""
         self._replica = str(context.replica_id.unique_id)
         node = own_node_address()
         self._registry = registry_of(context.app_name)
         host = f"[{node}]" if ":" in node else node
-        ordered = await asyncio.to_thread(order, args, settings)
-        self._member = WatchedMember(replace(ordered, address=f"tcp://{host}:*", keys=keys), command)
+        spec = await asyncio.to_thread(make_spec, args, settings)
+        self._member = WatchedMember(replace(spec, address=f"tcp://{host}:*", keys=keys), command)
         await asyncio.to_thread(self._member.start)
         self._is_over = asyncio.Event()
         self._reporting = asyncio.create_task(self._report_until_over(), name="quire-member-reports")
@@ -132,7 +132,7 @@ class RayMember:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return this member's load for `scale_members`."""
         status = self._member.status
-        return {LOAD: 0.0 if status is None else load_of(status, *self._enough)}
+        return {LOAD: 0.0 if status is None else load_of(status, *self._full_load)}
 
     async def __del__(self) -> None:
         """Shut down on Ray's request: leave the registry, so that gateways send no new requests, and drain."""
@@ -165,8 +165,8 @@ class RayGateway:
         keys = read_gateway_keys(Path(args.gateway_keys)) if args.gateway_keys else None
         source = RayMembers(registry_of(serve.get_replica_context().app_name))
         module, _, name = GATEWAY_APP.partition(":")
-        made = getattr(await asyncio.to_thread(import_module, module), name)
-        self._app = made(args.served_name, source, keys, settings_of_args(args), allow_no_keys=args.insecure_no_keys)
+        app_type = getattr(await asyncio.to_thread(import_module, module), name)
+        self._app = app_type(args.served_name, source, keys, settings_from(args), allow_no_keys=args.insecure_no_keys)
         await self._app.start()
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -189,7 +189,7 @@ class RayGateway:
 def scale_members(context: Any) -> tuple[int, dict[str, Any]]:
     """Return the desired number of members; Serve applies the bounds and delays of its config."""
     loads = dict((context.aggregated_metrics or {}).get(LOAD, {}))
-    return wanted_members(loads.values()), {}
+    return desired_members(loads.values()), {}
 
 
 def app(args: dict[str, Any]) -> Any:
@@ -197,27 +197,27 @@ def app(args: dict[str, Any]) -> Any:
     return application(args)
 
 
-def application(args: Mapping[str, Any], order: MakeOrder = order_member, command: Sequence[str] = REPLICA) -> Any:
-    """Bind both deployments; `order` and `command` define the member processes."""
-    known = read_args(args)
-    settings = settings_of_args(known)
+def application(args: Mapping[str, Any], make_spec: MakeSpec = member_spec, command: Sequence[str] = REPLICA) -> Any:
+    """Bind both deployments; `make_spec` and `command` define the member processes."""
+    parsed_args = read_args(args)
+    settings = settings_from(parsed_args)
     end_s = settings.server.drain_s + END_GRACE_S
-    usual = {
+    common_options = {
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": end_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "rolling_update_percentage": ONE_AT_A_TIME,
     }
-    needs: dict[str, Any] = {"num_cpus": settings.model.num_threads or 1}
+    member_resources: dict[str, Any] = {"num_cpus": settings.model.num_threads or 1}
     if settings.model.memory_bytes is not None:
-        needs["memory"] = settings.model.memory_bytes
-    member = serve.deployment(name=MEMBER, ray_actor_options=needs, **usual)(RayMember)
+        member_resources["memory"] = settings.model.memory_bytes
+    member = serve.deployment(name=MEMBER, ray_actor_options=member_resources, **common_options)(RayMember)
     gateway = serve.deployment(
         name=GATEWAY,
         max_ongoing_requests=settings.server.max_open_requests + 64,  # the gateway itself refuses more (Retry-After)
         max_surge_percent=100,  # start the new gateway before the old one drains; members would need twice the memory
         ray_actor_options={"num_cpus": 0},
-        **usual,
+        **common_options,
     )(serve.ingress()(RayGateway))
-    return gateway.bind(dict(args), member.bind(dict(args), order, command))
+    return gateway.bind(dict(args), member.bind(dict(args), make_spec, command))

@@ -14,7 +14,7 @@ from quire.worker.parent.supervisor import State
 
 STALE_S = 10.0
 """A member is dropped if it sends no report for this long."""
-SETTLES_S = 3.0
+SETTLE_S = 3.0
 """Time for which a restarted registry lists no members, because an incomplete list would disconnect the others."""
 ALMOST = 1e-6
 """Tolerance for the rounding error of float sums, which must not add a member."""
@@ -23,10 +23,10 @@ ALMOST = 1e-6
 class MemberRegistry:
     """The latest status of each member."""
 
-    def __init__(self, *, settles_s: float = 0.0, clock: Callable[[], float] = monotonic) -> None:
-        """List no members for the first `settles_s` seconds: for a registry restarted while members are running."""
+    def __init__(self, *, settle_s: float = 0.0, clock: Callable[[], float] = monotonic) -> None:
+        """List no members for the first `settle_s` seconds: for a registry restarted while members are running."""
         self._clock = clock
-        self._listed_from_s = clock() + settles_s
+        self._listed_from_s = clock() + settle_s
         self._reports: dict[str, tuple[MemberStatus, float]] = {}
         """Status and report time, by the control plane's replica id."""
 
@@ -41,11 +41,11 @@ class MemberRegistry:
     def addresses(self) -> list[str]:
         """Return the addresses of members that are not draining. Empty means unknown: gateways keep their members."""
         now_s = self._clock()
-        self._reports = {name: one for name, one in self._reports.items() if now_s - one[1] <= STALE_S}
+        self._reports = {name: report for name, report in self._reports.items() if now_s - report[1] <= STALE_S}
         if now_s < self._listed_from_s:
             return []
-        listed = [status for _, (status, _) in sorted(self._reports.items())]
-        return [status.address for status in listed if status.state != State.DRAINING.value]
+        statuses = [status for _, (status, _) in sorted(self._reports.items())]
+        return [status.address for status in statuses if status.state != State.DRAINING.value]
 
 
 def load_of(status: MemberStatus, num_tokens: int, num_running: int) -> float:
@@ -54,6 +54,6 @@ def load_of(status: MemberStatus, num_tokens: int, num_running: int) -> float:
     return max(status.num_uncomputed_tokens / num_tokens, status.num_running / num_running)
 
 
-def wanted_members(loads: Iterable[float]) -> int:
+def desired_members(loads: Iterable[float]) -> int:
     """Return the desired number of members, at least one so that the next request is served."""
     return max(1, ceil(sum(loads) - ALMOST))

@@ -33,7 +33,7 @@ def root_name(model: str, adapter: str, cache_group: str, key: bytes = b"") -> i
 def names_of(parent: int, tokens: Sequence[int], block_size: int) -> tuple[int, ...]:
     """Return the names of the full blocks of `tokens`; the first block's parent is `parent`, a root or a block name.
 
-    A partial last block has no name. A prompt may hit fewer blocks than this: see `hit_cap` in the core.
+    A partial last block has no name. A prompt may hit fewer blocks than this: see `max_hit_blocks` in the core.
     """
     width = 4 * block_size
     packed = pack_tokens(tokens[: len(tokens) // block_size * block_size])

@@ -3,7 +3,7 @@
     in flight   =   tokens in the member's latest report   +   this gateway's reservations since then
 
 A report counts the assignments of all gateways up to a time, including this gateway's. So reservations before that time
-are dropped, and those at or after it are added. Before the first report only reservations count.
+are dropped, and those at or after it are added. Before a member's first report only reservations count.
 
 Tokens that other gateways have assigned since the latest report are unknown; each of them is assumed to assign as many
 as this gateway.
@@ -14,21 +14,21 @@ from math import exp
 
 from quire.errors import InvariantError
 
-RATE_OVER_S = 10.0
-"""Time constant of this gateway's average assignment rate, which is also assumed for other gateways."""
+RATE_WINDOW_S = 10.0
+"""Time constant of the average of this gateway's assignment rate; other gateways are assumed to have the same rate."""
 
 
 class _MemberLoad:
     """The load of one member."""
 
-    __slots__ = ("as_of_s", "num_since_tokens", "since")
+    __slots__ = ("as_of_s", "num_reserved_tokens", "reservations")
 
     def __init__(self) -> None:
         self.as_of_s: float | None = None
         """Time of the latest report; None without a report."""
-        self.since: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self.reservations: OrderedDict[str, tuple[int, float]] = OrderedDict()
         """Reservations that no report includes: request id -> (tokens, time). The oldest first."""
-        self.num_since_tokens = 0
+        self.num_reserved_tokens = 0
 
 
 class MemberLoads:
@@ -43,17 +43,17 @@ class MemberLoads:
         self._newest_s: float | None = None
         """Time of the latest report of any member."""
         self._assigned_tokens = self._assigned_s = 0.0
-        """Sum of the tokens reserved by this gateway, each decayed by age; and the time of the sum."""
+        """Exponentially decayed sum of the tokens that this gateway reserved, and the time of the sum."""
 
     def unseen_tokens(self, now_s: float, num_gateways: int) -> int:
         """Estimate the tokens that other gateways have assigned to all members since the latest report."""
         if num_gateways < 2 or self._newest_s is None:
             return 0
         age_s = max(0.0, now_s - self._newest_s)
-        return int((num_gateways - 1) * self._assigned_at(now_s) / RATE_OVER_S * age_s)
+        return int((num_gateways - 1) * self._assigned_at(now_s) / RATE_WINDOW_S * age_s)
 
     def _assigned_at(self, now_s: float) -> float:
-        return self._assigned_tokens * exp(min(0.0, self._assigned_s - now_s) / RATE_OVER_S)
+        return self._assigned_tokens * exp(min(0.0, self._assigned_s - now_s) / RATE_WINDOW_S)
 
     def join(self, member: str) -> None:
         """Add a member without load."""
@@ -67,21 +67,21 @@ class MemberLoads:
         load = self.loads.pop(member, None)
         if load is None:
             raise InvariantError(f"leave: {member!r} has no load")
-        for request_id in load.since:
+        for request_id in load.reservations:
             del self.member_of[request_id]
         del self.in_flight_tokens[member]
 
     def reserve(self, request_id: str, member: str, num_tokens: int, now_s: float) -> None:
         """Add a request with `num_tokens` uncached tokens to a member's load."""
         if request_id in self.member_of:
-            place = self.member_of[request_id]
-            raise InvariantError(f"reserve: {request_id!r} has a reservation at {place!r}", code="reserved_twice")
+            holder = self.member_of[request_id]
+            raise InvariantError(f"reserve: {request_id!r} has a reservation at {holder!r}", code="reserved_twice")
         load = self.loads.get(member)
         if load is None:
-            sentence = f"reserve: {member!r} has no load: it has not joined, or has left"
-            raise InvariantError(sentence, code="member_unknown")
-        load.since[request_id] = (num_tokens, now_s)
-        load.num_since_tokens += num_tokens
+            message = f"reserve: {member!r} has no load: it has not joined, or has left"
+            raise InvariantError(message, code="member_unknown")
+        load.reservations[request_id] = (num_tokens, now_s)
+        load.num_reserved_tokens += num_tokens
         self.in_flight_tokens[member] += num_tokens
         self.member_of[request_id] = member
         self._assigned_tokens, self._assigned_s = self._assigned_at(now_s) + num_tokens, now_s
@@ -92,8 +92,8 @@ class MemberLoads:
         member = self.member_of.pop(request_id, None)
         if member is not None:
             load = self.loads[member]
-            num_tokens, _ = load.since.pop(request_id)
-            load.num_since_tokens -= num_tokens
+            num_tokens, _ = load.reservations.pop(request_id)
+            load.num_reserved_tokens -= num_tokens
             self.in_flight_tokens[member] -= num_tokens
 
     def report(self, member: str, num_tokens: int, as_of_s: float) -> None:
@@ -104,10 +104,10 @@ class MemberLoads:
             return
         load.as_of_s = as_of_s
         self._newest_s = as_of_s if self._newest_s is None else max(self._newest_s, as_of_s)
-        while load.since:
-            request_id, (num_own_tokens, made_s) = next(iter(load.since.items()))
-            if made_s >= as_of_s:
+        while load.reservations:
+            request_id, (num_own_tokens, reserved_s) = next(iter(load.reservations.items()))
+            if reserved_s >= as_of_s:
                 break
-            del load.since[request_id], self.member_of[request_id]
-            load.num_since_tokens -= num_own_tokens
-        self.in_flight_tokens[member] = num_tokens + load.num_since_tokens
+            del load.reservations[request_id], self.member_of[request_id]
+            load.num_reserved_tokens -= num_own_tokens
+        self.in_flight_tokens[member] = num_tokens + load.num_reserved_tokens

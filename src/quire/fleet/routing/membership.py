@@ -54,19 +54,19 @@ class Transition:
 
     member: str
     epoch: int
-    before: MemberState
-    after: MemberState
+    old_state: MemberState
+    new_state: MemberState
 
 
 class MemberRecord:
     """The record of a member that is not gone."""
 
-    __slots__ = ("assignment", "last_beat_s", "num_open", "state")
+    __slots__ = ("assignment", "last_heartbeat_s", "num_open", "state")
 
     def __init__(self, assignment: Assignment, now_s: float) -> None:
         self.assignment = assignment
         self.state = MemberState.JOINING
-        self.last_beat_s = now_s
+        self.last_heartbeat_s = now_s
         self.num_open = 0
         """Requests assigned to the member that have neither ended nor moved."""
 
@@ -76,8 +76,8 @@ class Membership:
 
     def __init__(self, suspect_after_s: float = SUSPECT_AFTER_S, gone_after_s: float = GONE_AFTER_S) -> None:
         if suspect_after_s <= 0 or gone_after_s < 0:
-            times = f"{suspect_after_s} and {gone_after_s}"
-            raise ConfigError(f"expected suspect_after_s above 0 and gone_after_s of at least 0, got {times}")
+            values = f"{suspect_after_s} and {gone_after_s}"
+            raise ConfigError(f"expected suspect_after_s above 0 and gone_after_s of at least 0, got {values}")
         self._suspect_after_s = suspect_after_s
         self._gone_after_s = gone_after_s
         self.records: dict[str, MemberRecord] = {}
@@ -96,11 +96,11 @@ class Membership:
         return 0 if record is None else record.num_open
 
     def is_current(self, assignment: Assignment) -> bool:
-        """Whether the assignment is of the member's current epoch."""
+        """Whether the assignment has the member's current epoch."""
         record = self.records.get(assignment.member)
         return record is not None and record.assignment == assignment
 
-    # -- coming and going ----------------------------------------------------------------------------------------------
+    # -- state changes -------------------------------------------------------------------------------------------------
 
     def join(self, member: str, now_s: float) -> Assignment:
         """Add a member that is not ready yet. Its epoch is larger than all earlier epochs."""
@@ -111,52 +111,52 @@ class Membership:
         self.records[member] = MemberRecord(assignment, now_s)
         return assignment
 
-    def ready(self, member: str, now_s: float) -> Transition:
+    def mark_ready(self, member: str, now_s: float) -> Transition:
         """Mark a joining member as ready: it has loaded its model."""
         record = self._record(member)
         if record.state is not MemberState.JOINING:
             raise InvariantError(f"ready: {member!r} is {record.state.value}, not joining")
-        record.last_beat_s = max(record.last_beat_s, now_s)
-        return self._move(record, MemberState.READY)
+        record.last_heartbeat_s = max(record.last_heartbeat_s, now_s)
+        return self._set_state(record, MemberState.READY)
 
-    def beat(self, member: str, now_s: float) -> Transition | None:
+    def record_heartbeat(self, member: str, now_s: float) -> Transition | None:
         """Record a heartbeat: a suspect is ready again. Heartbeats of members that are gone are ignored."""
         record = self.records.get(member)
         if record is None:
             return None
-        record.last_beat_s = max(record.last_beat_s, now_s)
-        return self._move(record, MemberState.READY) if record.state is MemberState.SUSPECT else None
+        record.last_heartbeat_s = max(record.last_heartbeat_s, now_s)
+        return self._set_state(record, MemberState.READY) if record.state is MemberState.SUSPECT else None
 
-    def doubt(self, member: str) -> tuple[Transition, ...]:
+    def mark_suspect(self, member: str) -> tuple[Transition, ...]:
         """Suspect a member that is alive but cannot compute now; it gets no new work until its next heartbeat."""
         record = self._record(member)
-        return (self._move(record, MemberState.SUSPECT),) if record.state is MemberState.READY else ()
+        return (self._set_state(record, MemberState.SUSPECT),) if record.state is MemberState.READY else ()
 
     def drain(self, member: str) -> tuple[Transition, ...]:
         """Assign no new requests to a member; it is gone when it has no open request."""
         record = self._record(member)
-        draining = self._move(record, MemberState.DRAINING)
-        return (draining, *self._leave_if_done(record))
+        transition = self._set_state(record, MemberState.DRAINING)
+        return (transition, *self._remove_if_drained(record))
 
     def leave(self, member: str) -> Transition:
-        """Remove a member that has exited or lost its connection."""
-        return self._move(self._record(member), MemberState.GONE)
+        """Remove a member that has exited or whose connection is lost."""
+        return self._set_state(self._record(member), MemberState.GONE)
 
     def advance(self, now_s: float) -> tuple[Transition, ...]:
         """Suspect or remove members whose heartbeat is overdue."""
-        found: list[Transition] = []
+        transitions: list[Transition] = []
         for record in tuple(self.records.values()):
-            silent_s = now_s - record.last_beat_s
+            silent_s = now_s - record.last_heartbeat_s
             if silent_s < self._suspect_after_s:
                 continue
             if record.state is MemberState.READY:
-                found.append(self._move(record, MemberState.SUSPECT))
-            is_over = silent_s >= self._suspect_after_s + self._gone_after_s
-            if is_over or record.state is MemberState.DRAINING:
-                found.append(self._move(record, MemberState.GONE))
-        return tuple(found)
+                transitions.append(self._set_state(record, MemberState.SUSPECT))
+            is_gone = silent_s >= self._suspect_after_s + self._gone_after_s
+            if is_gone or record.state is MemberState.DRAINING:
+                transitions.append(self._set_state(record, MemberState.GONE))
+        return tuple(transitions)
 
-    # -- work ----------------------------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------------
 
     def assign(self, member: str) -> Assignment:
         """Count one more open request of a ready member. Raises InvariantError if it is not ready."""
@@ -174,7 +174,7 @@ class Membership:
         if not record.num_open:
             raise InvariantError(f"unassign: {assignment.member!r} has no open request")
         record.num_open -= 1
-        return self._leave_if_done(record)
+        return self._remove_if_drained(record)
 
     def _record(self, member: str) -> MemberRecord:
         record = self.records.get(member)
@@ -182,15 +182,15 @@ class Membership:
             raise InvariantError(f"{member!r} is gone, or was never a member")
         return record
 
-    def _leave_if_done(self, record: MemberRecord) -> tuple[Transition, ...]:
+    def _remove_if_drained(self, record: MemberRecord) -> tuple[Transition, ...]:
         is_done = record.state is MemberState.DRAINING and not record.num_open
-        return (self._move(record, MemberState.GONE),) if is_done else ()
+        return (self._set_state(record, MemberState.GONE),) if is_done else ()
 
-    def _move(self, record: MemberRecord, state: MemberState) -> Transition:
-        before, assignment = record.state, record.assignment
-        if state not in _NEXT_STATES[before]:
-            sentence = f"{assignment.member!r} cannot become {state.value}: it is {before.value}"
-            raise InvariantError(sentence, code="invalid_transition")
+    def _set_state(self, record: MemberRecord, state: MemberState) -> Transition:
+        old_state, assignment = record.state, record.assignment
+        if state not in _NEXT_STATES[old_state]:
+            message = f"{assignment.member!r} cannot become {state.value}: it is {old_state.value}"
+            raise InvariantError(message, code="invalid_transition")
         record.state = state
         if state is MemberState.READY:
             self.ready_members[assignment.member] = assignment
@@ -198,4 +198,4 @@ class Membership:
             self.ready_members.pop(assignment.member, None)
         if state is MemberState.GONE:
             del self.records[assignment.member]
-        return Transition(assignment.member, assignment.epoch, before, state)
+        return Transition(assignment.member, assignment.epoch, old_state, state)

@@ -1,6 +1,6 @@
-"""One member of a simulated fleet: the real scheduler over the real KV memory, with step durations from a profile.
+"""One member of a simulated fleet: the real scheduler and the real KV memory, with step durations from a profile.
 
-Callers pass the time. A step runs from `begin` to `end`, which returns its events.
+Callers pass the time. A step runs from `begin_step` to `end_step`, which returns its events.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,9 @@ from quire.errors import InvariantError
 from quire.workload.workload_request import WorkloadRequest
 
 TOKEN = 0
-"""The only output token. It is in no prompt of a trace, so that output is never a cached prefix."""
-_ANSWERED = RowResult((TOKEN,))
-_NOTHING = RowResult()
+"""The only output token. No prompt of a trace contains it, so output never matches a prompt in the cache."""
+_SAMPLED_ROW = RowResult((TOKEN,))
+_UNSAMPLED_ROW = RowResult()
 KEY = bytes(32)
 MODEL = "model"
 
@@ -40,9 +40,9 @@ class MemberSize:
     speed: float = 1.0
     """Speed relative to the profile."""
     head_starts_s: tuple[float, float, float] = (60.0, 20.0, 0.0)
-    """Head starts (advantages in queueing time) of the classes high, normal and low."""
+    """Head starts of the classes high, normal and low: they are queued as if they had arrived earlier by this time."""
     step_limit_s: float = 0.0
-    """Time limit of a step with prefill; 0: no limit."""
+    """Maximum duration of a step with prefill; 0: no limit."""
     is_cache_shared: bool = False
     """Whether all tenants share one cache group; otherwise each tenant has its own."""
 
@@ -61,9 +61,9 @@ class Member:
         queue = QueueConfig(size.max_requests, *size.head_starts_s)
         config = SchedulerConfig(size.max_step_tokens, size.max_running, queue=queue, step_limit_s=size.step_limit_s)
         self.scheduler = Scheduler(config, self.memory)
-        self.under_way: StepPlan | None = None
-        self._expected: dict[str, int] = {}
-        """Expected number of tokens to compute, by request; used until the request starts."""
+        self.step_in_progress: StepPlan | None = None
+        self._estimates: dict[str, int] = {}
+        """Number of prompt tokens that a request is expected to compute, by request; used until the request starts."""
         self.busy_s = 0.0
         self.num_prompt_tokens_computed = 0
 
@@ -82,52 +82,52 @@ class Member:
             priority=PriorityClass(workload_request.priority),
             continuations=(Continuation(0, (TOKEN,) * num_produced),),
         )
-        enter = self.scheduler.restore if num_produced else self.scheduler.submit
-        enter(request)
-        self._expected[workload_request.name] = len(workload_request.prompt) if num_uncached is None else num_uncached
+        add = self.scheduler.restore if num_produced else self.scheduler.submit
+        add(request)
+        self._estimates[workload_request.name] = len(workload_request.prompt) if num_uncached is None else num_uncached
 
     def num_produced(self, name: str) -> int:
-        """Return the number of output tokens of this request so far."""
+        """Return the number of output tokens that this request has so far."""
         (sequence,) = self.scheduler.live[name].sequences
         return len(sequence.tokens) - sequence.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        waiting, expected = SequenceStatus.WAITING, self._expected
+        waiting, expected = SequenceStatus.WAITING, self._estimates
         return sum(
             min(expected[name], one.num_uncomputed) if one.status is waiting else max(0, one.num_uncomputed - 1)
             for name, live in self.scheduler.live.items()
             for one in live.sequences
         )
 
-    def begin(self, now_s: float) -> float | None:
-        """Plan a step. Returns its duration, or None if there is nothing to compute."""
-        if self.under_way is not None:
-            raise InvariantError("begin: a step is in progress")
+    def begin_step(self, now_s: float) -> float | None:
+        """Plan and start a step. Returns its duration, or None if there is nothing to compute."""
+        if self.step_in_progress is not None:
+            raise InvariantError("begin_step: a step is in progress")
         plan = self.scheduler.plan(now_s)
         if not plan.items:
             return None
-        self.under_way = plan
+        self.step_in_progress = plan
         load = StepLoad.of(plan)
         self.num_prompt_tokens_computed += load.num_prompt_tokens
-        took_s = self._profile.duration_s(load, self.size.speed)
-        self.busy_s += took_s
-        return took_s
+        duration_s = self._profile.duration_s(load, self.size.speed)
+        self.busy_s += duration_s
+        return duration_s
 
-    def end(self, now_s: float) -> list[RequestEvent]:
-        """End the step. Returns its events except tokens, which are numerous and not needed here."""
-        plan, self.under_way = self.under_way, None
+    def end_step(self, now_s: float) -> list[RequestEvent]:
+        """End the step. Returns its events except output tokens, which are numerous and not needed here."""
+        plan, self.step_in_progress = self.step_in_progress, None
         if plan is None:
-            raise InvariantError("end: no step is in progress")
-        events = [event for event in self.scheduler.apply(answer_of(plan), now_s) if type(event) is not Token]
+            raise InvariantError("end_step: no step is in progress")
+        events = [event for event in self.scheduler.apply(result_of(plan), now_s) if type(event) is not Token]
         for event in events:
             if isinstance(event, Finished):
-                del self._expected[event.request_id]
+                del self._estimates[event.request_id]
         return events
 
 
-def answer_of(plan: StepPlan) -> StepResult:
+def result_of(plan: StepPlan) -> StepResult:
     """Return the result of a step, with a fixed token for each row that samples."""
     return StepResult(
-        plan.step, {item.sequence_id: _NOTHING if item.sampling is None else _ANSWERED for item in plan.items}
+        plan.step, {item.sequence_id: _UNSAMPLED_ROW if item.sampling is None else _SAMPLED_ROW for item in plan.items}
     )

@@ -1,11 +1,11 @@
-"""Slots for the members of a simulated fleet, and gateways with the members that each of them knows."""
+"""Slots for the members of a simulated fleet; its gateways; and block hashes, by which gateways route prompts."""
 
 from collections import deque
 from dataclasses import dataclass, field
 
 from quire.core.digests import BlockHasher
 from quire.core.events import KVEvent
-from quire.core.memory.block_table import hit_cap, pack_tokens
+from quire.core.memory.block_table import max_hit_blocks, pack_tokens
 from quire.fleet.routing.membership import MemberState
 from quire.fleet.routing.router import Router
 from quire.sim.fleet.member import KEY, Member, MemberSize
@@ -14,7 +14,7 @@ from quire.workload.workload_request import WorkloadRequest
 
 
 class MemberSlot:
-    """A place in the fleet: its member may die, and a new member may take its place."""
+    """A position in the fleet: its member may crash or leave, and a new member may replace it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -22,27 +22,27 @@ class MemberSlot:
         """The member's name in the gateways' routers."""
         self.member: Member | None = None
         self.epoch = 0
-        """Number of the current member; messages of earlier members are stale."""
+        """Increases whenever a member joins or is removed; messages with another epoch are stale."""
         self.is_draining = False
         self.outbox: deque[KVEvent] = deque()
-        self.taken: dict[str, WorkloadRequest] = {}
+        self.requests: dict[str, WorkloadRequest] = {}
         """The member's unfinished requests."""
         self.stranded: dict[str, WorkloadRequest] = {}
-        """Requests of a dead member whose gateways have not detected its death."""
+        """Requests of a removed member whose gateways have not detected the removal."""
         self.num_requests = 0
         self.num_prompt_tokens_computed = 0
         self.busy_s = 0.0
 
-    def clear(self) -> Member | None:
-        """Remove and return the member; its requests become stranded."""
+    def remove_member(self) -> Member | None:
+        """Remove and return the member; its requests are moved to `stranded`."""
         member, self.member = self.member, None
         if member is not None:
             self.num_prompt_tokens_computed += member.num_prompt_tokens_computed
             self.busy_s += member.busy_s
             self.epoch += 1
             self.outbox.clear()
-            self.stranded.update(self.taken)
-            self.taken = {}
+            self.stranded.update(self.requests)
+            self.requests = {}
         return member
 
 
@@ -53,37 +53,37 @@ class Gateway:
     number: int
     router: Router
     policy: Policy
-    known: dict[int, int] = field(default_factory=dict)
-    """Slot number -> epoch of the member that the gateway knows; messages of other epochs are stale."""
+    member_epochs: dict[int, int] = field(default_factory=dict)
+    """Slot number -> epoch of the member that the gateway knows; messages with another epoch are ignored."""
 
-    def left(self, slot: MemberSlot) -> None:
+    def drop_member(self, slot: MemberSlot) -> None:
         """Drop the member that the gateway knows in this slot, if any."""
-        self.known.pop(slot.number, None)
+        self.member_epochs.pop(slot.number, None)
         if self.router.membership.state_of(slot.key) is not MemberState.GONE:
             self.router.leave(slot.key)
 
 
-class PromptNames:
-    """Block hashes for routing. All members share one key, so equal prompts have equal digests."""
+class BlockHashes:
+    """Block hashes of prompts, for routing. All members share one key, so equal prompts have equal hashes."""
 
     def __init__(self, size: MemberSize) -> None:
         self._size = size
         self._hasher = BlockHasher(KEY)
-        self._roots: dict[str, bytes] = {}
+        self._root_digests: dict[str, bytes] = {}
         """Root digests by tenant."""
 
     def of_prompt(self, request: WorkloadRequest) -> tuple[int, ...]:
         """Return the hashes of the prompt's blocks, as far as a cache hit can reach."""
-        size, hasher, digest = self._size.block_size, self._hasher, self._roots.get(request.tenant)
+        size, hasher, digest = self._size.block_size, self._hasher, self._root_digests.get(request.tenant)
         if digest is None:
-            digest = self._roots[request.tenant] = hasher.root(self._size.namespace(request.tenant))
-        packed, names = pack_tokens(request.prompt), list[int]()
-        for at in range(hit_cap(len(request.prompt), size)):
-            digest = hasher.child(digest, packed[at * 4 * size : (at + 1) * 4 * size])
-            names.append(name_of(digest))
-        return tuple(names)
+            digest = self._root_digests[request.tenant] = hasher.root(self._size.namespace(request.tenant))
+        packed_tokens, hashes = pack_tokens(request.prompt), list[int]()
+        for index in range(max_hit_blocks(len(request.prompt), size)):
+            digest = hasher.child(digest, packed_tokens[index * 4 * size : (index + 1) * 4 * size])
+            hashes.append(block_hash(digest))
+        return tuple(hashes)
 
 
-def name_of(digest: bytes) -> int:
-    """Return the hash of a block from its digest."""
+def block_hash(digest: bytes) -> int:
+    """Return the block hash that routers use, from a block's digest."""
     return int.from_bytes(digest[:8]) >> 1

@@ -1,5 +1,5 @@
 """Routing policies of a simulated gateway. Each gateway has the router of a real fleet, which records members, blocks
-and loads, and with quire's own policy also chooses. The other policies exist only for comparison.
+and loads. quire's own policy is the choice of this router; the other policies exist only for comparison.
 
     cost          k x uncached tokens + uncached tokens in flight (`quire.fleet.routing.router`)
     random        a random member
@@ -25,7 +25,7 @@ STICKY_TOKENS = 131_072
 class Policy:
     """quire's own policy: the router chooses."""
 
-    wants_names = True
+    needs_block_hashes = True
     """Whether the policy needs block hashes."""
 
     def __init__(self, router: Router, random: Random) -> None:
@@ -40,7 +40,7 @@ class Policy:
 class ComparedPolicy(Policy, ABC):
     """A policy that chooses by itself; the router only records the choice."""
 
-    wants_names = False
+    needs_block_hashes = False
 
     def choose(self, prompt: RoutedPrompt, now_s: float) -> RoutingChoice | None:
         ready = self._router.membership.ready_members
@@ -77,12 +77,12 @@ class RoundRobinPolicy(ComparedPolicy):
 class SessionPolicy(ComparedPolicy):
     """Picks by the beginning of the prompt: equal beginnings get the same member while the set of members is stable."""
 
-    wants_names = True
+    needs_block_hashes = True
 
     def pick(self, ready: Sequence[str], prompt: RoutedPrompt) -> tuple[str, int]:
         # Rendezvous hashing: when a member leaves, only that member's conversations move.
-        begun = [names[:SESSION_BLOCKS] for names in prompt.names.values()]
-        return max(ready, key=lambda member: Random(f"{begun} {int(member)}").random()), 0
+        beginnings = [names[:SESSION_BLOCKS] for names in prompt.names.values()]
+        return max(ready, key=lambda member: Random(f"{beginnings} {int(member)}").random()), 0
 
 
 class LeastLoadedPolicy(ComparedPolicy):
@@ -95,13 +95,13 @@ class LeastLoadedPolicy(ComparedPolicy):
 class StickyPolicy(LeastLoadedPolicy):
     """Picks the member with the longest cached prefix, unless it is overloaded; otherwise the least loaded member."""
 
-    wants_names = True
+    needs_block_hashes = True
 
     def pick(self, ready: Sequence[str], prompt: RoutedPrompt) -> tuple[str, int]:
-        ((block_size, names),) = prompt.names.items()
-        depths, in_flight = self._router.index.depths(names), self._router.loads.in_flight_tokens
-        able = [one for one in ready if in_flight[one] < STICKY_TOKENS]
-        best = max(able, key=lambda member: depths.get(member, 0), default="")
+        ((block_size, hashes),) = prompt.names.items()
+        depths, in_flight = self._router.index.depths(hashes), self._router.loads.in_flight_tokens
+        candidates = [member for member in ready if in_flight[member] < STICKY_TOKENS]
+        best = max(candidates, key=lambda member: depths.get(member, 0), default="")
         if best not in depths:
             return super().pick(ready, prompt)
         return best, depths[best] * block_size

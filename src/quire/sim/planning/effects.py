@@ -1,8 +1,8 @@
-"""Effects of settings: runs the same load on the same fleet with the current value of a setting and with another value.
+"""Effects of settings: runs one load on one fleet with the current value of a setting and with another value.
 
 Both runs receive the same requests at the same times, so the requests form pairs. Consecutive requests are correlated,
-because requests after a long prompt wait together. They are therefore grouped into batches, each batch gives one ratio
-of means, and the batches are compared like the rounds of `quire bench compare` (`quire.verdicts`).
+because requests after a long prompt wait together. Requests are therefore grouped into batches, each batch gives one
+ratio of means, and the batches are compared like the rounds of `quire bench compare` (`quire.verdicts`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -54,14 +54,14 @@ def setting_effects(planner: Planner, num_members: int, num_blocks: int) -> Iter
         except ConfigError as error:
             yield replace(effect, reason=f"rejected by a server: {error}")
             continue
-        yield _judged(effect, base, other)
+        yield _compare(effect, base, other)
 
 
 def other_settings(
     size: MemberSize, num_tenants: int, priorities: tuple[str, ...]
 ) -> Iterator[tuple[SettingEffect, MemberSize | None]]:
-    """Yield each setting's other value and the resulting member size: half and double of numeric settings, and the
-    other state of switches. A switch that cannot affect the load has no size, but a reason."""
+    """Yield each setting with its other value, and the resulting member size: half and double of numeric settings, and
+    the other state of switches. For a switch that cannot affect the load, yield the reason and no size."""
     for block_size in (size.block_size // 2, size.block_size * 2):
         if block_size:
             num_blocks = num_blocks_for(size.num_blocks * size.block_size, block_size)
@@ -87,44 +87,44 @@ def other_settings(
 def batch_means(seconds: Sequence[float], num_batches: int) -> list[float | None]:
     """Return the means, in milliseconds, of consecutive batches of equal size; None for an empty batch. The last batch
     includes the remainder."""
-    width = len(seconds) // num_batches
+    batch_size = len(seconds) // num_batches
     means: list[float | None] = []
     for number in range(num_batches):
-        end = None if number == num_batches - 1 else (number + 1) * width
-        known = [value for value in seconds[number * width : end] if not isnan(value)]
-        means.append(fmean(known) * 1e3 if known else None)
+        end = None if number == num_batches - 1 else (number + 1) * batch_size
+        measured = [value for value in seconds[number * batch_size : end] if not isnan(value)]
+        means.append(fmean(measured) * 1e3 if measured else None)
     return means
 
 
-def _run(planner: Planner, num_members: int, size: MemberSize, what: str) -> tuple[float, WatchedLatencies]:
-    report, watched = planner.watched_run(num_members, size, what=what)
-    return report.hit_rate, watched
+def _run(planner: Planner, num_members: int, size: MemberSize, label: str) -> tuple[float, WatchedLatencies]:
+    report, latencies = planner.watched_run(num_members, size, label=label)
+    return report.hit_rate, latencies
 
 
-def _judged(
+def _compare(
     effect: SettingEffect, base: tuple[float, WatchedLatencies], other: tuple[float, WatchedLatencies]
 ) -> SettingEffect:
     a, b = base[1], other[1]
     num_batches = min(MAX_BATCHES, len(a.ttft_by_arrival_s) // MIN_BATCH)
-    judged = replace(effect, num_batches=num_batches, hit_rate_base=base[0], hit_rate_other=other[0])
+    result = replace(effect, num_batches=num_batches, hit_rate_base=base[0], hit_rate_other=other[0])
     if len(a.ttft_s) != len(b.ttft_s):
-        return replace(judged, reason=f"{len(a.ttft_s):,} requests finished, {len(b.ttft_s):,} with the other value")
+        return replace(result, reason=f"{len(a.ttft_s):,} requests finished, {len(b.ttft_s):,} with the other value")
     if num_batches < MIN_PAIRS:
-        least = MIN_PAIRS * MIN_BATCH
-        return replace(judged, reason=f"a verdict needs {least} requests, got {len(a.ttft_by_arrival_s)}")
-    found = (
-        change_of(name, -1, list(zip(batch_means(ours, num_batches), batch_means(theirs, num_batches), strict=True)))
-        for name, ours, theirs in (
+        min_requests = MIN_PAIRS * MIN_BATCH
+        return replace(result, reason=f"a verdict needs {min_requests} requests, got {len(a.ttft_by_arrival_s)}")
+    candidates = (
+        change_of(name, -1, list(zip(batch_means(base_s, num_batches), batch_means(other_s, num_batches), strict=True)))
+        for name, base_s, other_s in (
             ("mean_ttft_ms", a.ttft_by_arrival_s, b.ttft_by_arrival_s),
             ("mean_tpot_ms", a.tpot_by_arrival_s, b.tpot_by_arrival_s),
         )
     )
-    changes = tuple(change for change in found if change is not None)
+    changes = tuple(change for change in candidates if change is not None)
     if not changes:
-        return replace(judged, reason="some batches have no latency")
-    worst = next(kind for kind in SpeedVerdict if any(change.verdict == kind for change in changes))
-    return replace(judged, verdict=worst, changes=changes)
+        return replace(result, reason="some batches have no latency")
+    verdict = next(candidate for candidate in SpeedVerdict if any(change.verdict == candidate for change in changes))
+    return replace(result, verdict=verdict, changes=changes)
 
 
-def _tokens(number: int) -> str:
-    return f"{number:,} tokens"
+def _tokens(num_tokens: int) -> str:
+    return f"{num_tokens:,} tokens"

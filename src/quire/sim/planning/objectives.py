@@ -2,21 +2,21 @@
 
     ttft_p95=2s,tpot_p95=80ms
 
-A rejected or unfinished request misses every objective. The number of requests determines how many of them may exceed
-a limit, so a run can stop as soon as more have exceeded it.
+A run with a rejected or unfinished request misses every objective. The number of requests determines how many of them
+may exceed a limit, so a run can stop as soon as more have exceeded it.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 from quire.errors import ConfigError
-from quire.sim.fleet.report import FleetReport, Spread, rank_of
+from quire.sim.fleet.report import FleetReport, Spread, percentile_index
 
 LATENCIES = ("ttft", "tpot")
 PERCENTS = (50, 90, 95, 99)
-UNITS_S = {"s": 1.0, "ms": 1e-3}
+UNIT_S = {"s": 1.0, "ms": 1e-3}
 MAX_LIMIT_S = 86_400.0
-_FORM = re.compile(r"(?P<latency>[a-z]+)_p(?P<percent>\d+)=(?P<number>\d+(?:\.\d+)?)(?P<unit>s|ms)")
+_PATTERN = re.compile(r"(?P<latency>[a-z]+)_p(?P<percent>\d+)=(?P<number>\d+(?:\.\d+)?)(?P<unit>s|ms)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +36,17 @@ class LatencyLimit:
     @property
     def words(self) -> str:
         """The limit as text, for example `TTFT p95 at most 2 s`."""
-        return f"{self.latency.upper()} p{self.percent} at most {in_words(self.latency, self.limit_s)}"
+        return f"{self.latency.upper()} p{self.percent} at most {latency_text(self.latency, self.limit_s)}"
 
-    def found_s(self, report: FleetReport) -> float:
+    def value_s(self, report: FleetReport) -> float:
         """Return the percentile's value in a run."""
-        spread: Spread = getattr(report, f"{self.latency}_s")
-        found: float = getattr(spread, f"p{self.percent}")
-        return found
+        percentiles: Spread = getattr(report, f"{self.latency}_s")
+        value_s: float = getattr(percentiles, f"p{self.percent}")
+        return value_s
 
     def num_allowed(self, num_values: int) -> int:
         """Return how many values may exceed the limit without moving the percentile above it."""
-        return num_values - 1 - rank_of(self.percent / 100, num_values) if num_values else 0
+        return num_values - 1 - percentile_index(self.percent / 100, num_values) if num_values else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class LatencyObjective:
     def parse(cls, text: str) -> "LatencyObjective":
         """Parse a text such as `ttft_p95=2s,tpot_p95=80ms`. Raises ConfigError if it is invalid."""
         limits = tuple(_limit(part.strip(), text) for part in text.split(","))
-        if len({one.name for one in limits}) < len(limits):
-            raise ConfigError(f"expected each percentile once in an objective, got {text!r}; leave the second one out")
+        if len({limit.name for limit in limits}) < len(limits):
+            raise ConfigError(f"expected each percentile once in an objective, got {text!r}; remove the duplicate")
         return cls(limits)
 
     def misses(self, report: FleetReport) -> tuple[str, ...]:
@@ -71,38 +71,38 @@ class LatencyObjective:
         if report.num_lost:
             missed.append(f"{report.num_lost:,} requests unfinished")
         missed += [
-            f"{one.latency.upper()} p{one.percent} is {in_words(one.latency, one.found_s(report))}"
-            for one in self.limits
-            if one.found_s(report) > one.limit_s
+            f"{limit.latency.upper()} p{limit.percent} is {latency_text(limit.latency, limit.value_s(report))}"
+            for limit in self.limits
+            if limit.value_s(report) > limit.limit_s
         ]
         return tuple(missed)
 
-    def times(self, factor: float) -> "LatencyObjective":
+    def scaled(self, factor: float) -> "LatencyObjective":
         """Return the objective with every limit multiplied by `factor`."""
-        return LatencyObjective(tuple(replace(one, limit_s=one.limit_s * factor) for one in self.limits))
+        return LatencyObjective(tuple(replace(limit, limit_s=limit.limit_s * factor) for limit in self.limits))
 
     @property
     def words(self) -> str:
-        return ", ".join(one.words for one in self.limits)
+        return ", ".join(limit.words for limit in self.limits)
 
 
-def in_words(latency: str, seconds: float) -> str:
+def latency_text(latency: str, seconds: float) -> str:
     """Format a latency: TTFT in seconds, TPOT in milliseconds."""
     return f"{seconds:.3g} s" if latency == "ttft" else f"{seconds * 1e3:.3g} ms"
 
 
 def _limit(part: str, text: str) -> LatencyLimit:
-    found = _FORM.fullmatch(part)
-    if found is None or found["latency"] not in LATENCIES or int(found["percent"]) not in PERCENTS:
+    match = _PATTERN.fullmatch(part)
+    if match is None or match["latency"] not in LATENCIES or int(match["percent"]) not in PERCENTS:
         names = " or ".join(LATENCIES)
-        percents = ", ".join(f"p{one}" for one in PERCENTS)
+        percents = ", ".join(f"p{percent}" for percent in PERCENTS)
         raise ConfigError(
             f"expected an objective of {names}, one of {percents}, and a time in s or ms, such as "
             f"ttft_p95=2s,tpot_p95=80ms, got {part!r} in {text!r}",
             code="invalid_objective",
         )
-    limit_s = float(found["number"]) * UNITS_S[found["unit"]]
+    limit_s = float(match["number"]) * UNIT_S[match["unit"]]
     if not 0.0 < limit_s <= MAX_LIMIT_S:
-        rule = f"expected a limit above 0 and at most {MAX_LIMIT_S:,.0f} s, got {part!r}; give a longer time"
-        raise ConfigError(rule, code="invalid_time_limit")
-    return LatencyLimit(found["latency"], int(found["percent"]), limit_s)
+        message = f"expected a limit above 0 and at most {MAX_LIMIT_S:,.0f} s, got {part!r}; change the limit"
+        raise ConfigError(message, code="invalid_time_limit")
+    return LatencyLimit(match["latency"], int(match["percent"]), limit_s)

@@ -1,6 +1,6 @@
 """Renders a plan as one self-contained HTML file, without scripts or external requests.
 
-The result comes first, then the cost of one less, the effects of settings, and curves with their tables.
+The result comes first, then a run with one member (or pool size) less, the effects of settings, and curves with tables.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,8 +10,8 @@ from html import escape
 from quire.sim.fleet.report import FleetReport
 from quire.sim.planning.curves import CurvePoint, PlanCurves
 from quire.sim.planning.effects import SettingEffect
-from quire.sim.planning.objectives import LatencyObjective, in_words
-from quire.sim.planning.planning import CapacityPlan, Least
+from quire.sim.planning.objectives import LatencyObjective, latency_text
+from quire.sim.planning.planning import CapacityPlan, Minimum
 from quire.sim.planning.svg_plots import Plot, PlotLine, PlotMark, svg_plot
 from quire.verdicts import change_rows
 
@@ -80,9 +80,9 @@ def plan_page(result: PlanResult) -> str:
     ]
     if result.is_by_hand:
         body.append(f'<p class="note">{escape(by_hand_words(result.profile))}</p>')
-    body += [f'<p class="note">{escape(one)}.</p>' for one in plan.what_limits]
-    early = f"“{STOPPED_EARLY}”: the run ended as soon as the objective was certain to be missed."
-    body.append(f'<p class="soft">{early}</p>')
+    body += [f'<p class="note">{escape(reason)}.</p>' for reason in plan.what_limits]
+    note = f"“{STOPPED_EARLY}”: the run ended as soon as the objective was certain to be missed."
+    body.append(f'<p class="soft">{note}</p>')
     body += _search("Members", plan.members, result.objective, "members", f"of {_pool_words(plan)}")
     if plan.pool is not None:
         number = plan.num_members or "the most"
@@ -90,7 +90,7 @@ def plan_page(result: PlanResult) -> str:
     body += _effects(result.effects)
     body += _curves(result)
     body.append("<h2>Runs</h2>")
-    body.append(_table(("setting", "value"), [(*one,) for one in (("profile", result.profile), *result.settings)]))
+    body.append(_table(("setting", "value"), [(*row,) for row in (("profile", result.profile), *result.settings)]))
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     title = f"<title>Capacity plan: {escape(result.load)}</title>"
     content = f"<head>{head}{title}<style>{STYLE}</style></head><body>{''.join(body)}</body>"
@@ -101,19 +101,19 @@ def answer_words(plan: CapacityPlan) -> str:
     """Return the result as one line of text."""
     if plan.num_members is None or plan.num_blocks is None:
         return "No tried configuration meets the objective"
-    return f"{_counted(plan.num_members, 'member')} with {plan.num_blocks:,} KV blocks each"
+    return f"{_count_text(plan.num_members, 'member')} with {plan.num_blocks:,} KV blocks each"
 
 
 def by_hand_words(profile: str) -> str:
-    """Return a note that the profile was not measured."""
+    """Return a note that the profile was written by hand, not measured."""
     return f"Profile {profile}: not measured. Times are those of an assumed machine; give --profile for yours."
 
 
-def less_words(least: Least, objective: LatencyObjective, unit: str) -> str:
-    """Return the cost of one less as one line of text."""
-    if least.one_less is None or least.report_one_less is None:
+def less_words(minimum: Minimum, objective: LatencyObjective, unit: str) -> str:
+    """Return what a fleet with one member (or pool size) less misses, as one line of text."""
+    if minimum.one_less is None or minimum.report_one_less is None:
         return "no smaller value can be tried"
-    return f"{_counted(least.one_less, unit[:-1])}: {', '.join(objective.misses(least.report_one_less))}"
+    return f"{_count_text(minimum.one_less, unit[:-1])}: {', '.join(objective.misses(minimum.report_one_less))}"
 
 
 def _pool_words(plan: CapacityPlan) -> str:
@@ -121,27 +121,27 @@ def _pool_words(plan: CapacityPlan) -> str:
     return f"{trials[0].num_blocks:,} blocks" if trials else "any pool"
 
 
-def _search(title: str, least: Least, objective: LatencyObjective, unit: str, beside: str) -> list[str]:
-    if not least.trials:
+def _search(title: str, minimum: Minimum, objective: LatencyObjective, unit: str, context: str) -> list[str]:
+    if not minimum.trials:
         return []
     parts = [f"<h2>{title}</h2>"]
-    if least.value is not None:
-        parts.append(f"<p>At least <strong>{least.value:,}</strong> {unit} {escape(beside)}.</p>")
-        parts.append(f"<p>One less: {escape(less_words(least, objective, unit))}.</p>")
-    if not least.is_monotone:
+    if minimum.value is not None:
+        parts.append(f"<p>At least <strong>{minimum.value:,}</strong> {unit} {escape(context)}.</p>")
+        parts.append(f"<p>One less: {escape(less_words(minimum, objective, unit))}.</p>")
+    if not minimum.is_monotone:
         parts.append(
             '<p class="note">More is not always better here: a value below the answer meets the objective, and a '
             "larger one misses it.</p>"
         )
     rows = []
-    for trial in least.trials:
+    for trial in minimum.trials:
         value = trial.num_members if unit == "members" else trial.num_blocks
         report = trial.report
-        if report is None and value == least.one_less:
-            report = least.report_one_less
-        figures = ("", "", "", "") if report is None else _figure_cells(report)
+        if report is None and value == minimum.one_less:
+            report = minimum.report_one_less
+        metrics = ("", "", "", "") if report is None else _metric_cells(report)
         verdict = "meets it" if trial.is_met else "misses it" if report is not None else STOPPED_EARLY
-        rows.append((f"{value:,}", verdict, *figures))
+        rows.append((f"{value:,}", verdict, *metrics))
     parts.append(_table((unit, "objective", "TTFT p95", "TPOT p95", "reused", "busy"), rows, right={0, 2, 3, 4, 5}))
     return parts
 
@@ -150,14 +150,14 @@ def _effects(effects: Sequence[SettingEffect]) -> list[str]:
     if not effects:
         return []
     rows: list[tuple[str, ...]] = []
-    for one in effects:
-        what = f"{one.setting}: {one.base} → {one.other}"
-        hits = "" if one.hit_rate_other is None else f"{one.hit_rate_base:.1%} → {one.hit_rate_other:.1%}"
-        for change, (latency, share, between, verdict) in zip(one.changes, effect_cells(one), strict=True):
-            taken = f"{change.a:,.0f} → {change.b:,.0f}"
-            rows.append((what, latency, verdict, share, between, taken, hits))
-        if not one.changes:
-            rows.append((what, "", f"{one.verdict.value}: {one.reason}", "", "", "", ""))
+    for effect in effects:
+        setting = f"{effect.setting}: {effect.base} → {effect.other}"
+        hit_rates = "" if effect.hit_rate_other is None else f"{effect.hit_rate_base:.1%} → {effect.hit_rate_other:.1%}"
+        for change, (latency, change_text, interval, verdict) in zip(effect.changes, effect_cells(effect), strict=True):
+            means = f"{change.a:,.0f} → {change.b:,.0f}"
+            rows.append((setting, latency, verdict, change_text, interval, means, hit_rates))
+        if not effect.changes:
+            rows.append((setting, "", f"{effect.verdict.value}: {effect.reason}", "", "", "", ""))
     header = ("setting: A → B", "mean of", "verdict", "change", "between", "ms", "reused")
     return ["<h2>Effects of settings</h2>", f"<p>{EFFECTS_WORDS}</p>", _table(header, rows, right={3, 5})]
 
@@ -172,9 +172,9 @@ def _curves(result: PlanResult) -> list[str]:
         return []
     plan, curves = result.plan, result.curves
     objective_marks = [
-        PlotMark(f"objective {in_words('ttft', one.limit_s)}", one.limit_s, is_horizontal=True)
-        for one in result.objective.limits
-        if one.latency == "ttft" and one.percent == 95
+        PlotMark(f"objective {latency_text('ttft', limit.limit_s)}", limit.limit_s, is_horizontal=True)
+        for limit in result.objective.limits
+        if limit.latency == "ttft" and limit.percent == 95
     ]
     is_met = plan.num_members is not None and plan.num_blocks is not None
     at_pool = [PlotMark("answer", float(plan.num_blocks or 0))] if is_met else []
@@ -184,7 +184,7 @@ def _curves(result: PlanResult) -> list[str]:
             "Prompt tokens reused over the pool",
             ("size of the pool, blocks", "share reused, %"),
             curves.over_pool,
-            {"reused": [_percent(one.hit_rate) for one in curves.over_pool]},
+            {"reused": [_percent(point.hit_rate) for point in curves.over_pool]},
             at_pool,
         ),
         _figure(
@@ -192,8 +192,8 @@ def _curves(result: PlanResult) -> list[str]:
             ("times the load", "TTFT, s"),
             curves.over_load,
             {
-                "p50": [one.ttft_p50_s for one in curves.over_load],
-                "p95": [one.ttft_p95_s for one in curves.over_load],
+                "p50": [point.ttft_p50_s for point in curves.over_load],
+                "p95": [point.ttft_p95_s for point in curves.over_load],
             },
             objective_marks,
         ),
@@ -201,7 +201,7 @@ def _curves(result: PlanResult) -> list[str]:
             "Imbalance over members",
             ("members", "most work over mean"),
             curves.over_members,
-            {"imbalance": [one.imbalance for one in curves.over_members]},
+            {"imbalance": [point.imbalance for point in curves.over_members]},
             at_members,
         ),
     )
@@ -219,47 +219,47 @@ def _figure(
     lines: dict[str, list[float | None]],
     marks: Sequence[PlotMark],
 ) -> str:
-    xs = [one.x for one in points]
-    named = [PlotLine(name, values) for name, values in lines.items()]
-    picture = svg_plot(Plot(title, axes[0], axes[1], xs, named, marks, gap_words=STOPPED_EARLY))
+    xs = [point.x for point in points]
+    plot_lines = [PlotLine(name, values) for name, values in lines.items()]
+    svg = svg_plot(Plot(title, axes[0], axes[1], xs, plot_lines, marks, gap_words=STOPPED_EARLY))
     unit = axes[1].rpartition(", ")[2]
     header = (axes[0].split()[-1], *(f"{name}, {unit}" if len(lines) > 1 else axes[1] for name in lines), "busy")
     rows = [
         (
             f"{point.x:,.6g}",
-            *(STOPPED_EARLY if values[place] is None else f"{values[place]:,.4g}" for values in lines.values()),
+            *(STOPPED_EARLY if values[index] is None else f"{values[index]:,.4g}" for values in lines.values()),
             "" if point.utilisation is None else f"{point.utilisation:.0%}",
         )
-        for place, point in enumerate(points)
+        for index, point in enumerate(points)
     ]
     table = _table(header, rows, right=set(range(len(header))))
-    return f"<figure><figcaption>{escape(title)}</figcaption>{picture}{table}</figure>"
+    return f"<figure><figcaption>{escape(title)}</figcaption>{svg}{table}</figure>"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], right: set[int] | frozenset[int] = frozenset()) -> str:
     def cells(kind: str, row: Sequence[str]) -> str:
         return "".join(
-            f"<{kind}{_cell_class(place in right, words)}>{escape(words)}</{kind}>" for place, words in enumerate(row)
+            f"<{kind}{_cell_class(index in right, text)}>{escape(text)}</{kind}>" for index, text in enumerate(row)
         )
 
     lines = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     return f'<div class="wide"><table><thead><tr>{cells("th", header)}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def _cell_class(is_number: bool, words: str) -> str:
+def _cell_class(is_number: bool, text: str) -> str:
     if is_number:
         return ' class="number"'
-    return ' class="words"' if len(words) > 24 else ""
+    return ' class="words"' if len(text) > 24 else ""
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _count_text(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else share * 100.0
 
 
-def _figure_cells(report: FleetReport) -> tuple[str, str, str, str]:
-    ttft, tpot = in_words("ttft", report.ttft_s.p95), in_words("tpot", report.tpot_s.p95)
+def _metric_cells(report: FleetReport) -> tuple[str, str, str, str]:
+    ttft, tpot = latency_text("ttft", report.ttft_s.p95), latency_text("tpot", report.tpot_s.p95)
     return ttft, tpot, f"{report.hit_rate:.1%}", f"{report.utilisation:.0%}"

@@ -11,10 +11,10 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 52, 66, 18, 48
-"""Margins: for tick labels and name of the y axis; line names; nothing; tick labels and name of the x axis."""
+"""Margins for: tick labels and name of the y axis; line names; none; tick labels and name of the x axis."""
 NUM_TICKS = 4
 LABEL_WIDTH = 7.0
-"""Width of one character."""
+"""Width of one character of a label."""
 LINE_HEIGHT = 13.0
 DASHES = ("", "6 4", "2 3")
 
@@ -29,10 +29,10 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class PlotMark:
-    """A labelled line across the plot, such as the objective or the plan's result."""
+    """A labelled line across the plot at one x or, if horizontal, y, such as the objective or the plan's result."""
 
     name: str
-    at: float
+    position: float
     is_horizontal: bool = False
 
 
@@ -47,16 +47,16 @@ class Plot:
     lines: Sequence[PlotLine]
     marks: Sequence[PlotMark] = ()
     gap_words: str = ""
-    """Label of positions where no line has a value."""
+    """Label of x values at which no line has a value."""
 
 
 def svg_plot(plot: Plot) -> str:
     """Return the plot as an SVG element."""
-    known = [value for line in plot.lines for value in line.values if value is not None]
-    ticks = nice_ticks(max([*known, *(mark.at for mark in plot.marks if mark.is_horizontal)], default=1.0))
-    inside = _Inside(min(plot.xs), max(plot.xs), ticks[-1])
+    values = [value for line in plot.lines for value in line.values if value is not None]
+    ticks = nice_ticks(max([*values, *(mark.position for mark in plot.marks if mark.is_horizontal)], default=1.0))
+    scale = _Scale(min(plot.xs), max(plot.xs), ticks[-1])
     # Labels of marks are drawn after the lines, so that no line covers them.
-    parts = [*_axes(plot, inside, ticks), *_lines(plot, inside), *_marks(plot, inside), *_gaps(plot, inside)]
+    parts = [*_axes(plot, scale, ticks), *_lines(plot, scale), *_marks(plot, scale), *_gaps(plot, scale)]
     name = escape(plot.title)
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{name}"><title>{name}</title>'
@@ -67,14 +67,14 @@ def svg_plot(plot: Plot) -> str:
 
 def nice_ticks(highest: float) -> list[float]:
     """Return ticks from 0 to at least `highest`, in steps of 1, 2 or 5 times a power of ten."""
-    rough = (highest or 1.0) / NUM_TICKS
-    power = 10.0 ** floor(log10(rough))
-    step = next(one * power for one in (1.0, 2.0, 5.0, 10.0) if one * power >= rough * 0.999)
+    min_step = (highest or 1.0) / NUM_TICKS
+    power = 10.0 ** floor(log10(min_step))
+    step = next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= min_step * 0.999)
     return [number * step for number in range(ceil(highest / step - 1e-9) + 1)] if highest > 0 else [0.0, step]
 
 
 @dataclass(frozen=True, slots=True)
-class _Inside:
+class _Scale:
     """Maps values to coordinates. x is logarithmic if its values span more than a factor of five."""
 
     low: float
@@ -83,32 +83,32 @@ class _Inside:
 
     def x(self, value: float) -> float:
         if self.high == self.low:
-            share = 0.5
+            fraction = 0.5
         elif self.low > 0 and self.high / self.low > 5.0:
-            share = log10(value / self.low) / log10(self.high / self.low)
+            fraction = log10(value / self.low) / log10(self.high / self.low)
         else:
-            share = (value - self.low) / (self.high - self.low)
-        return LEFT + 8 + share * (WIDTH - LEFT - RIGHT - 16)
+            fraction = (value - self.low) / (self.high - self.low)
+        return LEFT + 8 + fraction * (WIDTH - LEFT - RIGHT - 16)
 
     def y(self, value: float) -> float:
         return HEIGHT - BOTTOM - value / self.top * (HEIGHT - TOP - BOTTOM)
 
 
-def _axes(plot: Plot, inside: _Inside, ticks: Sequence[float]) -> list[str]:
+def _axes(plot: Plot, scale: _Scale, ticks: Sequence[float]) -> list[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = []
     for tick in ticks:
-        y = inside.y(tick)
+        y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(_text(LEFT - 6, y + 4, f"{tick:,.6g}", "end"))
-    last = -1e9
+    last_label_end = -1e9
     for value in sorted(set(plot.xs)):
-        x, words = inside.x(value), f"{value:,.6g}"
+        x, label = scale.x(value), f"{value:,.6g}"
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{bottom}" y2="{bottom + 4}"/>')
-        half = len(words) * LABEL_WIDTH / 2
-        if x - half > last:
-            parts.append(_text(x, bottom + 17, words, "middle"))
-            last = x + half + 2
+        half_width = len(label) * LABEL_WIDTH / 2
+        if x - half_width > last_label_end:
+            parts.append(_text(x, bottom + 17, label, "middle"))
+            last_label_end = x + half_width + 2
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{bottom}" y2="{bottom}"/>')
     parts.append(_text((LEFT + right) / 2, HEIGHT - 8, plot.x_name, "middle"))
     middle = (TOP + bottom) / 2
@@ -119,15 +119,15 @@ def _axes(plot: Plot, inside: _Inside, ticks: Sequence[float]) -> list[str]:
     return parts
 
 
-def _marks(plot: Plot, inside: _Inside) -> list[str]:
+def _marks(plot: Plot, scale: _Scale) -> list[str]:
     parts = []
     for mark in plot.marks:
         if mark.is_horizontal:
-            y = inside.y(mark.at)
+            y = scale.y(mark.position)
             parts.append(f'<line class="mark" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
             parts.append(_text(LEFT + 4, y - 4, mark.name, "start", "faint"))
         else:
-            x = inside.x(mark.at)
+            x = scale.x(mark.position)
             parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 4}" y2="{HEIGHT - BOTTOM}"/>')
             is_right = x > (LEFT + WIDTH - RIGHT) / 2
             parts.append(
@@ -136,23 +136,23 @@ def _marks(plot: Plot, inside: _Inside) -> list[str]:
     return parts
 
 
-def _gaps(plot: Plot, inside: _Inside) -> list[str]:
+def _gaps(plot: Plot, scale: _Scale) -> list[str]:
     """Draw a cross at the upper edge where no line has a value, and one label."""
-    missing = [x for place, x in enumerate(plot.xs) if all(line.values[place] is None for line in plot.lines)]
+    gap_xs = [x for index, x in enumerate(plot.xs) if all(line.values[index] is None for line in plot.lines)]
     parts = []
-    for at in missing:
-        x, y = inside.x(at), TOP + 16.0
+    for gap_x in gap_xs:
+        x, y = scale.x(gap_x), TOP + 16.0
         parts.append(f'<path class="gap" d="M{x - 4:.1f} {y - 4} l8 8 m0 -8 l-8 8"/>')
-    if missing and plot.gap_words:
-        parts.append(_text(inside.x(missing[-1]) + 7, TOP + 20, plot.gap_words, "start", "faint"))
+    if gap_xs and plot.gap_words:
+        parts.append(_text(scale.x(gap_xs[-1]) + 7, TOP + 20, plot.gap_words, "start", "faint"))
     return parts
 
 
-def _lines(plot: Plot, inside: _Inside) -> list[str]:
+def _lines(plot: Plot, scale: _Scale) -> list[str]:
     parts, ends = [], []
     for number, line in enumerate(plot.lines):
         points = [
-            (inside.x(x), inside.y(value)) for x, value in zip(plot.xs, line.values, strict=True) if value is not None
+            (scale.x(x), scale.y(value)) for x, value in zip(plot.xs, line.values, strict=True) if value is not None
         ]
         if not points:
             continue
@@ -163,11 +163,11 @@ def _lines(plot: Plot, inside: _Inside) -> list[str]:
         parts += [_marker(number, x, y) for x, y in points]
         ends.append((points[-1][1], points[-1][0], line.name))
     # Names are drawn one below another where the ends of lines are close together.
-    taken = -1e9
+    last_label_y = -1e9
     for y, x, name in sorted(ends):
-        at = max(y + 4, taken + LINE_HEIGHT)
-        parts.append(_text(x + 8, at, name, "start"))
-        taken = at
+        label_y = max(y + 4, last_label_y + LINE_HEIGHT)
+        parts.append(_text(x + 8, label_y, name, "start"))
+        last_label_y = label_y
     return parts
 
 
@@ -180,6 +180,6 @@ def _marker(number: int, x: float, y: float) -> str:
     return f'<path class="dot{number}" d="M{x:.1f} {y - 4.5:.1f} l4.5 8 h-9 z"/>'
 
 
-def _text(x: float, y: float, words: str, anchor: str, kind: str = "") -> str:
+def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> str:
     style = f' class="{kind}"' if kind else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(text)}</text>'

@@ -1,4 +1,4 @@
-"""Replays a trace through the real scheduler and memory, and finds the first difference.
+"""Replays a trace through the real scheduler and KV memory, and finds the first difference.
 
     trace ─► command, time, result ─► Scheduler, KVMemory ─► plan, events ─► compared with those of the trace
 
@@ -23,17 +23,17 @@ from quire.engine.trace_records import (
     Cleared,
     EventsRecord,
     ExplainedRecord,
-    GaveUp,
     Planned,
     PlannedRow,
     PlanRows,
-    RequestEnded,
+    RecordingEnded,
+    RequestRefused,
     Restored,
     Returned,
+    StepAborted,
     Submitted,
     TracedOutcome,
     TraceHeader,
-    TurnedAway,
     event_fields,
 )
 from quire.errors import CapacityError, ReplayError, RequestError
@@ -43,8 +43,8 @@ from quire.sim.replay.trace_lines import TraceLine, trace_lines
 OnProgress = Callable[[str, int, int], None]
 PROGRESS_EVERY = 256
 """Number of lines between two progress updates."""
-A_SCORE = TokenLogprobs(0, 0.0, 1, ())
-"""Placeholder for each score, because only the number of scores matters."""
+PLACEHOLDER_LOGPROB = TokenLogprobs(0, 0.0, 1, ())
+"""Placeholder for each prompt log-probability, because only their number matters."""
 
 
 def replay(path: Path, on_progress: OnProgress = lambda _label, _done, _total: None) -> ReplayReport:
@@ -62,10 +62,10 @@ def replay(path: Path, on_progress: OnProgress = lambda _label, _done, _total: N
 
 @dataclass(slots=True)
 class _Failure:
-    """An exception of the scheduler. It is a difference only if the recorded session continued after it."""
+    """An exception of the scheduler. It counts as a difference only if the recorded session continued after it."""
 
     line: int
-    words: str
+    text: str
 
 
 class SessionReplay:
@@ -74,14 +74,14 @@ class SessionReplay:
     def __init__(self, line: int, header: TraceHeader) -> None:
         self.header = header
         self.memory = KVMemory(header.memory, BlockHasher(bytes(KEY_BYTES)))
-        self.scheduler = make_scheduler(header.scheduler, self.memory, guesses=header.guesses)
+        self.scheduler = make_scheduler(header.scheduler, self.memory, has_drafts=header.has_ngram_drafts)
         self._line = line
-        self._now, self._then = PlanRows(), PlanRows()
-        """Converters for this replay's plans and for the recorded plans."""
+        self._row_encoder, self._row_decoder = PlanRows(), PlanRows()
+        """Encode the rows of this replay's plans, and decode the rows of the recorded plans."""
         self._plan: StepPlan | None = None
-        """The plan whose result was not read yet."""
-        self._owed: EventsRecord | TurnedAway | None = None
-        """The record that the next line must contain."""
+        """The plan whose result has not been read yet."""
+        self._expected_record: EventsRecord | RequestRefused | None = None
+        """The record that the next line must contain; None: any record except events and rejections."""
         self._failure: _Failure | None = None
         self._difference: PlanDifference | None = None
         self._note = ""
@@ -91,9 +91,9 @@ class SessionReplay:
         """Return the result of this session."""
         note = self._note
         if not note and self._failure is not None:
-            note = f"it ends with a failure, which also happens here: {self._failure.words}"
+            note = f"the worker failed, and so does the replay: {self._failure.text}"
         elif not note and self._plan is not None and self._difference is None:
-            note = f"step {self._plan.step} has no result: the worker ended during it"
+            note = f"step {self._plan.step} has no result: the worker ended during this step"
         header = self.header
         return SessionReport(
             self._line, header.quire, header.model, self._num_steps, self._num_requests, note, self._difference
@@ -106,33 +106,33 @@ class SessionReplay:
             return
         if record is None:
             self._note = f"cut off within line {line.number}"
-        elif isinstance(record, RequestEnded):
+        elif isinstance(record, RecordingEnded):
             self._note = f"the trace ended before its worker: {record.why}"
         elif self._failure is not None:
-            self._differ(line.number, "failure", "went on", self._failure.words)
+            self._set_difference(line.number, "failure", "the session continued", self._failure.text)
         else:
             self._run(line.number, record)
 
     def _run(self, number: int, record: AnyTraceRecord) -> None:
-        owed, self._owed = self._owed, None
-        if isinstance(record, EventsRecord | TurnedAway):
-            if record != owed:
-                self._differ(number, "events", _owed_words(record), _owed_words(owed))
+        expected, self._expected_record = self._expected_record, None
+        if isinstance(record, EventsRecord | RequestRefused):
+            if record != expected:
+                self._set_difference(number, "events", _record_text(record), _record_text(expected))
             return
-        if owed is not None:
-            self._differ(number, "events", _owed_words(None), _owed_words(owed))
+        if expected is not None:
+            self._set_difference(number, "events", _record_text(None), _record_text(expected))
             return
         try:
-            self._obey(number, record)
+            self._execute(number, record)
         except ReplayError:
             raise
         except Exception as error:  # any exception would have ended the recording worker
             self._failure = _Failure(number, f"{type(error).__name__}: {error}")
 
-    def _obey(self, number: int, record: AnyTraceRecord) -> None:
+    def _execute(self, number: int, record: AnyTraceRecord) -> None:
         match record:
             case Submitted() | Restored():
-                self._enter(record)
+                self._submit(record)
             case Cancelled(request_id=request_id, index=index):
                 self.scheduler.cancel(request_id, index)
             case Cleared():
@@ -143,25 +143,25 @@ class SessionReplay:
                 self._compare_plan(number, record)
             case Returned():
                 self._apply(number, record)
-            case GaveUp():
+            case StepAborted():
                 while self.memory.states is not None and self.scheduler.running:
                     self.scheduler.preempt_latest()
 
-    def _enter(self, record: Submitted | Restored) -> None:
+    def _submit(self, record: Submitted | Restored) -> None:
         self._num_requests += 1
-        enter = self.scheduler.restore if isinstance(record, Restored) else self.scheduler.submit
+        submit = self.scheduler.restore if isinstance(record, Restored) else self.scheduler.submit
         try:
-            enter(request_of(record))
+            submit(request_of(record))
         except (RequestError, CapacityError) as error:
-            self._owed = TurnedAway(request_id=record.request_id, kind=type(error).__name__)
+            self._expected_record = RequestRefused(request_id=record.request_id, kind=type(error).__name__)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def _compare_plan(self, number: int, record: Planned) -> None:
-        plan = self.scheduler.plan(record.at_s, lambda one: one.sequence_id in record.held)
+        plan = self.scheduler.plan(record.at_s, lambda sequence: sequence.sequence_id in record.waiting_ids)
         drafts = {item.sequence_id: item.drafts for item in plan.items if item.num_drafts}
-        rows = self._now.of(plan, drafts)
-        tables = self._then.follow(record.rows)
+        rows = self._row_encoder.to_rows(plan, drafts)
+        tables = self._row_decoder.to_block_tables(record.rows)
         planned = Planned(
             step=plan.step,
             at_s=record.at_s,
@@ -169,38 +169,38 @@ class SessionReplay:
             copies=plan.copies,
             slot_copies=plan.slot_copies,
             keeps=plan.keeps,
-            held=plan.held,
+            waiting_ids=plan.waiting_ids,
         )
         if planned != record:
-            found = row_differences(record.rows, rows, tables, self._now.blocks, self._names())
-            moves = [] if found else [f"{name} {getattr(one, name)}" for name in MOVES for one in (record, planned)]
-            recorded, now = " ".join(moves[::2]), " ".join(moves[1::2])
-            self._differ(number, "plan", recorded, now, record.step, found)
+            diffs = row_differences(record.rows, rows, tables, self._row_encoder.blocks, self._names())
+            texts = [] if diffs else [f"{name} {getattr(p, name)}" for name in PLAN_FIELDS for p in (record, planned)]
+            recorded, now = " ".join(texts[::2]), " ".join(texts[1::2])
+            self._set_difference(number, "plan", recorded, now, record.step, diffs)
         elif plan.items:
             self._num_steps += 1
             self._plan = plan
         else:
-            self._owe(self.scheduler.take_events())
+            self._expect_events(self.scheduler.take_events())
 
     def _apply(self, number: int, record: Returned) -> None:
         plan, self._plan = self._plan, None
         if plan is None or len(record.outcomes) != len(plan.items):
-            raise ReplayError(f"line {number} of the trace is damaged: its result belongs to no plan")
+            raise ReplayError(f"line {number} of the trace is damaged: its result does not match the last plan")
         rows = {
             item.sequence_id: _row_of(outcome)
             for item, outcome in zip(plan.items, record.outcomes, strict=True)
             if outcome is not None
         }
-        self._owe(self.scheduler.apply(StepResult(record.step, rows), record.at_s))
+        self._expect_events(self.scheduler.apply(StepResult(record.step, rows), record.at_s))
 
-    def _owe(self, events: Iterable[RequestEvent]) -> None:
-        if found := event_fields(events):
-            self._owed = EventsRecord(events=found)
+    def _expect_events(self, events: Iterable[RequestEvent]) -> None:
+        if fields := event_fields(events):
+            self._expected_record = EventsRecord(events=fields)
 
     def _names(self) -> dict[int, str]:
-        return {one.sequence_id: name for name, live in self.scheduler.live.items() for one in live.sequences}
+        return {sequence.sequence_id: name for name, live in self.scheduler.live.items() for sequence in live.sequences}
 
-    def _differ(
+    def _set_difference(
         self,
         line: int,
         kind: str,
@@ -213,7 +213,7 @@ class SessionReplay:
         self._difference = PlanDifference(line, step, kind, recorded, now, rows)
 
 
-MOVES = ("step", "copies", "slot_copies", "keeps", "held")
+PLAN_FIELDS = ("step", "copies", "slot_copies", "keeps", "held")
 """The fields of a plan that are compared in addition to its rows."""
 
 
@@ -251,35 +251,35 @@ def row_differences(
     blocks: dict[int, tuple[int, ...]],
     requests: dict[int, str],
 ) -> tuple[RowDifference, ...]:
-    """Return the rows that differ, by sequence, with their whole block tables."""
-    before = {row.sequence_id: TableRow(row, recorded_blocks[row.sequence_id]) for row in recorded}
-    after = {row.sequence_id: TableRow(row, blocks[row.sequence_id]) for row in now}
-    names = [*before, *(name for name in after if name not in before)]
-    found = tuple(
-        RowDifference(name, requests.get(name), before.get(name), after.get(name))
-        for name in names
-        if before.get(name) != after.get(name)
+    """Return the rows that differ, by sequence, with their complete block tables."""
+    base = {row.sequence_id: TableRow(row, recorded_blocks[row.sequence_id]) for row in recorded}
+    new = {row.sequence_id: TableRow(row, blocks[row.sequence_id]) for row in now}
+    row_ids = [*base, *(row_id for row_id in new if row_id not in base)]
+    differences = tuple(
+        RowDifference(row_id, requests.get(row_id), base.get(row_id), new.get(row_id))
+        for row_id in row_ids
+        if base.get(row_id) != new.get(row_id)
     )
-    if not found and [*before] != [*after]:  # only the order differs
-        at = next(at for at, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1])
-        name = [*before][at]
-        return (RowDifference(name, requests.get(name), before[name], after[[*after][at]]),)
-    return found
+    if not differences and [*base] != [*new]:  # only the order differs
+        index = next(index for index, pair in enumerate(zip(base, new, strict=True)) if pair[0] != pair[1])
+        row_id = [*base][index]
+        return (RowDifference(row_id, requests.get(row_id), base[row_id], new[[*new][index]]),)
+    return differences
 
 
 def _row_of(outcome: tuple[int, ...] | TracedOutcome) -> RowResult:
     if isinstance(outcome, TracedOutcome):
-        scores = (A_SCORE,) * outcome.num_scores
+        logprobs = (PLACEHOLDER_LOGPROB,) * outcome.num_scores
         error = None if outcome.error is None else RowError(outcome.code or ROW_FAILED, outcome.error)
-        return RowResult(outcome.tokens, (), scores, (), error, outcome.forced, outcome.work_tokens)
+        return RowResult(outcome.tokens, (), logprobs, (), error, outcome.forced, outcome.work_tokens)
     return RowResult(outcome)
 
 
-def _owed_words(record: EventsRecord | TurnedAway | None) -> str:
+def _record_text(record: EventsRecord | RequestRefused | None) -> str:
     match record:
         case None:
             return "no event"
-        case TurnedAway(request_id=request_id, kind=kind):
+        case RequestRefused(request_id=request_id, kind=kind):
             return f"{request_id} was rejected: {kind}"
         case EventsRecord(events=events):
             return "; ".join(" ".join(map(str, event)) for event in events)

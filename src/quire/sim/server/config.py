@@ -16,12 +16,12 @@ from quire.workload.scenarios import SCENARIOS
 CHAOTIC = ("chaos", "drafts", "hybrid")
 """Scenarios with random server sizes and all kinds of faults."""
 PIN_SHARE = 0.25
-"""Pin budget as a share of the pool; simulated clients sometimes pin prefixes."""
+"""Share of the KV blocks that prefixes may pin; simulated clients sometimes pin prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSize:
-    """Sizes of a simulated server. A step takes `step_s`, plus `token_s` for each token it feeds."""
+    """Sizes of a simulated server. A step takes `step_s`, plus `token_s` for each token that it computes."""
 
     num_blocks: int = 2048
     block_size: int = 32
@@ -76,30 +76,30 @@ class SimConfig:
     guesser: Guesser | None = None
 
 
-def configured(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
-    """Return the simulation for a scenario and a seed. Chaotic scenarios draw the server and the faults at random;
-    `drafts` also draws a source of draft tokens, `hybrid` also slots for recurrent state. All others are fixed. Raises
+def make_config(scenario: str, seed: int, num_requests: int | None = None) -> SimConfig:
+    """Return the simulation for a scenario and a seed. Chaotic scenarios choose the server and the faults at random;
+    `drafts` also chooses a source of draft tokens, `hybrid` the slots for recurrent state. The others are fixed. Raises
     ConfigError for an unknown scenario."""
     if scenario not in SCENARIOS:
         raise ConfigError(f"expected a scenario of {', '.join(SCENARIOS)}, got {scenario!r}")
     if scenario not in CHAOTIC:
         return SimConfig(scenario, seed, num_requests or 400, ServerSize(), FaultRates())
     random = Random(f"shape {seed}")
-    drawn = int(200 * 10 ** random.random())  # drawn in any case, so that an explicit number does not change the server
-    shape, faults = small_shape(random, num_tenants=5), FaultRates.drawn(random)
-    config = SimConfig(scenario, seed, num_requests or drawn, shape, faults)
+    count = int(200 * 10 ** random.random())  # always drawn, so that an explicit number does not change the server
+    shape, faults = small_shape(random, num_tenants=5), FaultRates.choose(random)
+    config = SimConfig(scenario, seed, num_requests or count, shape, faults)
     if scenario == "chaos":
         return config
     if scenario == "hybrid":
-        num_kept = Random(f"slots {seed}").choice((0, 1, shape.max_running, 4 * shape.max_running))
-        return replace(config, shape=replace(shape, num_slots=shape.max_running + 1 + num_kept))
+        num_cached_slots = Random(f"slots {seed}").choice((0, 1, shape.max_running, 4 * shape.max_running))
+        return replace(config, shape=replace(shape, num_slots=shape.max_running + 1 + num_cached_slots))
     # Most of these servers have no token budget left for drafts; half of them get some.
-    wider = replace(shape, max_step_tokens=shape.max_step_tokens + Random(f"room {seed}").choice((0, 64)))
-    return replace(config, shape=wider, guesser=Guesser.drawn(seed, shape.vocabulary_size))
+    larger = replace(shape, max_step_tokens=shape.max_step_tokens + Random(f"room {seed}").choice((0, 64)))
+    return replace(config, shape=larger, guesser=Guesser.choose(seed, shape.vocabulary_size))
 
 
 def small_shape(random: Random, num_tenants: int) -> ServerSize:
-    """Return a random server that is nearly always too small: little memory, few running sequences, a small budget."""
+    """Return a random server, nearly always too small: little memory, few running sequences, a small token budget."""
     block_size = random.choice((1, 2, 4, 8))
     max_running = random.choice((2, 4, 8, 16))
     return ServerSize(

@@ -17,23 +17,23 @@ class RunnerCrashError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class FaultRates:
-    """Probabilities of faults. All zero: no faults."""
+    """Probabilities of faults per request, step, row or tenant; all zero: no faults."""
 
     cancel_per_request: float = 0.0
     drop_per_request: float = 0.0
-    """Cancel one continuation of the request."""
+    """One continuation of the request is cancelled."""
     duplicate_per_request: float = 0.0
     crash_per_step: float = 0.0
     error_per_row: float = 0.0
     preempt_per_step: float = 0.0
     squeeze_per_step: float = 0.0
-    """Pin, evict or clear blocks without the scheduler."""
+    """Blocks are pinned, evicted or cleared without the scheduler."""
     time_jump_per_step: float = 0.0
     patient_tenants: float = 0.0
-    """Share of tenants whose clients all wait for the tenant's retry time. Other clients retry independently."""
+    """Share of tenants whose clients all wait until the retry time of the tenant's last rejection."""
 
     @staticmethod
-    def drawn(random: Random) -> "FaultRates":
+    def choose(random: Random) -> "FaultRates":
         """Return random rates: each kind of fault is frequent, rare or absent."""
         return FaultRates(
             cancel_per_request=random.choice((0.0, 0.1, 0.4)),
@@ -60,26 +60,26 @@ class FaultyOracle:
     def run(self, plan: StepPlan) -> StepResult:
         """Run a plan, with faults. Raises RunnerCrashError for a crash."""
         if self._random.random() < self._rates.crash_per_step:
-            raise RunnerCrashError(f"the runner died at step {plan.step}")
+            raise RunnerCrashError(f"the runner crashed at step {plan.step}")
         result = self._runner.start(plan).wait()
         if not self._rates.error_per_row:
             return result
         rows = dict(result.rows)
         for item in plan.items:
             if self._random.random() < self._rates.error_per_row:
-                self._spoil(item)
-                self._spoil_state(item, plan.keeps)
+                self._corrupt_blocks(item)
+                self._corrupt_states(item, plan.keeps)
                 rows[item.sequence_id] = RowResult(error=RowError(ROW_FAILED, "the row is not finite"))
         return StepResult(result.step, rows)
 
-    def _spoil_state(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:
+    def _corrupt_states(self, item: WorkItem, keeps: Iterable[SlotCopy]) -> None:
         if self._runner.capacity.num_slots:
             self._garbage += 1
-            for slot in (item.state_slot, *(keep.dst for keep in keeps if keep.src == item.state_slot)):
+            for slot in (item.state_slot, *(copy.dst for copy in keeps if copy.src == item.state_slot)):
                 self._runner.states[slot] = self._garbage
 
-    def _spoil(self, item: WorkItem) -> None:
-        """Overwrite the slots that a failed row wrote, so that any later use of them changes the output."""
+    def _corrupt_blocks(self, item: WorkItem) -> None:
+        """Overwrite the KV slots that a failed row wrote, so that any later use of them changes the output."""
         size = self._runner.capacity.block_size
         for position in range(item.first_position, item.first_position + len(item.token_ids)):
             block, offset = item.block_ids[position // size], position % size

@@ -12,7 +12,7 @@ from quire.sim.server.deliveries import Deliveries
 
 @dataclass(slots=True)
 class Totals(SchedulerStats):
-    """Counters of the whole run, summed over all workers."""
+    """Counters of the whole run, summed over all workers (a worker ends when the runner crashes)."""
 
     query_tokens: int = 0
     hit_tokens: int = 0
@@ -22,11 +22,11 @@ class Totals(SchedulerStats):
     num_refused: int = 0
     """Requests that are too large for the server."""
     num_turned_away: int = 0
-    """Rejections with a retry time; repeated rejections of one request count separately."""
+    """Rejections with a retry time; each rejection of one request counts."""
     num_displaced: int = 0
     """Waiting requests that were displaced by tenants with less service."""
     num_returned: int = 0
-    """Requests accepted at their retry time, with no other request of the tenant in between."""
+    """Requests accepted at their retry time, without another request of the tenant since the rejection."""
     num_duplicates: int = 0
     num_cancels: int = 0
     num_drops: int = 0
@@ -39,8 +39,8 @@ class Totals(SchedulerStats):
 
     def absorb(self, scheduler: SchedulerStats, memory: MemoryStats) -> None:
         """Add the counters of one worker."""
-        for one in fields(SchedulerStats):
-            setattr(self, one.name, getattr(self, one.name) + getattr(scheduler, one.name))
+        for counter in fields(SchedulerStats):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(scheduler, counter.name))
         self.query_tokens += memory.query_tokens
         self.hit_tokens += memory.hit_tokens
         self.num_evictions += memory.num_evictions
@@ -49,7 +49,7 @@ class Totals(SchedulerStats):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Waiting time in seconds from arrival to the first admission, for one class or tenant."""
+    """Waiting times in seconds, from arrival to the first admission, of one class or tenant."""
 
     who: str
     num_requests: int
@@ -71,7 +71,7 @@ class Report:
     @property
     def violations(self) -> list[str]:
         wedged = ["wedged: requests wait and none runs"] if self.totals.is_wedged else []
-        return wedged + self.ledger.complaints
+        return wedged + self.ledger.violations
 
     @property
     def replay(self) -> str:
@@ -91,5 +91,5 @@ class Report:
                 by_class[entry.request.priority.value].append(entry.first_wait_s)
                 by_tenant.setdefault(entry.request.tenant, []).append(entry.first_wait_s)
         tenants = sorted(by_tenant.items()) if len(by_tenant) > 1 else []
-        groups = [(who, waits, Spread.of(waits)) for who, waits in (*by_class.items(), *tenants) if waits]
-        return [Waits(who, len(waits), spread.p50, spread.p95, max(waits)) for who, waits, spread in groups]
+        spreads = [(group, waits_s, Spread.of(waits_s)) for group, waits_s in (*by_class.items(), *tenants) if waits_s]
+        return [Waits(group, len(waits_s), spread.p50, spread.p95, max(waits_s)) for group, waits_s, spread in spreads]

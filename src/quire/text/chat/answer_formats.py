@@ -1,4 +1,4 @@
-"""How a model writes reasoning and tool calls, found by test renderings of its chat template on first use."""
+"""Finds how a model writes reasoning and tool calls, by test renderings of its chat template on first use."""
 
 import threading
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import QuireError
-from quire.text.chat.canonical import ANY_SPELLING, Spelling
+from quire.text.chat.canonical import DEFAULT_SUPPORT, TemplateSupport
 from quire.text.chat.rendering.template import ChatTemplate, TemplateArguments
 from quire.text.parsers import probe
 from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, ToolFormat
@@ -21,8 +21,8 @@ class ModelFormats:
     tools: ToolFormat | None
     """None: the template does not support tools, or its format of calls was not recognized."""
     marks: dict[str, int]
-    """Added tokens with visible text: ids by text. No literal text in a grammar matches these tokens."""
-    spelling: Spelling = ANY_SPELLING
+    """Ids of added tokens with visible text, by their text. No literal text in a grammar matches these tokens."""
+    support: TemplateSupport = DEFAULT_SUPPORT
 
 
 NO_FORMATS = ModelFormats(None, None, {})
@@ -36,40 +36,40 @@ class FormatFinder:
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
         self._lock = threading.Lock()
-        self._found: ModelFormats | None = None
+        self._formats: ModelFormats | None = None
 
     def find(self) -> ModelFormats:
         """Return the model's formats. The first call renders test conversations; later calls return its result."""
         with self._lock:
-            if self._found is None:
-                self._found = self._look()
-            return self._found
+            if self._formats is None:
+                self._formats = self._find_formats()
+            return self._formats
 
-    def _look(self) -> ModelFormats:
+    def _find_formats(self) -> ModelFormats:
         added = self._tokenizer.library.get_added_tokens_decoder()
-        marks = {one.content: number for number, one in added.items() if one.content.strip()}
-        ends = [one.content for number, one in added.items() if number in self._end_token_ids]
+        marks = {token.content: token_id for token_id, token in added.items() if token.content.strip()}
+        ends = [token.content for token_id, token in added.items() if token_id in self._end_token_ids]
         own_text = self._template.own_text
-        tools = probe.tool_format(self._rendered, own_text, ends)
-        written = "" if tools is None else tools.begin + tools.name_end + tools.call_end
+        tools = probe.tool_format(self._render, own_text, ends)
+        call_text = "" if tools is None else tools.begin + tools.name_end + tools.call_end
         return ModelFormats(
-            reasoning=probe.reasoning_format(self._rendered, own_text),
+            reasoning=probe.reasoning_format(self._render, own_text),
             tools=tools,
             marks=marks,
-            spelling=Spelling(
-                knows_developer="developer" in own_text,
-                shows_late_system=self._shows_late_system(),
-                wants_short_ids=CALL_ID in written,
+            support=TemplateSupport(
+                has_developer="developer" in own_text,
+                has_late_system=self._has_late_system(),
+                needs_short_ids=CALL_ID in call_text,
             ),
         )
 
-    def _shows_late_system(self) -> bool:
+    def _has_late_system(self) -> bool:
         messages = [probe.USER, {"role": "system", "content": probe.ANSWER}, probe.USER]
         try:
             return probe.ANSWER in self._template.render(messages).text
         except QuireError:
             return False
 
-    def _rendered(self, messages: Sequence[dict[str, Any]], begins: bool) -> str:
+    def _render(self, messages: Sequence[dict[str, Any]], add_prompt: bool) -> str:
         tools = [probe.PROBE_TOOL]
-        return self._template.render(messages, TemplateArguments(tools=tools, add_generation_prompt=begins)).text
+        return self._template.render(messages, TemplateArguments(tools=tools, add_generation_prompt=add_prompt)).text

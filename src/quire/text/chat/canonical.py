@@ -17,52 +17,52 @@ from typing import Any
 
 from quire.text.parsers.tool_format import ID_CHARS
 
-THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Field names that clients use for an assistant's reasoning; of several, the first is used."""
 SHORT_ID = re.compile(rf"[a-zA-Z0-9]{{{ID_CHARS}}}")
 
 
 @dataclass(frozen=True, slots=True)
-class Spelling:
-    """The variants that one chat template supports."""
+class TemplateSupport:
+    """The variants of messages that one chat template supports or needs."""
 
-    knows_developer: bool = False
-    shows_late_system: bool = True
-    wants_short_ids: bool = False
-
-
-ANY_SPELLING = Spelling()
+    has_developer: bool = False  # the role developer
+    has_late_system: bool = True  # system messages after other messages
+    needs_short_ids: bool = False
 
 
-def canonical(messages: Sequence[Mapping[str, Any]], spelling: Spelling) -> list[Any]:
-    """Return the conversation in the form that the template supports. A list with an item that is not a mapping is
-    returned unchanged; a later step rejects it."""
+DEFAULT_SUPPORT = TemplateSupport()
+
+
+def canonical(messages: Sequence[Mapping[str, Any]], support: TemplateSupport) -> list[Any]:
+    """Return the conversation in the form that the template supports. If an item is not a mapping, the list is returned
+    unchanged, and a later step rejects the item."""
     if not all(isinstance(message, Mapping) for message in messages):
         return list(messages)
-    result = [_message(message, spelling) for message in messages]
-    num_first = next((at for at, message in enumerate(result) if message.get("role") != "system"), len(result))
-    first = result[:num_first]
-    if len(first) > 1 and all(isinstance(message.get("content"), str) for message in first):
-        result[:num_first] = [{**first[0], "content": "\n\n".join(message["content"] for message in first)}]
-        num_first = 1
-    if spelling.shows_late_system:
+    result = [_message(message, support) for message in messages]
+    num_system = next((index for index, message in enumerate(result) if message.get("role") != "system"), len(result))
+    leading = result[:num_system]
+    if len(leading) > 1 and all(isinstance(message.get("content"), str) for message in leading):
+        result[:num_system] = [{**leading[0], "content": "\n\n".join(message["content"] for message in leading)}]
+        num_system = 1
+    if support.has_late_system:
         return result
-    return result[:num_first] + [_as_user(message) for message in result[num_first:]]
+    return result[:num_system] + [_as_user(message) for message in result[num_system:]]
 
 
-def _message(message: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]:
-    made = dict(message)
-    if made.get("role") == "developer" and not spelling.knows_developer:
-        made["role"] = "system"
-    thoughts = next((made[key] for key in THOUGHTS if made.get(key) is not None), None)
-    if thoughts is not None:
-        made = {"thinking": thoughts, **made, "reasoning_content": thoughts}
-    if spelling.wants_short_ids:
-        if isinstance(made.get("tool_call_id"), str):
-            made["tool_call_id"] = short_id(made["tool_call_id"])
-        if isinstance(made.get("tool_calls"), list):
-            made["tool_calls"] = [_short_call(call) for call in made["tool_calls"]]
-    return made
+def _message(message: Mapping[str, Any], support: TemplateSupport) -> dict[str, Any]:
+    result = dict(message)
+    if result.get("role") == "developer" and not support.has_developer:
+        result["role"] = "system"
+    reasoning = next((result[key] for key in REASONING_FIELDS if result.get(key) is not None), None)
+    if reasoning is not None:
+        result = {"thinking": reasoning, **result, "reasoning_content": reasoning}
+    if support.needs_short_ids:
+        if isinstance(result.get("tool_call_id"), str):
+            result["tool_call_id"] = short_id(result["tool_call_id"])
+        if isinstance(result.get("tool_calls"), list):
+            result["tool_calls"] = [_short_call(call) for call in result["tool_calls"]]
+    return result
 
 
 def _as_user(message: dict[str, Any]) -> dict[str, Any]:

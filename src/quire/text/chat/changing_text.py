@@ -2,7 +2,7 @@
 
     Today is 18 November 2026, 09:41  ─►  Today is <date>, <time>
 
-Two lines with the same pattern are versions of one line of the client. Pure. Patterns run on text of bounded length
+Two lines with the same pattern are taken for versions of one line. Pure. Patterns run on text of bounded length
 and have bounded backtracking.
 """
 
@@ -19,29 +19,29 @@ _MONTH = (
     r"|Nov(?:ember)?|Dec(?:ember)?)\.?"
 )
 _DAY = r"(?:Mon(?:day)?|Tue(?:s(?:day)?)?|Wed(?:nesday)?|Thu(?:rs(?:day)?)?|Fri(?:day)?|Sat(?:urday)?|Sun(?:day)?)"
-_NUMBER_OF_DAY = r"[0-9]{1,2}(?:st|nd|rd|th)?"
+_DAY_NUMBER = r"[0-9]{1,2}(?:st|nd|rd|th)?"
 _CLOCK = r"[0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]{1,9})?)?(?: ?[AaPp]\.?[Mm]\b\.?)?"
 _ZONE = r"(?: ?(?:UTC|GMT|CES?T|EES?T|[ECMP][SD]T|BST|JST|IST|Z)?(?:[+-][0-9]{1,2}:?(?:[0-9]{2})?)?)(?![A-Za-z0-9])"
 _ISO_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
-_MIXED = r"(?=[A-Za-z_-]{0,40}[0-9])(?=[0-9a-z_-]{0,40}[A-Z])(?=[0-9A-Z_-]{0,40}[a-z])"
-_FORMS: tuple[tuple[str, ChangingKind, str], ...] = (
+_MIXED_CHARACTERS = r"(?=[A-Za-z_-]{0,40}[0-9])(?=[0-9a-z_-]{0,40}[A-Z])(?=[0-9A-Z_-]{0,40}[a-z])"
+_PATTERNS: tuple[tuple[str, ChangingKind, str], ...] = (
     ("uuid", "ids", r"(?<![0-9A-Za-z])[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?![0-9A-Za-z])"),
     ("moment", "times", rf"(?<![0-9]){_ISO_DATE}[T_ ]{_CLOCK}{_ZONE}"),
     ("date", "dates", rf"(?<![0-9])(?:{_ISO_DATE}|[0-9]{{4}}[/.][0-9]{{1,2}}[/.][0-9]{{1,2}})(?![0-9])"),
     ("date", "dates", r"(?<![0-9./-])[0-9]{1,2}(?:/[0-9]{1,2}/|\.[0-9]{1,2}\.|-[0-9]{1,2}-)[0-9]{2,4}(?![0-9./-])"),
-    ("date", "dates", rf"\b(?:{_DAY},? )?{_MONTH} {_NUMBER_OF_DAY}(?:,? [0-9]{{4}})?(?![0-9A-Za-z])"),
-    ("date", "dates", rf"\b(?:{_DAY},? )?(?:the )?{_NUMBER_OF_DAY} (?:of )?{_MONTH}(?:,? [0-9]{{4}})?(?![0-9A-Za-z])"),
+    ("date", "dates", rf"\b(?:{_DAY},? )?{_MONTH} {_DAY_NUMBER}(?:,? [0-9]{{4}})?(?![0-9A-Za-z])"),
+    ("date", "dates", rf"\b(?:{_DAY},? )?(?:the )?{_DAY_NUMBER} (?:of )?{_MONTH}(?:,? [0-9]{{4}})?(?![0-9A-Za-z])"),
     ("date", "dates", rf"\b{_MONTH},? [0-9]{{4}}\b"),
     ("date", "dates", rf"\b{_DAY}\b"),
     ("time", "times", rf"(?<![0-9:]){_CLOCK}{_ZONE}"),
     ("time", "times", r"(?<![0-9A-Za-z.])1[0-9]{9}(?:[0-9]{3}){0,3}(?:\.[0-9]{1,9})?(?![0-9A-Za-z])"),
     ("id", "ids", r"(?<![0-9A-Za-z])(?=[a-f]{0,40}[0-9])[0-9a-f]{8,128}(?![0-9A-Za-z])"),
     ("id", "ids", r"(?<![0-9A-Za-z])(?=[A-F]{0,40}[0-9])[0-9A-F]{8,128}(?![0-9A-Za-z])"),
-    ("id", "ids", rf"(?<![0-9A-Za-z_-]){_MIXED}[0-9A-Za-z_-]{{16,128}}={{0,2}}(?![0-9A-Za-z_-])"),
+    ("id", "ids", rf"(?<![0-9A-Za-z_-]){_MIXED_CHARACTERS}[0-9A-Za-z_-]{{16,128}}={{0,2}}(?![0-9A-Za-z_-])"),
     ("id", "ids", r"(?<![0-9A-Za-z])(?=[A-Za-z]{0,40}[0-9])(?=[0-9]{0,40}[A-Za-z])[0-9A-Za-z]{10,128}(?![0-9A-Za-z])"),
     ("n", "numbers", r"[A-Za-z]{0,8}[0-9][0-9A-Za-z]{0,127}"),
 )  # fmt: skip
-_ANY = re.compile("|".join(f"(?P<f{at}>{form})" for at, (_, _, form) in enumerate(_FORMS)))
+_ANY_PATTERN = re.compile("|".join(f"(?P<f{index}>{form})" for index, (_, _, form) in enumerate(_PATTERNS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,43 +54,43 @@ class ChangingText:
 
 @dataclass(frozen=True, slots=True)
 class FoldedLine:
-    """A line as a pattern with placeholders, and the text that the placeholders replaced."""
+    """A line as a pattern with placeholders, and the texts that the placeholders replaced."""
 
     pattern: str
     changes: tuple[ChangingText, ...]
     ends: tuple[int, ...]
     """The end of each placeholder in the pattern, in the order of `changes`."""
 
-    def around(self, number: int) -> tuple[str, str]:
+    def split_after(self, number: int) -> tuple[str, str]:
         """Split the pattern after the placeholder of this index."""
         end = self.ends[number]
         return self.pattern[:end], self.pattern[end:]
 
     @property
     def kinds(self) -> frozenset[ChangingKind]:
-        return frozenset(one.kind for one in self.changes)
+        return frozenset(change.kind for change in self.changes)
 
 
 def fold(line: str) -> FoldedLine:
     """Replace each changing text by a placeholder such as `<date>`. Plain numbers have the lowest precedence."""
     pattern, changes, ends, end = "", list[ChangingText](), list[int](), 0
     line = line[:MAX_LINE_CHARS]
-    for found in _ANY.finditer(line):
-        name, kind, _ = _FORMS[int((found.lastgroup or "f0")[1:])]
-        pattern += f"{line[end : found.start()]}<{name}>"
-        changes.append(ChangingText(kind, found[0]))
+    for match in _ANY_PATTERN.finditer(line):
+        name, kind, _ = _PATTERNS[int((match.lastgroup or "f0")[1:])]
+        pattern += f"{line[end : match.start()]}<{name}>"
+        changes.append(ChangingText(kind, match[0]))
         ends.append(len(pattern))
-        end = found.end()
+        end = match.end()
     return FoldedLine(pattern + line[end:], tuple(changes), tuple(ends))
 
 
-def changed_kinds(one: FoldedLine, other: FoldedLine) -> list[ChangingKind]:
-    """Return the kinds of the texts that differ between two lines of one pattern, in order."""
-    pairs = zip(one.changes, other.changes, strict=False)
-    return list(dict.fromkeys(ours.kind for ours, theirs in pairs if ours.text != theirs.text))
+def changed_kinds(old: FoldedLine, new: FoldedLine) -> list[ChangingKind]:
+    """Return the kinds of the texts that differ between two lines with one pattern, in order, each kind once."""
+    pairs = zip(old.changes, new.changes, strict=False)
+    return list(dict.fromkeys(a.kind for a, b in pairs if a.text != b.text))
 
 
-def first_change(one: FoldedLine, other: FoldedLine) -> int:
+def first_change(old: FoldedLine, new: FoldedLine) -> int:
     """Return the index of the first text that differs between two lines of one pattern; 0 if none differs."""
-    pairs = zip(one.changes, other.changes, strict=False)
-    return next((at for at, (ours, theirs) in enumerate(pairs) if ours.text != theirs.text), 0)
+    pairs = zip(old.changes, new.changes, strict=False)
+    return next((index for index, (a, b) in enumerate(pairs) if a.text != b.text), 0)

@@ -1,12 +1,12 @@
-"""A rendered conversation to token ids. Only the template can write control tokens. May import `tokenizers`.
+"""Encodes a rendered conversation to token ids. Only the template can write control tokens. May import `tokenizers`.
 
 A control token is an added token that is `special`, or one with visible characters that occurs in the template's
-source. If a client writes its name in a message, the name is encoded as ordinary text.
+source. If a client writes the name of a control token in a message, this name is encoded as ordinary text.
 
     fast path   the text is encoded directly; valid if the template wrote every control token in the result
     slow path   otherwise each control token that the template wrote is replaced by a secret alias, and a second
-                tokenizer (the twin), with these aliases instead of the public names, encodes the text. So the text is
-                split exactly at the template's control tokens, by the library's own rules
+                tokenizer (the twin), which has these aliases instead of the public names, encodes the text. So the text
+                is split exactly at the template's control tokens, by the library's own rules
 """
 
 import re
@@ -37,7 +37,7 @@ class ChatTokenizer:
     def __init__(self, tokenizer: Tokenizer, own_text: str) -> None:
         self._tokenizer = tokenizer
         added = tokenizer.library.get_added_tokens_decoder()
-        self._control = {number: one.content for number, one in added.items() if is_control(one, own_text)}
+        self._control = {token_id: token.content for token_id, token in added.items() if is_control(token, own_text)}
         unknown = getattr(tokenizer.library.model, "unk_token", None)
         self._unknown_id = None if unknown is None else tokenizer.library.token_to_id(unknown)
         by_length = sorted(self._control.values(), key=len, reverse=True)
@@ -52,8 +52,8 @@ class ChatTokenizer:
         self._break_id = self._twin.library.token_to_id(self._break)
         ids = ((self._twin.library.token_to_id(alias), alias) for alias in self._names)
         self._alias_ids = {token_id: alias for token_id, alias in ids if token_id is not None}
-        taken = self._alias_ids.keys() | self._twin.original_ids.keys()
-        self._words = {token_id: name for token_id, name in self._control.items() if token_id not in taken}
+        twin_ids = self._alias_ids.keys() | self._twin.original_ids.keys()
+        self._base_names = {token_id: name for token_id, name in self._control.items() if token_id not in twin_ids}
         """Control tokens whose public names are also in the base vocabulary, so that the twin still has them."""
         tokenizer.bound(self._twin.library)
 
@@ -64,8 +64,8 @@ class ChatTokenizer:
         unknown positions on the slow path. Raises RequestTooLargeError, InvalidTextError."""
         encoding = self._tokenizer.encoding(rendered.text)
         ids = encoding.ids
-        found = self._found(encoding, ids, rendered.text, self._control)
-        if any(_is_touched(rendered.client, *place) for place in found):
+        control_ranges = self._ranges(encoding, ids, rendered.text, self._control)
+        if any(_overlaps(rendered.client_spans, *chars) for chars in control_ranges):
             return self.encode_apart(rendered), UNKNOWN_PARTS
         return ids, prompt_parts(rendered, len(ids), encoding.token_to_chars, messages, tools)
 
@@ -74,50 +74,50 @@ class ChatTokenizer:
         text = self._with_aliases(rendered)
         for _ in range(MAX_PASSES):
             encoding = encoded(self._twin.library, text)
-            ids = self._tokenizer.not_too_many(encoding.ids)
+            ids = self._tokenizer.check_num_tokens(encoding.ids)
             edits = [*self._unread_aliases(text, encoding, ids), *self._breaks(text, encoding, ids)]
             if not edits:
                 originals = self._twin.original_ids
-                return [originals.get(one, one) for one in ids if one != self._break_id]
-            text = _edited(text, edits)
-        sentence = f"expected a chat without control tokens, found some after {MAX_PASSES} passes"
-        raise InvalidTextError(f"{sentence}; leave out names of the model's control tokens", code="too_many_passes")
+                return [originals.get(token_id, token_id) for token_id in ids if token_id != self._break_id]
+            text = _apply_edits(text, edits)
+        message = f"expected a chat without control tokens, found some after {MAX_PASSES} passes"
+        raise InvalidTextError(f"{message}; leave out names of the model's control tokens", code="too_many_passes")
 
     def _with_aliases(self, rendered: Rendered) -> str:
-        text, place, edits = rendered.text, 0, list[Edit]()
-        for start, stop in (*rendered.client, (len(rendered.text),) * 2):
-            edits += [(*one.span(), self._aliases[one[0]]) for one in self._name.finditer(text, place, start)]
-            place = stop
-        return _edited(text, edits)
+        text, position, edits = rendered.text, 0, list[Edit]()
+        for start, stop in (*rendered.client_spans, (len(rendered.text),) * 2):
+            edits += [(*name.span(), self._aliases[name[0]]) for name in self._name.finditer(text, position, start)]
+            position = stop
+        return _apply_edits(text, edits)
 
     def _unread_aliases(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> Iterator[Edit]:
         """Restore the names of aliases that the library did not read as tokens, for example within a word."""
-        places = self._found(encoding, ids, text, self._alias_ids)
-        read = {one.start() for start, stop in places for one in self._alias.finditer(text, start, stop)}
-        for one in self._alias.finditer(text):
-            if one.start() not in read:
-                yield (*one.span(), self._names[one[0]])
+        ranges = self._ranges(encoding, ids, text, self._alias_ids)
+        starts = {match.start() for start, stop in ranges for match in self._alias.finditer(text, start, stop)}
+        for match in self._alias.finditer(text):
+            if match.start() not in starts:
+                yield (*match.span(), self._names[match[0]])
 
     def _breaks(self, text: str, encoding: tokenizers.Encoding, ids: list[int]) -> Iterator[Edit]:
         """Split control-token names that the base vocabulary also has as ordinary tokens, so that they stay text."""
-        for start, stop in self._found(encoding, ids, text, self._words):
+        for start, stop in self._ranges(encoding, ids, text, self._base_names):
             if stop - start < 2:
                 raise InvalidTextError(f"unexpected control token {text[start:stop]!r} in a chat; leave it out")
             yield start + 1, start + 1, self._break
 
-    def _found(
-        self, encoding: tokenizers.Encoding, ids: list[int], text: str, wanted: dict[int, str]
+    def _ranges(
+        self, encoding: tokenizers.Encoding, ids: list[int], text: str, names: dict[int, str]
     ) -> Iterator[tuple[int, int]]:
-        """The character ranges of tokens with these ids, without the white space that some tokens include."""
+        """Yield the character ranges of tokens with these ids, without the white space that some tokens include."""
         for index, token_id in enumerate(ids):
-            if token_id in wanted:
+            if token_id in names:
                 start, stop = encoding.token_to_chars(index) or (0, len(text))
                 shown = text[start:stop]
-                if token_id != self._unknown_id or shown.strip() == wanted[token_id]:
+                if token_id != self._unknown_id or shown.strip() == names[token_id]:
                     yield start + len(shown) - len(shown.lstrip()), stop - len(shown) + len(shown.rstrip())
 
 
-def _is_touched(spans: tuple[tuple[int, int], ...], start: int, stop: int) -> bool:
+def _overlaps(spans: tuple[tuple[int, int], ...], start: int, stop: int) -> bool:
     """Return whether a span overlaps the characters from start to stop."""
     index = bisect_left(spans, stop, key=itemgetter(0)) - 1
     return index >= 0 and spans[index][1] > start
@@ -128,9 +128,9 @@ def is_control(token: AddedToken, own_text: str) -> bool:
     return bool(token.special or (token.content.strip() and token.content in own_text))
 
 
-def _edited(text: str, edits: list[Edit]) -> str:
-    pieces, place = list[str](), 0
+def _apply_edits(text: str, edits: list[Edit]) -> str:
+    pieces, position = list[str](), 0
     for start, stop, new in sorted(edits):
-        pieces += [text[place:start], new]
-        place = stop
-    return "".join([*pieces, text[place:]])
+        pieces += [text[position:start], new]
+        position = stop
+    return "".join([*pieces, text[position:]])

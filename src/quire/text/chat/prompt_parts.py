@@ -25,7 +25,7 @@ class PromptPart:
     """The tool's name, the message's role, or `template`."""
 
 
-OF_TEMPLATE = PromptPart("text", 0, "template")
+TEMPLATE_PART = PromptPart("text", 0, "template")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PartSpan:
     """A range of tokens of one part."""
 
     first: int
-    after: int
+    end: int
     """Index of the first token after the range."""
     part: PromptPart | None
     """None: some unknown part of the client's request."""
@@ -50,36 +50,36 @@ class PromptParts:
         self._firsts = [span.first for span in self._spans]
 
     def at(self, position: int) -> PromptPart | None:
-        """Return the part of this position. The first token after a part belongs to it, because it shows its end."""
+        """Return the part at this position. The first token after a part belongs to the part, whose end it shows."""
         index = bisect_right(self._firsts, position) - 1
         if index < 0:
-            return OF_TEMPLATE
-        span, before = self._spans[index], self._spans[index - 1] if index else None
-        if before is not None and position < before.after:
-            return before.part  # a shared token belongs to the first part
-        return span.part if position <= span.after else OF_TEMPLATE
+            return TEMPLATE_PART
+        span, previous = self._spans[index], self._spans[index - 1] if index else None
+        if previous is not None and position < previous.end:
+            return previous.part  # a shared token belongs to the first part
+        return span.part if position <= span.end else TEMPLATE_PART
 
 
 UNKNOWN_PARTS = PromptParts((PartSpan(0, 1 << 62, None),))
 """The parts of a prompt whose origins are unknown."""
-AT_START = ("system", "developer")
+SYSTEM_ROLES = ("system", "developer")
 
 
 class NumberedMessages(list[dict[str, Any]]):
-    """Messages converted from a client's, not one to one, each with the part that it comes from."""
+    """Messages that were converted from a client's messages, but not one to one. `parts` has the origin of each."""
 
     def __init__(self, messages: Iterable[dict[str, Any]], parts: Iterable[PromptPart | None]) -> None:
         super().__init__(messages)
         self.parts = tuple(parts)
 
     @classmethod
-    def of(cls, numbered: Sequence[tuple[dict[str, Any], int]]) -> "NumberedMessages":
+    def with_indices(cls, numbered: Sequence[tuple[dict[str, Any], int]]) -> "NumberedMessages":
         """Return messages, each with the index of the client's message that it was converted from."""
-        parts = [PromptPart("message", at, _role(message)) for message, at in numbered]
+        parts = [PromptPart("message", index, _role(message)) for message, index in numbered]
         return cls([message for message, _ in numbered], parts)
 
-    def behind(self, others: Sequence[dict[str, Any]]) -> "NumberedMessages":
-        """Return these messages after `others`, which have no index. Leading system messages are one part."""
+    def preceded_by(self, others: Sequence[dict[str, Any]]) -> "NumberedMessages":
+        """Return `others`, which have no index, followed by these messages. Leading system messages are one part."""
         messages = [*others, *self]
         return NumberedMessages(messages, _with_system(messages, [*[None] * len(others), *self.parts]))
 
@@ -88,17 +88,17 @@ def message_parts(messages: Sequence[Mapping[str, Any]]) -> list[PromptPart | No
     """Return the part of each message. Leading system messages are one part."""
     if isinstance(messages, NumberedMessages):
         return list(messages.parts)
-    return _with_system(messages, [PromptPart("message", at, _role(message)) for at, message in enumerate(messages)])
+    roles = enumerate(map(_role, messages))
+    return _with_system(messages, [PromptPart("message", index, role) for index, role in roles])
 
 
 def _with_system(messages: Sequence[Mapping[str, Any]], parts: Sequence[PromptPart | None]) -> list[PromptPart | None]:
-    num_first = num_system(messages)
-    return [*[PromptPart("system", 0)] * num_first, *parts[num_first:]]
+    return [*[PromptPart("system", 0)] * (num_leading := num_system(messages)), *parts[num_leading:]]
 
 
 def num_system(messages: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of leading system and developer messages."""
-    return next((at for at, message in enumerate(messages) if _role(message) not in AT_START), len(messages))
+    return next((index for index, role in enumerate(map(_role, messages)) if role not in SYSTEM_ROLES), len(messages))
 
 
 def _role(message: Any) -> str | None:
@@ -112,27 +112,27 @@ CharSpan = tuple[int, int, str | None]
 
 def char_spans(rendered: Rendered) -> list[CharSpan]:
     """Return the spans of text that the client wrote, in order; consecutive spans of one origin are merged."""
-    spans, place = list[CharSpan](), 0
-    sources = iter((*rendered.sources, (len(rendered.text), len(rendered.text), "")))
-    source = next(sources)
-    for start, stop in rendered.client:
-        place = max(place, start)
-        while place < stop:
-            while source[1] <= place and source[1] < len(rendered.text):
-                source = next(sources)
-            is_inside = source[0] <= place < source[1]
-            end = min(stop, source[1] if is_inside else source[0] if source[0] > place else stop)
-            label = source[2] if is_inside else None
+    spans, position = list[CharSpan](), 0
+    labeled = iter((*rendered.labeled_spans, (len(rendered.text), len(rendered.text), "")))
+    span = next(labeled)
+    for start, stop in rendered.client_spans:
+        position = max(position, start)
+        while position < stop:
+            while span[1] <= position and span[1] < len(rendered.text):
+                span = next(labeled)
+            is_labeled = span[0] <= position < span[1]
+            end = min(stop, span[1] if is_labeled else span[0] if span[0] > position else stop)
+            label = span[2] if is_labeled else None
             if spans and spans[-1][2] == label and label is not None:
                 spans[-1] = (spans[-1][0], end, label)
             else:
-                spans.append((place, end, label))
-            place = end
+                spans.append((position, end, label))
+            position = end
     return spans
 
 
 MAX_SPANS = 4096
-"""A prompt with more spans is not mapped, because each span needs two binary searches over the tokens."""
+"""Prompts with more spans are not mapped, because each span needs two binary searches over the tokens."""
 
 
 def prompt_parts(
@@ -144,7 +144,7 @@ def prompt_parts(
 ) -> PromptParts:
     """Return the parts of a rendered conversation by token position. `messages` and the tool names `tools` are those
     that the template received; `chars_of` returns the character range of a token."""
-    spans, found, low = char_spans(rendered), list[PartSpan](), 0
+    spans, ranges, low = char_spans(rendered), list[PartSpan](), 0
     if len(spans) > MAX_SPANS:
         return UNKNOWN_PARTS
     tokens, parts = range(num_tokens), message_parts(messages)
@@ -155,19 +155,19 @@ def prompt_parts(
             return parts[index] if index < len(parts) else None
         return PromptPart("tool", index, tools[index]) if index < len(tools) else None
 
-    def place_of(token: int) -> tuple[int, int]:
-        place = chars_of(token)
-        if place is None:
+    def char_range(token: int) -> tuple[int, int]:
+        chars = chars_of(token)
+        if chars is None:
             raise LookupError(token)
-        return place
+        return chars
 
     try:
         for start, stop, label in spans:
-            first = bisect_right(tokens, start, lo=low, key=lambda token: place_of(token)[1])
-            after = bisect_left(tokens, stop, lo=first, key=lambda token: place_of(token)[0])
-            if first < after:
-                found.append(PartSpan(first, after, None if label is None else part_of(label)))
+            first = bisect_right(tokens, start, lo=low, key=lambda token: char_range(token)[1])
+            end = bisect_left(tokens, stop, lo=first, key=lambda token: char_range(token)[0])
+            if first < end:
+                ranges.append(PartSpan(first, end, None if label is None else part_of(label)))
             low = max(low, first)
     except LookupError:
         return UNKNOWN_PARTS
-    return PromptParts(found)
+    return PromptParts(ranges)

@@ -1,6 +1,6 @@
-"""Removes lines that the operator lists from system texts, before the chat template is applied. Pure.
+"""Removes the lines that an operator lists in `stable_prefix` from system texts, before templates are applied. Pure.
 
-Only the leading system and developer messages of a conversation are examined, line by line; messages of users and
+Only the leading system and developer messages of a conversation are examined, line by line; messages of users,
 assistants and tools are never changed. The other lines keep their order and text. Removed lines are returned.
 """
 
@@ -20,14 +20,14 @@ MAX_PATTERNS = 16
 MAX_PATTERN_CHARS = 200
 MAX_MATCHED_CHARS = 256
 """Longer lines are never removed."""
-OF_REGULAR_EXPRESSIONS = re.compile(r"[\\\[\](){}^$|+]|\.[*?]")
-"""Prereleases of 0.2.0 took regular expressions, which as globs would silently match other lines."""
+REGEX_SYNTAX = re.compile(r"[\\\[\](){}^$|+]|\.[*?]")
+"""Syntax that is rejected: prereleases of 0.2.0 accepted regular expressions, which have another meaning as globs."""
 MAX_LINES = 512
 """Only the first lines of a system text, up to this many, are examined."""
 MAX_LABEL_WORDS = 8
 """A line counts as only a date, time or id if it has at most this many other words."""
 WORD = re.compile(r"[^\W\d_]{2,}")
-NAMES = re.compile(r"<[a-z]{1,6}>")
+PLACEHOLDERS = re.compile(r"<[a-z]{1,6}>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,36 +35,36 @@ class RemovedLine:
     """A line that was removed."""
 
     text: str
-    by: str
-    """The built-in name or the glob that matched."""
+    pattern: str
+    """The built-in name (see `BUILT_IN`) or the glob that matched."""
 
 
 class StablePrefix:
     """The operator's list of lines to remove."""
 
-    def __init__(self, listed: Sequence[str] = ()) -> None:
+    def __init__(self, patterns: Sequence[str] = ()) -> None:
         """Create from names in `BUILT_IN`, or globs that match a whole line. Raises ConfigError."""
-        if len(listed) > MAX_PATTERNS:
+        if len(patterns) > MAX_PATTERNS:
             raise ConfigError(
-                f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(listed)}; leave some out",
+                f"expected at most {MAX_PATTERNS} patterns of stable_prefix, got {len(patterns)}; leave some out",
                 ("stable_prefix",),
                 code="too_many_patterns",
             )
-        self._names = frozenset(listed) & frozenset(BUILT_IN)
-        self._globs = [(source, _glob(source)) for source in listed if source not in self._names]
+        self._names = frozenset(patterns) & frozenset(BUILT_IN)
+        self._globs = [(source, _glob(source)) for source in patterns if source not in self._names]
 
-    def cleaned(self, messages: Sequence[Any]) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
-        """Return the conversation without the listed lines, and these lines. An item that is not a mapping is kept; a
-        later step rejects it."""
-        made, removed = list(messages), list[RemovedLine]()
-        for at, message in enumerate(messages):
+    def remove_lines(self, messages: Sequence[Any]) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
+        """Return the conversation without the lines that match, and these lines. An item that is not a mapping is not
+        changed here; a later step rejects it."""
+        result, removed = list(messages), list[RemovedLine]()
+        for index, message in enumerate(messages):
             if not isinstance(message, Mapping) or message.get("role") not in ("system", "developer"):
                 break
-            made[at] = self._message(message, removed)
+            result[index] = self._message(message, removed)
         if not removed:
             return messages, ()
         parts = messages.parts if isinstance(messages, NumberedMessages) else None
-        return (made if parts is None else NumberedMessages(made, parts)), removed
+        return (result if parts is None else NumberedMessages(result, parts)), removed
 
     def _message(self, message: Mapping[str, Any], removed: list[RemovedLine]) -> Mapping[str, Any]:
         content = message.get("content")
@@ -80,30 +80,30 @@ class StablePrefix:
 
     def _text(self, text: str, removed: list[RemovedLine]) -> str:
         lines = text.split("\n", MAX_LINES)
-        kept = list[str]()
-        for at, line in enumerate(lines):
-            by = self._by(line) if at < MAX_LINES else None
-            if by is None:
-                kept.append(line)
+        remaining = list[str]()
+        for index, line in enumerate(lines):
+            pattern = self._matching_pattern(line) if index < MAX_LINES else None
+            if pattern is None:
+                remaining.append(line)
             else:
-                removed.append(RemovedLine(line, by))
-        return "\n".join(kept)
+                removed.append(RemovedLine(line, pattern))
+        return "\n".join(remaining)
 
-    def _by(self, line: str) -> str | None:
-        """The name or glob that matches this line, if any."""
-        bare = line.strip()
-        if not bare or len(bare) > MAX_MATCHED_CHARS:
+    def _matching_pattern(self, line: str) -> str | None:
+        """Return the built-in name or the glob that matches this line, if any."""
+        stripped = line.strip()
+        if not stripped or len(stripped) > MAX_MATCHED_CHARS:
             return None
-        if "billing-header" in self._names and bare.lower().startswith(BILLING_HEADER):
+        if "billing-header" in self._names and stripped.lower().startswith(BILLING_HEADER):
             return "billing-header"
-        found = next((source for source, glob in self._globs if glob.match(bare)), None)
-        return found or (self._name(bare) if self._names else None)
+        matching_glob = next((source for source, glob in self._globs if glob.match(stripped)), None)
+        return matching_glob or (self._matching_name(stripped) if self._names else None)
 
-    def _name(self, line: str) -> str | None:
+    def _matching_name(self, line: str) -> str | None:
         folded = fold(line)
         kinds: Sequence[ChangingKind] = ("dates", "times", "ids")
         name = next((kind for kind in kinds if kind in folded.kinds and kind in self._names), None)
-        if name is None or len(WORD.findall(NAMES.sub(" ", folded.pattern))) > MAX_LABEL_WORDS:
+        if name is None or len(WORD.findall(PLACEHOLDERS.sub(" ", folded.pattern))) > MAX_LABEL_WORDS:
             return None
         return name
 
@@ -111,7 +111,7 @@ class StablePrefix:
 def _glob(source: str) -> re.Pattern[str]:
     """Compile a glob: `*` is any text, `?` any character. `translate` yields a pattern without backtracking over
     earlier `*`, so the work is bounded by line length times glob length. Raises ConfigError."""
-    if not 0 < len(source) <= MAX_PATTERN_CHARS or OF_REGULAR_EXPRESSIONS.search(source):
+    if not 0 < len(source) <= MAX_PATTERN_CHARS or REGEX_SYNTAX.search(source):
         raise ConfigError(
             f"stable_prefix: expected a name or a glob of up to {MAX_PATTERN_CHARS} characters, got {source[:80]!r}; "
             "regular expressions are not supported: write * for any text and ? for any character, such as 'Date: *'",
@@ -120,6 +120,6 @@ def _glob(source: str) -> re.Pattern[str]:
     return re.compile(translate(source))
 
 
-def without_lines(messages: Sequence[Any], listed: StablePrefix | None) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
-    """Return the conversation to render and the lines removed from it; unchanged if `listed` is None."""
-    return (messages, ()) if listed is None else listed.cleaned(messages)
+def without_lines(messages: Sequence[Any], prefix: StablePrefix | None) -> tuple[Sequence[Any], Sequence[RemovedLine]]:
+    """Return the conversation to render and the lines removed from it; unchanged if `prefix` is None."""
+    return (messages, ()) if prefix is None else prefix.remove_lines(messages)

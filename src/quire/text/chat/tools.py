@@ -1,4 +1,4 @@
-"""Tools that a client declares: validated once, in one normalized form for templates and grammars. Pure.
+"""Tools that a client declares, validated once and normalized to one form for templates and grammars. Pure.
 
 Fields without an effect on the model (caching hints, `strict`, ids) are dropped, so that they never reach a prompt.
 """
@@ -16,7 +16,7 @@ from quire.text.grammars.grammar import rewritten_schema
 from quire.text.parsers.tool_format import HERMES, NAME_PATTERN
 
 MAX_TOOLS = 256
-WITHOUT_MEANING = frozenset({"description", "title", "$schema", "$comment", "default", "examples", "deprecated"})
+ANNOTATIONS = frozenset({"description", "title", "$schema", "$comment", "default", "examples", "deprecated"})
 """Keywords of a JSON schema that do not constrain the output."""
 
 
@@ -40,7 +40,7 @@ class Tool:
     """Arguments must satisfy the whole schema: the request is rejected if a part of the schema is not supported."""
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def declaration(self) -> dict[str, Any]:
         """The tool in the form that chat templates read."""
         parameters = self.parameters or {"type": "object", "properties": {}}
         function = {"name": self.name, "description": self.description, "parameters": dict(parameters)}
@@ -49,9 +49,9 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The schema of the arguments, with only the keywords that constrain the output."""
-        parameters_schema = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
-        lean: dict[str, Any] = rewritten_schema(parameters_schema, _lean)
-        return lean if lean.get("type") == "object" or "$ref" in lean else {**lean, "type": "object"}
+        schema = self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        core: dict[str, Any] = rewritten_schema(schema, _without_annotations)
+        return core if core.get("type") == "object" or "$ref" in core else {**core, "type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,9 @@ class ToolUse:
         names = [tool.name for tool in self.tools]
         if len(names) > MAX_TOOLS:
             raise InvalidParameterError(f"expected at most {MAX_TOOLS} tools, got {len(names)}", "tools")
-        twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
-        if twice is not None:
-            raise InvalidParameterError(f"expected tools with different names, got {twice[:64]!r} twice", "tools")
+        duplicate = next((name for index, name in enumerate(names) if name in names[:index]), None)
+        if duplicate is not None:
+            raise InvalidParameterError(f"expected tools with different names, got {duplicate[:64]!r} twice", "tools")
         if self.only is not None and self.only not in names:
             raise InvalidParameterError(
                 f"expected tool_choice to name one of the tools ({', '.join(names)[:300]}), got {self.only[:64]!r}",
@@ -107,10 +107,10 @@ def checked_tool(name: object, description: object, parameters: object, is_stric
 
 def tools_of(declared: Sequence[Mapping[str, Any]]) -> list[Tool]:
     """Return the functions declared in the OpenAI API's format; other types of tools are dropped."""
-    return [_function(one) for one in declared if one.get("type", "function") == "function"]
+    return [_function_tool(tool) for tool in declared if tool.get("type", "function") == "function"]
 
 
-def _function(declared: Mapping[str, Any]) -> Tool:
+def _function_tool(declared: Mapping[str, Any]) -> Tool:
     function = declared.get("function")
     if not isinstance(function, Mapping):
         raise InvalidParameterError("expected a function with a name in a tool of type function", "tools")
@@ -127,8 +127,8 @@ def tool_mode(choice: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | N
     if isinstance(choice, str) and choice in {mode.value for mode in ToolMode}:
         return ToolMode(choice), None
     function = choice.get("function") if isinstance(choice, Mapping) else None
-    named = function if isinstance(function, Mapping) else choice if isinstance(choice, Mapping) else {}
-    name = named.get("name")
+    holder = function if isinstance(function, Mapping) else choice if isinstance(choice, Mapping) else {}
+    name = holder.get("name")
     if not isinstance(name, str):
         message = (
             "expected tool_choice to be auto, none, required, or an object of type function with a function's name"
@@ -137,8 +137,8 @@ def tool_mode(choice: str | Mapping[str, Any] | None) -> tuple[ToolMode, str | N
     return ToolMode.REQUIRED, name
 
 
-def _lean(schema: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in schema.items() if name not in WITHOUT_MEANING}
+def _without_annotations(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: part for name, part in schema.items() if name not in ANNOTATIONS}
 
 
 # -- templates without support for tools -------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ def with_written_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[To
 
 
 def _tools_text(tools: Sequence[Tool]) -> str:
-    listed = "\n".join(json.dumps(tool.shown["function"], ensure_ascii=False) for tool in tools)
+    lines = "\n".join(json.dumps(tool.declaration["function"], ensure_ascii=False) for tool in tools)
     form = f"{HERMES.begin}NAME{HERMES.name_end}ARGUMENTS{HERMES.call_end}"
     return (
         "You have tools. Each line here describes one, with a JSON schema of its arguments:\n"
-        f"<tools>\n{listed}\n</tools>\n"
+        f"<tools>\n{lines}\n</tools>\n"
         f"To call a tool, end your answer with its name and its arguments, a JSON object, in this form:\n{form}"
     )
 
@@ -177,9 +177,9 @@ def _as_text(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 def _call_text(call: Any) -> str:
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
-    read = read_arguments(function.get("arguments"))
-    shown = read if isinstance(read, str) else json.dumps(read, ensure_ascii=False)
-    return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{shown}{HERMES.call_end}"
+    arguments = read_arguments(function.get("arguments"))
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f"{HERMES.begin}{function.get('name', '')}{HERMES.name_end}{text}{HERMES.call_end}"
 
 
 def _content(message: Mapping[str, Any], index: int) -> str:

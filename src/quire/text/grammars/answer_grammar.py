@@ -1,6 +1,6 @@
 """One grammar for a whole answer: reasoning, then text or a JSON value, or tool calls. Pure.
 
-    auto       reasoning? (text | calls)     text is unconstrained until a call's marker; after that all is constrained
+    auto       reasoning? (text | calls)     text is unconstrained up to a call's marker; the rest is constrained
     required   reasoning? calls
     by name    reasoning? one call of that tool
 
@@ -32,7 +32,7 @@ class CallableTool:
     schema: Mapping[str, Any]
     """JSON schema of the arguments, an object."""
     is_strict: bool = False
-    """Schema keywords that the library does not support are errors instead of being ignored."""
+    """Whether schema keywords that the library does not support are errors; otherwise they are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ class AnswerRules:
     """JSON schema of the text, if it must be JSON."""
     reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
-    """The prompt ends inside the reasoning."""
+    """Whether the prompt ends inside the reasoning."""
     max_thought_tokens: int | None = None
-    """Reasoning budget. At the limit, the grammar permits only the end marker."""
+    """Reasoning budget. When it is used up, the grammar permits only the end marker."""
 
 
 def answer_grammar(rules: AnswerRules, special: Mapping[str, int]) -> str:
-    """Return the grammar in Lark. `special` are special tokens: ids by text; literal text never matches them."""
+    """Return the grammar in Lark. `special` has the ids of special tokens by text; literal text never matches them."""
     return "\n".join(["%llguidance {}", *_Writer(rules, special).lines(), f"TEXT: {FREE}", SPACE, ""])
 
 
 def text_keys(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the arguments that may be strings, which tagged formats write without quotes."""
-    return frozenset(key for key, one in _properties(schema).items() if _is_text(one))
+    return frozenset(key for key, value_schema in _properties(schema).items() if _is_text(value_schema))
 
 
 class _Writer:
@@ -75,30 +75,30 @@ class _Writer:
     def __init__(self, rules: AnswerRules, special: Mapping[str, int]) -> None:
         self._rules = rules
         self._special = special
-        marks = sorted([*special, CALL_ID], key=len, reverse=True)
+        literals = sorted([*special, CALL_ID], key=len, reverse=True)
         # Compiled once: some models have thousands of special tokens, and a request may have hundreds of tools.
-        self._marks = re.compile("(" + "|".join(map(re.escape, marks)) + ")")
+        self._literals = re.compile("(" + "|".join(map(re.escape, literals)) + ")")
 
     def lines(self) -> Iterator[str]:
         calls, reasoning = self._rules.calls, self._rules.reasoning
-        body = "said" if calls is None else "called" if calls.must_call else "(said | called)"
+        answer = "said" if calls is None else "called" if calls.must_call else "(said | called)"
         if calls is not None:
-            yield from self._called(calls)
+            yield from self._call_lines(calls)
         if calls is None or not calls.must_call:
             yield f"said: {self._text_rule()}"
         if reasoning is None:
-            yield f"start: {body}"
+            yield f"start: {answer}"
             return
-        yield from self._thought(reasoning)
-        thinking = f"thought SPACE {body}"
-        opened = f"SPACE {self._literal(reasoning.begin)} {thinking}"
-        yield f"start: {thinking}" if self._rules.is_thinking else f"start: {body} | {opened}"
+        yield from self._reasoning_lines(reasoning)
+        reasoning_rest = f"thought SPACE {answer}"
+        whole_reasoning = f"SPACE {self._literal(reasoning.begin)} {reasoning_rest}"
+        yield f"start: {reasoning_rest}" if self._rules.is_thinking else f"start: {answer} | {whole_reasoning}"
 
-    def _thought(self, reasoning: ReasoningFormat) -> Iterator[str]:
-        """Reasoning up to its end marker, or up to its budget, after which only the end marker is allowed."""
+    def _reasoning_lines(self, reasoning: ReasoningFormat) -> Iterator[str]:
+        """Yield rules for reasoning up to its end marker or, at its budget, forced to end with the marker."""
         limit = self._rules.max_thought_tokens
         if limit is None:
-            yield from self._until("thought", reasoning.end)
+            yield from self._lines_until("thought", reasoning.end)
             return
         end = " ".join(self._token(piece) for piece in self._pieces(reasoning.end))
         yield f"thought: bounded {end}"
@@ -107,7 +107,7 @@ class _Writer:
 
     @property
     def _has_text_begin(self) -> bool:
-        """Text has a start marker, so no call can follow text."""
+        """Whether text has a start marker. Then no call can follow text."""
         return self._rules.reasoning is not None and bool(self._rules.reasoning.text_begin)
 
     def _text_rule(self) -> str:
@@ -117,80 +117,81 @@ class _Writer:
             return lead + _json(schema)
         return lead + ("TEXT" if calls is None or calls.form.marker else "OTHER")
 
-    def _called(self, calls: ToolRules) -> Iterator[str]:
+    def _call_lines(self, calls: ToolRules) -> Iterator[str]:
         form = calls.form
-        is_free = not calls.must_call and self._rules.schema is None and not self._has_text_begin
-        each = " | ".join(f"call_{index}" for index in range(len(calls.tools)))
+        is_text_allowed = not calls.must_call and self._rules.schema is None and not self._has_text_begin
+        any_call = " | ".join(f"call_{index}" for index in range(len(calls.tools)))
         if not form.marker:
-            opening = self._literal(form.begin)
+            beginning = self._literal(form.begin)
             yield f"OTHER: {FREE} & ~/{_escaped(form.begin)}(.|\\n)*/"
-        elif is_free:
-            opening = "opened " + self._literal(form.begin.removeprefix(form.marker))
-            yield from self._until("opened", form.marker)
+        elif is_text_allowed:
+            beginning = "opened " + self._literal(form.begin.removeprefix(form.marker))
+            yield from self._lines_until("opened", form.marker)
         else:
-            opening = "SPACE " + self._literal(form.begin)
-        more = f" ({self._literal(form.again)} ({each}))*" if form.again is not None and calls.is_parallel else ""
-        marked = f"{opening} ({each}){more} {self._literal(form.end)}"
-        if is_free and form.object_keys is not None:
-            yield from self._unmarked(form.object_keys, calls.tools)
-            yield f"called: {marked} | unmarked"
+            beginning = "SPACE " + self._literal(form.begin)
+        separator = form.call_separator
+        repeats = f" ({self._literal(separator)} ({any_call}))*" if separator is not None and calls.is_parallel else ""
+        marked_calls = f"{beginning} ({any_call}){repeats} {self._literal(form.end)}"
+        if is_text_allowed and form.object_keys is not None:
+            yield from self._unmarked_lines(form.object_keys, calls.tools)
+            yield f"called: {marked_calls} | unmarked"
         else:
-            yield f"called: {marked}"
+            yield f"called: {marked_calls}"
         for index, tool in enumerate(calls.tools):
-            yield f"call_{index}: {self._call(form, tool)}"
+            yield f"call_{index}: {self._call_rule(form, tool)}"
         if form.tagged is not None:
-            yield from self._until("text_value", form.tagged.after_value)
+            yield from self._lines_until("text_value", form.tagged.after_value)
 
-    def _unmarked(self, keys: ObjectKeys, tools: Sequence[CallableTool]) -> Iterator[str]:
-        """One call as a JSON object without markers, optionally in a code fence."""
-        each = " | ".join(f"unmarked_{index}" for index in range(len(tools)))
-        yield f'unmarked: ({each}) SPACE "}}" (SPACE {_quoted(FENCE)})?'
+    def _unmarked_lines(self, keys: ObjectKeys, tools: Sequence[CallableTool]) -> Iterator[str]:
+        """Yield rules for one call as a JSON object without markers, optionally in a code fence."""
+        any_call = " | ".join(f"unmarked_{index}" for index in range(len(tools)))
+        yield f'unmarked: ({any_call}) SPACE "}}" (SPACE {_quoted(FENCE)})?'
         for index, tool in enumerate(tools):
             yield f"named_{index}[lazy]: TEXT /{_slashed(unmarked_pattern(keys, tool.name))}/"
             yield f"unmarked_{index}: named_{index} SPACE {_json(tool.schema, tool.is_strict)}"
 
-    def _call(self, form: ToolFormat, tool: CallableTool) -> str:
-        arguments = _json(tool.schema, tool.is_strict) if form.tagged is None else self._tagged(form.tagged, tool)
+    def _call_rule(self, form: ToolFormat, tool: CallableTool) -> str:
+        arguments = _json(tool.schema, tool.is_strict) if form.tagged is None else self._tag_rule(form.tagged, tool)
         return f"{_quoted(tool.name)} {self._literal(form.name_end)} {arguments} {self._literal(form.call_end)}"
 
-    def _tagged(self, tags: TaggedArguments, tool: CallableTool) -> str:
-        """Tagged arguments in the schema's order; any arguments if the schema has no properties."""
+    def _tag_rule(self, tags: TaggedArguments, tool: CallableTool) -> str:
+        """Return the rule of tagged arguments in the schema's order; any arguments if the schema has no properties."""
         before, after = self._literal(tags.before_key), self._literal(tags.after_value)
         properties = _properties(tool.schema)
         if not properties:
             return f"({before} {KEY} {self._literal(tags.after_json_key)} {_json({})} {after})*"
-        written, required = list[str](), tool.schema.get("required")
-        for key, one in properties.items():
-            if _is_text(one):
-                value = f"{self._literal(tags.after_text_key)} {self._text_value(one, after)}"
+        arguments, required = list[str](), tool.schema.get("required")
+        for key, value_schema in properties.items():
+            if _is_text(value_schema):
+                value = f"{self._literal(tags.after_text_key)} {self._text_value(value_schema, after)}"
             else:
-                value = f"{self._literal(tags.after_json_key)} {_json(one, tool.is_strict)} {after}"
-            whole = f"{before} {_quoted(key)} {value}"
-            written.append(whole if isinstance(required, list) and key in required else f"({whole})?")
-        return " ".join(written)
+                value = f"{self._literal(tags.after_json_key)} {_json(value_schema, tool.is_strict)} {after}"
+            argument = f"{before} {_quoted(key)} {value}"
+            arguments.append(argument if isinstance(required, list) and key in required else f"({argument})?")
+        return " ".join(arguments)
 
     def _text_value(self, schema: Mapping[str, Any], after: str) -> str:
         choices = schema.get("enum")
-        if isinstance(choices, list) and all(isinstance(one, str) and one for one in choices):
+        if isinstance(choices, list) and all(isinstance(choice, str) and choice for choice in choices):
             return f"({' | '.join(map(_quoted, choices))}) {after}"
         return "text_value"
 
-    def _until(self, rule: str, mark: str) -> Iterator[str]:
-        """Any text up to the first occurrence of a marker."""
-        token = self._special.get(mark)
+    def _lines_until(self, name: str, marker: str) -> Iterator[str]:
+        """Yield rules for any text up to the first occurrence of a marker."""
+        token = self._special.get(marker)
         if token is None:
-            yield f"{rule}[lazy]: TEXT {_quoted(mark)}"
+            yield f"{name}[lazy]: TEXT {_quoted(marker)}"
         else:
-            yield f"{rule}: {rule}_spelt | TEXT <[{token}]>"
-            yield f"{rule}_spelt[lazy]: TEXT {_quoted(mark)}"
+            yield f"{name}: {name}_spelt | TEXT <[{token}]>"
+            yield f"{name}_spelt[lazy]: TEXT {_quoted(marker)}"
 
     def _literal(self, text: str) -> str:
-        """Exactly this text, with special tokens as tokens or as ordinary text."""
+        """Return a rule for exactly this text, in which special tokens may be tokens or ordinary text."""
         return " ".join(map(self._piece, self._pieces(text))) or '""'
 
     def _pieces(self, text: str) -> list[str]:
         """Split a text into markers and the text between them."""
-        return [piece for piece in self._marks.split(text) if piece]
+        return [piece for piece in self._literals.split(text) if piece]
 
     def _token(self, piece: str) -> str:
         token = self._special.get(piece)
@@ -213,9 +214,9 @@ def _is_text(schema: Any) -> bool:
         return False
     kind, choices = schema.get("type"), schema.get("enum")
     if kind is None and isinstance(choices, list):
-        return all(isinstance(one, str) for one in choices)
-    several = [part for name in ("anyOf", "oneOf") if isinstance(parts := schema.get(name), list) for part in parts]
-    return kind == "string" or (isinstance(kind, list) and "string" in kind) or any(map(_is_text, several))
+        return all(isinstance(choice, str) for choice in choices)
+    options = [part for name in ("anyOf", "oneOf") if isinstance(parts := schema.get(name), list) for part in parts]
+    return kind == "string" or (isinstance(kind, list) and "string" in kind) or any(map(_is_text, options))
 
 
 def schema_grammar(tool: CallableTool) -> str:
@@ -224,8 +225,7 @@ def schema_grammar(tool: CallableTool) -> str:
 
 
 def _json(schema: Mapping[str, Any], is_strict: bool = False) -> str:
-    style = {**JSON_STYLE, "lenient": not is_strict}
-    return "%json " + json.dumps({**schema, "x-guidance": style}, ensure_ascii=False)
+    return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not is_strict}}, ensure_ascii=False)
 
 
 def _quoted(text: str) -> str:

@@ -22,13 +22,13 @@ MAX_PROPERTIES = 256
 MAX_ENUM_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_INTEGER = 2**53 - 1
-"""Largest integer that a double represents exactly. Bounds all integer types, so that the digits of a number end."""
-LEAST_VALUE = -(2**63) + 1024
+"""Largest integer of exact doubles. It bounds all integers, so that the grammar never allows endless digits."""
+MIN_VALUE = -(2**63) + 1024
 """Minimum in an enum or const. Smaller 64-bit integers cause infinite recursion in the library."""
-OF_ANSWERS = ("const", "enum", "default", "examples")
-"""Keywords whose content is a JSON value and not a schema."""
-BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-"""Keywords that map names chosen by the client to schemas."""
+VALUE_KEYWORDS = ("const", "enum", "default", "examples")
+"""Schema keywords whose content is a JSON value, not a schema."""
+NAME_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions")
+"""Schema keywords whose content maps names, chosen by the client, to schemas."""
 JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -48,8 +48,8 @@ class Grammar:
         """Create a grammar of the JSON values that a schema accepts. Raises InvalidParameterError, like all below."""
         value: Any = schema
         if not isinstance(value, Mapping):
-            rule = f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}"
-            raise InvalidParameterError(rule, parameter, code="schema_not_object")
+            message = f"expected {parameter} to be a JSON schema, an object, got {type(value).__name__}"
+            raise InvalidParameterError(message, parameter, code="schema_not_object")
         bounded = bounded_schema(schema, parameter)
         text = _from_library("json_schema", _json_text(bounded, parameter), parameter, overrides=JSON_STYLE)
         return cls(text, parameter, bounded)
@@ -66,17 +66,17 @@ class Grammar:
 
     @classmethod
     def lark(cls, text: str, parameter: str = "grammar") -> "Grammar":
-        """Create from a Lark grammar with the rule `start`."""
+        """Create a grammar from Lark notation, with the start rule `start`."""
         return cls(_from_library("lark", _text(text, parameter), parameter), parameter)
 
     @classmethod
     def gbnf(cls, text: str, parameter: str = "grammar") -> "Grammar":
-        """Create from a grammar in GBNF, llama.cpp's notation, with the rule `root`."""
-        from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - as in `_from_library`
+        """Create a grammar from GBNF, llama.cpp's notation, with the start rule `root`."""
+        from llguidance.gbnf_to_lark import gbnf_to_lark  # noqa: PLC0415 - imported only for requests with a grammar
 
-        checked = _text(text, parameter)
+        source = _text(text, parameter)
         with _as_parameter_error(f"{parameter} is not valid GBNF", parameter, "invalid_gbnf"):
-            lark = gbnf_to_lark(checked)
+            lark = gbnf_to_lark(source)
         return cls.lark(lark, parameter)
 
     @classmethod
@@ -84,13 +84,13 @@ class Grammar:
         """Create a grammar of exactly these texts."""
         values: Any = texts
         if not isinstance(values, Sequence) or isinstance(values, str) or not 0 < len(values) <= MAX_ENUM_VALUES:
-            rule = f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings"
-            raise InvalidParameterError(rule, parameter, code="invalid_choices")
-        if not all(isinstance(one, str) and one for one in values):
+            message = f"expected {parameter} to be a list of 1 to {MAX_ENUM_VALUES} strings"
+            raise InvalidParameterError(message, parameter, code="invalid_choices")
+        if not all(isinstance(text, str) and text for text in values):
             raise InvalidParameterError(f"expected non-empty strings in {parameter}", parameter, code="empty_choice")
-        _check_size(sum(len(one.encode("utf-8", "surrogatepass")) for one in texts), parameter)
+        _check_size(sum(len(text.encode("utf-8", "surrogatepass")) for text in texts), parameter)
         # One terminal with all texts, because the library limits the alternatives of a rule.
-        lark = "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(one) for one in texts)
+        lark = "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts)
         return cls(_from_library("lark", lark, parameter), parameter)
 
 
@@ -99,17 +99,17 @@ def _from_library(notation: str, text: str, parameter: str, **options: Any) -> s
     from llguidance import LLMatcher  # noqa: PLC0415 - imported only for requests with a grammar
 
     with _as_parameter_error(f"{parameter} cannot be used", parameter):
-        made: str = getattr(LLMatcher, f"grammar_from_{notation}")(text, **options)
-    return made
+        grammar: str = getattr(LLMatcher, f"grammar_from_{notation}")(text, **options)
+    return grammar
 
 
 @contextmanager
-def _as_parameter_error(what: str, parameter: str, code: str = "unusable_grammar") -> Iterator[None]:
-    """Convert any exception of the library to InvalidParameterError with its message. It raises many types."""
+def _as_parameter_error(summary: str, parameter: str, code: str = "unusable_grammar") -> Iterator[None]:
+    """Convert any exception of the library, which raises many types, to InvalidParameterError with its message."""
     try:
         yield
     except Exception as error:
-        raise InvalidParameterError(f"{what}: {str(error)[:300]}", parameter, code=code) from error
+        raise InvalidParameterError(f"{summary}: {str(error)[:300]}", parameter, code=code) from error
 
 
 def _text(value: object, parameter: str) -> str:
@@ -124,70 +124,70 @@ def _json_text(schema: object, parameter: str) -> str:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         _check_size(len(text.encode()), parameter)
     except (TypeError, ValueError, UnicodeEncodeError) as error:
-        sentence = f"expected {parameter} to consist of JSON values: {error}"
-        raise InvalidParameterError(sentence, parameter, code="not_json") from None
+        message = f"expected {parameter} to consist of JSON values: {error}"
+        raise InvalidParameterError(message, parameter, code="not_json") from None
     return text
 
 
 def _check_size(num_bytes: int, parameter: str) -> None:
     if num_bytes > MAX_TEXT_BYTES:
-        rule = f"expected {parameter} of at most {MAX_TEXT_BYTES} bytes, got {num_bytes}"
-        way_out = "leave out what the answer does not need"
-        raise InvalidParameterError(f"{rule}; {way_out}", parameter, code="grammar_too_large")
+        message = f"expected {parameter} of at most {MAX_TEXT_BYTES} bytes, got {num_bytes}"
+        hint = "leave out what the answer does not need"
+        raise InvalidParameterError(f"{message}; {hint}", parameter, code="grammar_too_large")
 
 
 def bounded_schema(schema: Mapping[str, Any], parameter: str) -> Any:
     """Return a copy with bounds for all integers. Raises InvalidParameterError if the schema is too large."""
     for node, depth in _nodes(schema):
         if depth > MAX_DEPTH:
-            rule = f"expected {parameter} of at most {MAX_DEPTH} levels, got more"
-            raise InvalidParameterError(rule, parameter, code="schema_too_deep")
+            message = f"expected {parameter} of at most {MAX_DEPTH} levels, got more"
+            raise InvalidParameterError(message, parameter, code="schema_too_deep")
         if not isinstance(node, Mapping):
             continue
         properties, values = node.get("properties"), node.get("enum")
         if isinstance(properties, Mapping) and len(properties) > MAX_PROPERTIES:
-            rule = f"expected at most {MAX_PROPERTIES} properties in an object of {parameter}, got {len(properties)}"
-            raise InvalidParameterError(rule, parameter, code="too_many_properties")
+            message = f"expected at most {MAX_PROPERTIES} properties in an object of {parameter}, got {len(properties)}"
+            raise InvalidParameterError(message, parameter, code="too_many_properties")
         if isinstance(values, Sequence) and len(values) > MAX_ENUM_VALUES:
-            rule = f"expected at most {MAX_ENUM_VALUES} values in an enum of {parameter}, got {len(values)}"
-            raise InvalidParameterError(rule, parameter, code="too_many_values")
+            message = f"expected at most {MAX_ENUM_VALUES} values in an enum of {parameter}, got {len(values)}"
+            raise InvalidParameterError(message, parameter, code="too_many_values")
         _check_values([values, node.get("const")], parameter)
     return rewritten_schema(schema, _with_bounds)
 
 
 def _check_values(values: list[Any], parameter: str) -> None:
     for value, _ in _nodes(values):
-        if isinstance(value, int) and -(2**63) <= value < LEAST_VALUE:
-            rule = f"expected every value in {parameter} to be at least {LEAST_VALUE}, got {value}; leave it out"
-            raise InvalidParameterError(rule, parameter, code="value_too_small")
+        if isinstance(value, int) and -(2**63) <= value < MIN_VALUE:
+            message = f"expected every value in {parameter} to be at least {MIN_VALUE}, got {value}; leave it out"
+            raise InvalidParameterError(message, parameter, code="value_too_small")
 
 
 def _nodes(schema: Any) -> Iterator[tuple[Any, int]]:
-    """All nodes of a schema with their depth, lazily, so that the caller can stop at its depth limit."""
-    left = [(schema, 0)]
-    while left:
-        node, depth = left.pop()
+    """Yield all nodes of a schema with their depth. The caller may stop early, at its depth limit."""
+    stack = [(schema, 0)]
+    while stack:
+        node, depth = stack.pop()
         yield node, depth
         if isinstance(node, Mapping):
-            left += [(one, depth + 1) for one in node.values()]
+            stack += [(child, depth + 1) for child in node.values()]
         elif isinstance(node, list | tuple):
-            left += [(one, depth + 1) for one in node]
+            stack += [(child, depth + 1) for child in node]
 
 
 def rewritten_schema(node: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a copy with `change` applied to every schema in it, innermost first. Literal values are unchanged."""
+    """Return a copy of a schema, with `change` applied to each schema in it, innermost first; values are unchanged."""
     if isinstance(node, list | tuple):
-        return [rewritten_schema(one, change) for one in node]
+        return [rewritten_schema(item, change) for item in node]
     if not isinstance(node, Mapping):
         return node
     return change({name: _rewritten_part(name, part, change) for name, part in node.items()})
 
 
 def _rewritten_part(name: str, part: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    if name in OF_ANSWERS:
+    if name in VALUE_KEYWORDS:
         return part
-    if name in BY_NAME and isinstance(part, Mapping):
-        return {key: rewritten_schema(one, change) for key, one in part.items()}
+    if name in NAME_KEYWORDS and isinstance(part, Mapping):
+        return {key: rewritten_schema(subschema, change) for key, subschema in part.items()}
     return rewritten_schema(part, change)
 
 

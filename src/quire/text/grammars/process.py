@@ -1,7 +1,7 @@
 """The process that checks grammars: `python -m quire.text.grammars.process`, a helper process of package `sandboxed`.
 
-Grammars come from clients, and the cost of compiling one cannot be predicted. So each grammar is compiled here before a
-worker receives it, each in a forked child. Excessive time, excessive memory or a crash ends only that child, and the
+Grammars come from clients, and the cost of compiling one cannot be predicted. So each grammar is compiled here, in a
+forked child, before a worker receives it. Excessive time, excessive memory or a crash ends only that child, and the
 vocabulary in the parent stays intact. Loading the vocabulary holds the GIL for most of a second, which would also block
 a server's event loop.
 """
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 MEMORY_BYTES = 2 << 30
 """Limit of the address space. A vocabulary of 130,000 tokens takes 150 MB, the largest accepted grammar a few MB."""
-FOLLOW_SHARE = 0.4
+TRIAL_SHARE = 0.4
 """Share of a check's time limit for trying tokens on the compiled grammar. Typical grammars take a few milliseconds."""
 
 
 class Checker:
-    """Handles one message at a time."""
+    """Responds to the server's messages, one at a time."""
 
     def __init__(self) -> None:
         self._vocabulary: LLTokenizer | VocabularyRefused = VocabularyRefused("no vocabulary is loaded")
 
     def answer(self, message: ToChecker) -> FromChecker:
-        """Return the response to one message. If the vocabulary was refused, every check returns that refusal."""
+        """Return the response to one message. If the vocabulary was rejected, every check returns that."""
         if isinstance(message, LoadVocabulary):
-            return self._loaded(message)
+            return self._load(message)
         if isinstance(self._vocabulary, VocabularyRefused):
             return self._vocabulary
-        return self._checked(message, self._vocabulary)
+        return self._check(message, self._vocabulary)
 
-    def _loaded(self, message: LoadVocabulary) -> FromChecker:
+    def _load(self, message: LoadVocabulary) -> FromChecker:
         try:
             self._vocabulary = grammar_vocabulary(message.tokenizer_json, message.vocabulary_size, message.end_tokens)
         except CheckpointError as error:
@@ -57,36 +57,36 @@ class Checker:
         return VocabularyLoaded()
 
     @staticmethod
-    def _checked(message: CheckGrammar, vocabulary: "LLTokenizer") -> FromChecker:
-        reading, writing = os.pipe()
+    def _check(message: CheckGrammar, vocabulary: "LLTokenizer") -> FromChecker:
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            _check_and_end(message, vocabulary, writing)
-        os.close(writing)
-        with open(reading, "rb") as answer:
+            _check_and_end(message, vocabulary, write_end)
+        os.close(write_end)
+        with open(read_end, "rb") as answer:
             error = answer.read().decode()
         _, status, usage = os.wait4(child, 0)
         spent_s = usage.ru_utime + usage.ru_stime
         if os.WIFSIGNALED(status):
-            took_all = os.WTERMSIG(status) == signal.SIGPROF
-            took = f"expected a check within {message.cpu_s:.2g} s of processor time, it took more"
-            words = f"{took}; use fewer rules" if took_all else "the grammar checker crashed on it"
-            return GrammarRefused(words, spent_s, took_all)
+            is_at_limit = os.WTERMSIG(status) == signal.SIGPROF
+            timeout = f"expected a check within {message.cpu_s:.2g} s of processor time, it took more"
+            fault = f"{timeout}; use fewer rules" if is_at_limit else "the grammar checker crashed on it"
+            return GrammarRefused(fault, spent_s, is_at_limit)
         return GrammarRefused(error, spent_s) if error else GrammarFine(spent_s)
 
 
-def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", writing: int) -> NoReturn:
+def _check_and_end(message: CheckGrammar, vocabulary: "LLTokenizer", write_end: int) -> NoReturn:
     """In the forked child: write the error message, if any, to the pipe. SIGPROF kills it at the CPU limit."""
     try:
         signal.signal(signal.SIGPROF, signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_PROF, message.cpu_s)
         matcher = matcher_of(vocabulary, message.grammar)
         first_mask(matcher)
-        follow(matcher, vocabulary, message.cpu_s * FOLLOW_SHARE)
+        follow(matcher, vocabulary, message.cpu_s * TRIAL_SHARE)
     except ValueError as error:
-        os.write(writing, (str(error) or "it cannot be used").encode())
+        os.write(write_end, (str(error) or "it cannot be used").encode())
     except BaseException as error:
-        os.write(writing, f"it cannot be checked: {error!r}"[:300].encode())
+        os.write(write_end, f"it cannot be checked: {error!r}"[:300].encode())
     finally:
         os._exit(0)
 

@@ -70,14 +70,14 @@ class CallReader:
         self._begin = begin
         self._show = show
         self.num_calls = 0
-        self._seen = ""
+        self._matched = ""
         """Characters that may be the start of another call or argument."""
         self._literal = ""
-        """The rest of the literal that must come next."""
-        self._then: ReadState = self._skip
+        """The rest of the literal that comes next."""
+        self._next_state: ReadState = self._skip
         self._name = self._id = ""
-        self._letters: list[str] = []
-        """Characters of an incomplete name or key; a list, because a model may write one of any length."""
+        self._characters: list[str] = []
+        """Characters of an incomplete name or key; a list, because a model may write any number of them."""
         self._is_unmarked = False
         self._num_arguments = 0
         self._scanner = JsonScanner()
@@ -99,10 +99,10 @@ class CallReader:
         """Process the next character of the answer."""
         self._state(character)
 
-    def _expect(self, literal: str, then: ReadState) -> None:
-        """Expect these characters next, then continue in state `then`."""
-        self._literal, self._then = literal, then
-        self._state = self._in_literal if literal else then
+    def _expect(self, literal: str, next_state: ReadState) -> None:
+        """Expect these characters, and continue in state `next_state` after them."""
+        self._literal, self._next_state = literal, next_state
+        self._state = self._in_literal if literal else next_state
 
     def _in_literal(self, character: str) -> None:
         if self._literal[0] == CALL_ID:
@@ -111,13 +111,13 @@ class CallReader:
                 return
         self._literal = self._literal[1:]
         if not self._literal:
-            self._state = self._then
+            self._state = self._next_state
 
     def _in_name(self, character: str) -> None:
         if character in NAME_CHARS:
-            self._letters.append(character)
+            self._characters.append(character)
             return
-        self._name, self._letters = "".join(self._letters), []
+        self._name, self._characters = "".join(self._characters), []
         self._expect(self._form.name_end, self._arguments)
         self._state(character)
 
@@ -151,24 +151,24 @@ class CallReader:
 
     def _before_key(self, character: str) -> None:
         """Another argument, or the end of the call."""
-        self._seen += character
-        if not self._tagged.before_key.startswith(self._seen):
-            seen, self._seen = self._seen, ""
+        self._matched += character
+        if not self._tagged.before_key.startswith(self._matched):
+            text, self._matched = self._matched, ""
             self._show("}")
             self._expect(self._form.call_end, self._after_call)
-            for one in seen:
-                self._state(one)
-        elif self._seen == self._tagged.before_key:
-            self._seen = ""
+            for matched in text:
+                self._state(matched)
+        elif self._matched == self._tagged.before_key:
+            self._matched = ""
             self._search = StopStrings([self._key_end])
             self._state = self._in_key
 
     def _in_key(self, character: str) -> None:
         delta = self._search.push(character)
-        self._letters.append(delta.text)
+        self._characters.append(delta.text)
         if delta.stop is None:
             return
-        key, self._letters = "".join(self._letters), []
+        key, self._characters = "".join(self._characters), []
         self._show((", " if self._num_arguments else "") + json.dumps(key) + ": ")
         self._num_arguments += 1
         self._search = StopStrings([self._tagged.after_value])
@@ -192,20 +192,20 @@ class CallReader:
             self._show(character)
             return
         delta = self._search.push(character)
-        for one in delta.text:
-            self._scanner.feed(one)
+        for value_character in delta.text:
+            self._scanner.feed(value_character)
         self._show(delta.text)
         if delta.stop is not None:
             self._state = self._before_key
 
     def _after_call(self, character: str) -> None:
         """Another call, or the end of all calls."""
-        self._seen += character
-        again = self._form.again
-        if again is None or not again.startswith(self._seen):
+        self._matched += character
+        separator = self._form.call_separator
+        if separator is None or not separator.startswith(self._matched):
             self._state = self._skip
-        elif self._seen == again:
-            self._seen = ""
+        elif self._matched == separator:
+            self._matched = ""
             self._state = self._in_name
 
     def _skip(self, character: str) -> None:

@@ -24,8 +24,8 @@ class ToolCallPart:
 
 
 Part = TextPart | ReasoningPart | ToolCallPart
-"""An answer is a sequence of parts, streamed in pieces. If a piece belongs to another part than the piece before it, an
-API ends the earlier part and starts the next; the first piece of a call provides its id and name."""
+"""An answer is a sequence of parts, streamed in pieces. If a piece belongs to another part than the previous piece,
+an API ends the previous part and starts the next; the first piece of a call provides its id and name."""
 
 TEXT = TextPart()
 REASONING = ReasoningPart()

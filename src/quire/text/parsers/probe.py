@@ -1,11 +1,11 @@
 """Derives from a chat template how its model writes reasoning and tool calls: renders conversations with known names
-and finds the literals around them. Pure except for the rendering callback.
+and finds the literals around these names. Pure except for the rendering callback.
 
     text only           … TEXT tail                                    start and end of answers
     one call            … begin NAME name_end ARGUMENTS call_end end tail
-    two calls           … call_end again NAME …                        no `again` if the template rejects or drops one
+    two calls           … call_end call_separator NAME …               no separator if the template rejects two calls
 
-No format is found if a template does not show calls, numbers them, or has a notation of its own for arguments. Requests
+No format is found if a template does not show calls, numbers calls, or has its own notation for arguments. Requests
 with tools are then rejected unless the operator sets a format.
 """
 
@@ -38,7 +38,7 @@ _HALF_TAG = re.compile(r"(<[^<>]*|\[[A-Z_/]*)$")
 NAMES = ("QnameA", "QnameB")
 KEYS = ("Qkey", "Qcount")
 VALUE, NUMBER = "Qvalue", 7319
-IDS = ("Qcallid01", "Qcallid02")
+CALL_IDS = ("Qcallid01", "Qcallid02")
 ARGUMENTS = {KEYS[0]: VALUE, KEYS[1]: NUMBER}
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
@@ -52,7 +52,7 @@ PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
-THOUGHT_MARKS = (
+REASONING_MARKERS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<seed:think>", "</seed:think>"),
@@ -64,19 +64,19 @@ THOUGHT_MARKS = (
 
 def tool_format(render: RenderText, own_text: str, ends: Iterable[str]) -> ToolFormat | None:
     """Return the format of tool calls, or None if the template does not show it. `ends` are the texts of end tokens."""
-    if (rule := next((form for named, form in RULES if named in own_text), None)) is HARMONY:
-        return rule
+    if (known_form := next((form for marker, form in RULES if marker in own_text), None)) is HARMONY:
+        return known_form
     try:
-        one, plain = render([USER, _calls(1)], False), render([USER, _text()], False)
+        one_call, text_only = render([USER, _call_message(1)], False), render([USER, _text_message()], False)
     except QuireError:
         return None
     try:
-        two = render([USER, _calls(2)], False)
+        two_calls = render([USER, _call_message(2)], False)
     except QuireError:
-        two = ""
-    if NAMES[0] not in one:
-        return rule
-    return _Probe(one, two, plain, [*ends]).format()
+        two_calls = ""
+    if NAMES[0] not in one_call:
+        return known_form
+    return _Probe(one_call, two_calls, text_only, [*ends]).format()
 
 
 def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | None:
@@ -85,99 +85,99 @@ def reasoning_format(render: RenderText, own_text: str) -> ReasoningFormat | Non
         return HARMONY_REASONING
     for field in ("reasoning_content", "reasoning", "thinking"):
         try:
-            shown = render([USER, {**_text(), field: THOUGHT}], False)
+            shown = render([USER, {**_text_message(), field: THOUGHT}], False)
         except QuireError:
             continue
-        found = re.search(r"(\S+)\s*" + THOUGHT + r"\s*(\S+?)\s*" + ANSWER, shown)
-        if found and (pair := _tags(found[1], found[2])):
+        match = re.search(r"(\S+)\s*" + THOUGHT + r"\s*(\S+?)\s*" + ANSWER, shown)
+        if match and (pair := _tag_pair(match[1], match[2])):
             return ReasoningFormat(*pair)
-    return next((ReasoningFormat(*pair) for pair in THOUGHT_MARKS if pair[1] in own_text), None)
+    return next((ReasoningFormat(*pair) for pair in REASONING_MARKERS if pair[1] in own_text), None)
 
 
-def _tags(before: str, after: str) -> tuple[str, str] | None:
-    """The last tag before the reasoning and the first after it, if they are a pair."""
+def _tag_pair(before: str, after: str) -> tuple[str, str] | None:
+    """Return the last tag before the reasoning and the first tag after it, if they are a pair."""
     opening, closing = _TAG.findall(before), _TAG.findall(after)
-    return (opening[-1], closing[0]) if opening and closing and _word(opening[-1]) == _word(closing[0]) else None
+    return (opening[-1], closing[0]) if opening and closing and _name_in(opening[-1]) == _name_in(closing[0]) else None
 
 
-def _word(tag: str) -> str:
-    """The name in a tag, equal for its opening and closing tag."""
+def _name_in(tag: str) -> str:
+    """Return the name in a tag, which is equal for the opening and closing tag of a pair."""
     return re.sub(r"[^a-z]|start|begin|end", "", tag.lower())
 
 
-def _text() -> dict[str, Any]:
+def _text_message() -> dict[str, Any]:
     return {"role": "assistant", "content": ANSWER}
 
 
-def _calls(count: int) -> dict[str, Any]:
+def _call_message(count: int) -> dict[str, Any]:
     calls = [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": ARGUMENTS}}
-        for call_id, name in zip(IDS[:count], NAMES, strict=False)
+        for call_id, name in zip(CALL_IDS[:count], NAMES, strict=False)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 class _Probe:
-    """Finds the format of calls in one template's renderings."""
+    """Derives the format of calls from three renderings of one template."""
 
-    def __init__(self, one: str, two: str, plain: str, ends: list[str]) -> None:
-        self._one, self._two, self._plain = one, two, plain
+    def __init__(self, one_call: str, two_calls: str, text_only: str, ends: list[str]) -> None:
+        self._one_call, self._two_calls, self._text_only = one_call, two_calls, text_only
         self._ends = ends
 
     def format(self) -> ToolFormat | None:
-        """The literals around names and arguments, if they are the same for both calls."""
-        name = self._one.rfind(NAMES[0])
-        first = self._written(self._one[name + len(NAMES[0]) :])
-        if self._one.count(NAMES[0]) > 1 or first is None:
+        """Return the literals around names and arguments, if both calls have the same literals."""
+        name = self._one_call.rfind(NAMES[0])
+        first = self._find_arguments(self._one_call[name + len(NAMES[0]) :])
+        if self._one_call.count(NAMES[0]) > 1 or first is None:
             return None
-        begin = _with_id(self._one[self._start(name) : name].lstrip())
+        begin = _with_id_placeholder(self._one_call[self._answer_start(name) : name].lstrip())
         tail = self._without_end(first.rest)
-        if self._two.count(NAMES[0]) != 1 or self._two.count(NAMES[1]) != 1:
+        if self._two_calls.count(NAMES[0]) != 1 or self._two_calls.count(NAMES[1]) != 1:
             return ToolFormat(begin, first.name_end, tail, None, "", first.tagged)
-        between, behind = self._two[self._two.rfind(NAMES[0]) + len(NAMES[0]) :].split(NAMES[1])
-        there, second = self._written(between), self._written(behind)
-        if there is None or second is None or second.name_end != first.name_end:
+        between, after = self._two_calls[self._two_calls.rfind(NAMES[0]) + len(NAMES[0]) :].split(NAMES[1])
+        first_of_two, second = self._find_arguments(between), self._find_arguments(after)
+        if first_of_two is None or second is None or second.name_end != first.name_end:
             return None  # calls are numbered
-        call_end = _whole_tags(common_start(there.rest, tail))
-        again, end = there.rest.removeprefix(call_end), tail.removeprefix(call_end)
-        if not again.strip() or not begin.endswith(again.lstrip(", \n")):
+        call_end = _whole_tags(common_start(first_of_two.rest, tail))
+        separator, end = first_of_two.rest.removeprefix(call_end), tail.removeprefix(call_end)
+        if not separator.strip() or not begin.endswith(separator.lstrip(", \n")):
             return None  # the second call starts differently
-        return ToolFormat(begin, first.name_end, call_end, again, end, first.tagged)
+        return ToolFormat(begin, first.name_end, call_end, separator, end, first.tagged)
 
-    def _start(self, name: int) -> int:
-        """The start of the answer: the prompt before it equals that of the rendering with text only."""
-        answer_at = self._plain.rfind(ANSWER)
-        return len(_whole_tags(common_start(self._one[:name], self._plain[:answer_at])))
+    def _answer_start(self, name: int) -> int:
+        """Return the start of the answer: the text before it is equal in the rendering with text only."""
+        answer_start = self._text_only.rfind(ANSWER)
+        return len(_whole_tags(common_start(self._one_call[:name], self._text_only[:answer_start])))
 
-    def _written(self, shown: str) -> "_Written | None":
-        """Find the arguments in the text after a name: the text before and after them, and their tags, if any."""
+    def _find_arguments(self, shown: str) -> "_CallText | None":
+        """Find the arguments in the text after a name. Returns the text around them, and their tags, if any."""
         text = json.dumps(ARGUMENTS)
-        for written in (text, text.replace(": ", ":").replace(", ", ",")):
-            before, found, behind = shown.partition(written)
-            if found:
-                return _Written(_with_id(before), _with_id(behind))
+        for arguments in (text, text.replace(": ", ":").replace(", ", ",")):
+            before, match, after = shown.partition(arguments)
+            if match:
+                return _CallText(_with_id_placeholder(before), _with_id_placeholder(after))
         pattern = "(.*?)" + KEYS[0] + "(.*?)" + VALUE + "(.*?)" + KEYS[1] + "(.*?)" + str(NUMBER) + "(.*)"
-        matched = re.fullmatch(pattern, shown, re.DOTALL)
-        if matched is None:
+        fields = re.fullmatch(pattern, shown, re.DOTALL)
+        if fields is None:
             return None
-        first, text_key, between, json_key, behind = matched.groups()
+        first, text_key, between, json_key, rest = fields.groups()
         before_key = _from_tag(common_start(first[::-1], between[::-1])[::-1])
         after_value = between.removesuffix(before_key)
-        if "<" not in before_key or not after_value.strip() or not behind.startswith(after_value):
+        if "<" not in before_key or not after_value.strip() or not rest.startswith(after_value):
             return None
         tagged = TaggedArguments(before_key, text_key, json_key, after_value)
-        return _Written(first.removesuffix(before_key), behind.removeprefix(after_value), tagged)
+        return _CallText(first.removesuffix(before_key), rest.removeprefix(after_value), tagged)
 
     def _without_end(self, tail: str) -> str:
         """Remove the end of the answer."""
-        found = [tail.find(end) for end in self._ends if end and end in tail]
-        if found:
-            return tail[: min(found)]
-        return tail.removesuffix(self._plain[self._plain.rfind(ANSWER) + len(ANSWER) :])
+        positions = [tail.find(end) for end in self._ends if end and end in tail]
+        if positions:
+            return tail[: min(positions)]
+        return tail.removesuffix(self._text_only[self._text_only.rfind(ANSWER) + len(ANSWER) :])
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _CallText:
     name_end: str
     rest: str
     tagged: TaggedArguments | None = None
@@ -190,11 +190,11 @@ def _whole_tags(text: str) -> str:
 
 def _from_tag(text: str) -> str:
     """Remove the rest of a tag at the start."""
-    found = re.search(r"\s*<", text)
-    return text[found.start() :] if found else text
+    match = re.search(r"\s*<", text)
+    return text[match.start() :] if match else text
 
 
-def _with_id(text: str) -> str:
-    for one in IDS:
-        text = text.replace(one, CALL_ID)
+def _with_id_placeholder(text: str) -> str:
+    for call_id in CALL_IDS:
+        text = text.replace(call_id, CALL_ID)
     return text

@@ -1,9 +1,9 @@
-"""Parses an answer character by character into reasoning, text and tool calls. Pure. The joined output does not depend
-on how the answer was split into pieces, because characters are processed one by one.
+"""Parses an answer into reasoning, text and tool calls. Pure. Characters are processed one by one, so the joined output
+does not depend on how the answer was split into pieces.
 
     [reasoning ─end─►] text ─marker─► calls (`call_reader`)
 
-White space between two parts is dropped. All text of an answer that ends early is kept; an incomplete marker is text.
+White space between two parts is dropped. If an answer ends early, nothing is lost: an incomplete marker is text.
 """
 
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from quire.text.parsers.tool_format import CALL_ID, ReasoningFormat, TextKeys, T
 from quire.text.parsers.unmarked import UnmarkedSearch
 from quire.text.stop_strings import StopStrings
 
+Action = Callable[[], None]
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
@@ -24,10 +26,10 @@ class AnswerFormat:
     is_thinking: bool = False
     """The prompt ends inside the reasoning."""
     tools: ToolFormat | None = None
-    """None if no tool may be called: text that looks like a call stays text."""
+    """None if no tool may be called; then text that looks like a call stays text."""
     text_keys: TextKeys = field(default_factory=dict)
     shown_token_ids: frozenset[int] = frozenset()
-    """Special tokens in the markers of parts. They are detokenized for this parser, other special tokens are not."""
+    """Special tokens in the markers of parts. They are detokenized, because this parser needs their text."""
 
     @property
     def has_short_ids(self) -> bool:
@@ -56,17 +58,17 @@ class AnswerReader:
         self._tools = form.tools
         self._calls: CallReader | None = None
         if form.tools is not None:
-            self._calls = CallReader(form.tools, form.text_keys, call_id, self._turn, self._show)
+            self._calls = CallReader(form.tools, form.text_keys, call_id, self._start_part, self._append)
         self._out: list[tuple[Part, list[str]]] = []
         self._part: Part = TEXT
-        self._is_fresh = False
+        self._is_part_empty = False
         """A new part has started and has no output yet, so its leading white space is dropped."""
         self._space: list[str] = []
         """White space that is dropped if the part ends here. A list, because a model may write any amount of it."""
-        self._held: list[str] = []
+        self._pending: list[str] = []
         """The start of an answer, while it may be the start of reasoning or a call."""
-        self._seen = ""
-        """`_held` without skipped leading white space."""
+        self._matched = ""
+        """`_pending` without leading white space that is skipped."""
         self._search = StopStrings([])
         self._unmarked = None
         if form.tools is not None and form.tools.object_keys is not None:
@@ -74,11 +76,11 @@ class AnswerReader:
         self._state: ReadState
         reasoning = form.reasoning
         if reasoning is None:
-            self._speak()
+            self._start_text()
         elif form.is_thinking:
-            self._think(reasoning.end)
+            self._start_reasoning(reasoning.end)
         else:
-            self._await(reasoning.begin, lambda: self._think(reasoning.end), self._speak)
+            self._match(reasoning.begin, lambda: self._start_reasoning(reasoning.end), self._start_text)
 
     @property
     def num_calls(self) -> int:
@@ -88,106 +90,104 @@ class AnswerReader:
         """Process these characters and return the new deltas."""
         for character in text:
             self._state(character)
-        return self._taken()
+        return self._take_deltas()
 
     def finish(self) -> list[PartDelta]:
-        """Return the deltas of all held text, at the end of the answer."""
-        self._emit("".join(self._held) + self._no_call() + self._search.flush())
+        """Return the deltas of all pending text, at the end of the answer."""
+        self._emit("".join(self._pending) + self._flush_unmarked() + self._search.flush())
         if self._space and self._part is TEXT:
-            self._show("".join(self._space))
-        return self._taken()
+            self._append("".join(self._space))
+        return self._take_deltas()
 
-    def _taken(self) -> list[PartDelta]:
-        taken = [PartDelta(part, "".join(characters)) for part, characters in self._out]
+    def _take_deltas(self) -> list[PartDelta]:
+        deltas = [PartDelta(part, "".join(characters)) for part, characters in self._out]
         self._out = []
-        return taken
+        return deltas
 
-    def _turn(self, part: Part) -> None:
-        self._part, self._is_fresh, self._space = part, True, []
+    def _start_part(self, part: Part) -> None:
+        self._part, self._is_part_empty, self._space = part, True, []
         if part is not TEXT and part is not REASONING:
             self._out.append((part, []))
 
-    def _show(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         if self._out and self._out[-1][0] == self._part:
             self._out[-1][1].append(text)
         else:
             self._out.append((self._part, [text]))
 
     def _emit(self, text: str) -> None:
-        """Emit text or reasoning. White space is held until the part continues."""
+        """Emit text or reasoning. White space is held back until the part continues."""
         for character in text:
             if not character.isspace():
-                self._show("".join([*self._space, character]) if self._space else character)
-                self._is_fresh, self._space = False, []
-            elif not self._is_fresh:
+                self._append("".join([*self._space, character]) if self._space else character)
+                self._is_part_empty, self._space = False, []
+            elif not self._is_part_empty:
                 self._space.append(character)
 
-    def _await(
-        self, literal: str, then: Callable[[], None], otherwise: Callable[[], None], *, is_space_skipped: bool = True
-    ) -> None:
-        """Hold text back while it may become this literal. If it does not, another state processes it again."""
+    def _match(self, literal: str, on_match: Action, on_mismatch: Action, *, is_space_skipped: bool = True) -> None:
+        """Hold text back while it may become this literal. `on_mismatch` sets the state that reads other text."""
 
         def hold(character: str) -> None:
-            self._held.append(character)
-            if self._seen or not (is_space_skipped and character.isspace()):
-                self._seen += character
-            if self._seen == literal:
-                self._let_go()
-                then()
-            elif not literal.startswith(self._seen):
-                otherwise()
-                for one in self._let_go():
-                    self._state(one)
+            self._pending.append(character)
+            if self._matched or not (is_space_skipped and character.isspace()):
+                self._matched += character
+            if self._matched == literal:
+                self._release_pending()
+                on_match()
+            elif not literal.startswith(self._matched):
+                on_mismatch()
+                for pending in self._release_pending():
+                    self._state(pending)
 
         self._state = hold
 
-    def _let_go(self) -> list[str]:
-        held, self._held, self._seen = self._held, [], ""
-        return held
+    def _release_pending(self) -> list[str]:
+        pending, self._pending, self._matched = self._pending, [], ""
+        return pending
 
-    def _think(self, end: str) -> None:
-        self._turn(REASONING)
+    def _start_reasoning(self, end: str) -> None:
+        self._start_part(REASONING)
         self._search = StopStrings([end])
-        self._state = self._in_thought
+        self._state = self._in_reasoning
 
-    def _in_thought(self, character: str) -> None:
+    def _in_reasoning(self, character: str) -> None:
         delta = self._search.push(character)
         self._emit(delta.text)
         if delta.stop is not None:
-            self._turn(TEXT)
-            self._speak()
+            self._start_part(TEXT)
+            self._start_text()
 
-    def _speak(self) -> None:
+    def _start_text(self) -> None:
         self._search = StopStrings([])
         if self._reasoning is not None and self._reasoning.text_begin:
             # Some models write a marker before the text; it is not part of the text.
-            self._await(self._reasoning.text_begin, self._listen, self._listen, is_space_skipped=False)
+            self._match(self._reasoning.text_begin, self._read_text, self._read_text, is_space_skipped=False)
         else:
-            self._listen()
+            self._read_text()
 
-    def _listen(self) -> None:
+    def _read_text(self) -> None:
         if self._tools is None:
-            self._show_all()
+            self._read_plain_text()
         elif self._tools.marker:
             self._search = StopStrings([self._tools.marker])
             self._state = self._in_text
         else:
-            # Without a mark, an answer is a call if it begins like one.
-            self._await(self._tools.begin, lambda: self._call(""), self._show_all)
+            # Without a marker, an answer is a call only if it begins like a call.
+            self._match(self._tools.begin, lambda: self._start_calls(""), self._read_plain_text)
 
-    def _show_all(self) -> None:
+    def _read_plain_text(self) -> None:
         self._state = self._emit
 
     def _in_text(self, character: str) -> None:
         delta = self._search.push(character)
-        for one in delta.text:
-            self._emit_unless_call(one)
+        for text_character in delta.text:
+            self._emit_unless_call(text_character)
         if delta.stop is not None and self._tools is not None:
-            self._emit(self._no_call())
-            self._call(self._tools.begin.removeprefix(delta.stop))
+            self._emit(self._flush_unmarked())
+            self._start_calls(self._tools.begin.removeprefix(delta.stop))
 
     def _emit_unless_call(self, character: str) -> None:
-        """Emit text that cannot be the start of a call without markers. Such a start never includes a marker."""
+        """Emit text unless it may be the start of a call without markers. Such a start never includes a marker."""
         if self._unmarked is None:
             self._emit(character)
             return
@@ -197,11 +197,11 @@ class AnswerReader:
             self._calls.start_unmarked(name)
             self._state = self._calls.feed
 
-    def _no_call(self) -> str:
-        """Text that was held back as the possible start of a call."""
+    def _flush_unmarked(self) -> str:
+        """Return the text that was held back as the possible start of a call."""
         return "" if self._unmarked is None else self._unmarked.flush()
 
-    def _call(self, rest: str) -> None:
+    def _start_calls(self, rest: str) -> None:
         self._search = StopStrings([])
         if self._calls is not None:
             self._calls.start(rest)

@@ -1,10 +1,10 @@
 """Formats of tool calls, as data. Pure; imports nothing else of quire.
 
-    text  begin NAME name_end ARGUMENTS call_end  (again NAME name_end ARGUMENTS call_end)*  end
+    text  begin NAME name_end ARGUMENTS call_end  (call_separator NAME name_end ARGUMENTS call_end)*  end
 
-    Hermes    begin  <tool_call>\\n{"name": "       name_end  ", "arguments":        call_end  }\\n</tool_call>
-              again  \\n<tool_call>\\n{"name": "    end       (nothing)
-    Mistral   begin  [TOOL_CALLS]                   name_end  [CALL_ID](an id)[ARGS]    call_end  (nothing)
+    Hermes    begin           <tool_call>\\n{"name": "    name_end  ", "arguments":      call_end  }\\n</tool_call>
+              call_separator  \\n<tool_call>\\n{"name": "  end       (nothing)
+    Mistral   begin           [TOOL_CALLS]              name_end  [CALL_ID](an id)[ARGS]  call_end  (nothing)
 
 The arguments are one JSON object, or each argument has its own tags:
 
@@ -22,9 +22,9 @@ ID_CHARS = 9
 NAME_PATTERN = r"[a-zA-Z0-9_.:/-]{1,128}"
 """Valid tool names. No format has one of these characters directly after a name."""
 _MARKER = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-"""A tag or special token, which ordinary text does not have by chance."""
-_BEFORE_NAME, _BEHIND_NAME = re.compile(r'\{"(\w+)": "$'), re.compile(r'", "(\w+)": ')
-SHARED_MARK = "<|channel|>"
+"""A tag or special token, which does not occur in ordinary text by chance."""
+_BEFORE_NAME, _AFTER_NAME = re.compile(r'\{"(\w+)": "$'), re.compile(r'", "(\w+)": ')
+SHARED_MARKER = "<|channel|>"
 """A token that also starts text and reasoning, so it does not identify a call."""
 
 
@@ -59,7 +59,7 @@ class ToolFormat:
     begin: str
     name_end: str
     call_end: str
-    again: str | None
+    call_separator: str | None
     """Literal between two calls. None: an answer has at most one call."""
     end: str
     tagged: TaggedArguments | None = None
@@ -67,18 +67,18 @@ class ToolFormat:
 
     @property
     def marker(self) -> str:
-        """The text that identifies a call anywhere in an answer: the first tag of `begin`, or all of `begin` if it is
-        the start of a tag that includes the name. Empty if there is none: an answer is then a call if it starts like
-        one."""
-        found = _MARKER.match(self.begin)
-        return found[0] if found and found[0] != SHARED_MARK else self.begin if self.begin.startswith("<") else ""
+        """The text that identifies a call anywhere in an answer: the first tag of `begin`, or all of `begin` if this is
+        the start of a tag that includes the name. Empty if there is none: then only an answer that starts with `begin`
+        is a call."""
+        tag = _MARKER.match(self.begin)
+        return tag[0] if tag and tag[0] != SHARED_MARKER else self.begin if self.begin.startswith("<") else ""
 
     @property
     def object_keys(self) -> ObjectKeys | None:
         """Keys of a call that is a JSON object between markers, to recognize it without the markers; else None."""
-        before, behind = _BEFORE_NAME.search(self.begin), _BEHIND_NAME.fullmatch(self.name_end)
+        before, after = _BEFORE_NAME.search(self.begin), _AFTER_NAME.fullmatch(self.name_end)
         is_object = self.marker and self.tagged is None and self.call_end.startswith("}")
-        return ObjectKeys(before[1], behind[1]) if is_object and before and behind else None
+        return ObjectKeys(before[1], after[1]) if is_object and before and after else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ class ReasoningFormat:
 
 
 TextKeys = Mapping[str, frozenset[str]]
-"""String arguments by tool name. Tagged formats write them without quotes."""
+"""Names of arguments that may be strings, by tool name. Tagged formats write strings without quotes."""
 
 
-def common_start(one: str, other: str) -> str:
+def common_start(text: str, base: str) -> str:
     """Return the longest common prefix."""
-    same = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return one[:same]
+    pairs = enumerate(zip(text, base, strict=False))
+    return text[: next((index for index, (a, b) in pairs if a != b), min(len(text), len(base)))]
 
 
 # ruff: noqa: RUF001 - some models' markers have characters that look like ASCII
@@ -110,25 +110,25 @@ HERMES = ToolFormat(
     begin='<tool_call>\n{"name": "',
     name_end='", "arguments": ',
     call_end="}\n</tool_call>",
-    again='\n<tool_call>\n{"name": "',
+    call_separator='\n<tool_call>\n{"name": "',
     end="",
 )
 DEEPSEEK = ToolFormat(
     begin="<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     name_end="\n```json\n",
     call_end="\n```<｜tool▁call▁end｜>",
-    again="\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    call_separator="\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
     end="<｜tool▁calls▁end｜>",
 )
 HARMONY = ToolFormat(
     begin="<|channel|>commentary to=functions.",
     name_end=" <|constrain|>json<|message|>",
     call_end="",
-    again=None,
+    call_separator=None,
     end="",
 )
 HARMONY_REASONING = ReasoningFormat(
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 )
 RULES = (("<|channel|>analysis", HARMONY), ("<｜tool▁calls▁begin｜>", DEEPSEEK), ("<tool_call>", HERMES))
-"""Formats by a text in the template's source, for templates whose renderings do not show the format correctly."""
+"""(text, format): formats of templates that contain this text, but whose renderings do not show the format."""

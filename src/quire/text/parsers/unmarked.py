@@ -1,9 +1,9 @@
 """Finds tool calls without their format's markers, which small models omit or replace by a code fence. Pure.
 
     ```json
-    {"name": "read_file", "arguments":        up to here it becomes a call, if a tool of that name exists
+    {"name": "read_file", "arguments":        this text starts a call, if a tool of that name exists
 
-Until that point it may be ordinary text, so it is held back, at most for the maximum length of the pattern.
+Until the text is complete, it may be ordinary text. So it is held back, at most for the maximum length of the pattern.
 """
 
 import re
@@ -12,7 +12,7 @@ from collections.abc import Collection
 from quire.text.parsers.tool_format import NAME_PATTERN, ObjectKeys
 
 BLANKS = r"[ \t\r\n]{0,40}"
-"""White space between the parts of an object, for both the parser and the grammar."""
+"""Pattern of white space in an object, used by the parser and by the grammar."""
 FENCE = "```"
 LANGUAGE = "[a-z]{0,12}"
 
@@ -23,36 +23,36 @@ def unmarked_pattern(keys: ObjectKeys, name: str) -> str:
 
 
 class UnmarkedSearch:
-    """Searches one text, character by character."""
+    """Searches one text for the start of a call, character by character."""
 
     def __init__(self, keys: ObjectKeys, names: Collection[str]) -> None:
         pieces = _pieces(keys, f"({NAME_PATTERN})")
         fence = [*FENCE, LANGUAGE, BLANKS]
-        self._begun = re.compile(f"{_begun([*fence, *pieces])}|{_begun(pieces)}")
-        self._whole = re.compile(f"(?:{''.join(fence)})?{''.join(pieces)}")
+        self._prefixes = re.compile(f"{_prefix_pattern([*fence, *pieces])}|{_prefix_pattern(pieces)}")
+        self._pattern = re.compile(f"(?:{''.join(fence)})?{''.join(pieces)}")
         self._names = names
-        self._held = ""
+        self._pending = ""
 
     def push(self, character: str) -> tuple[str, str | None]:
         """Return the text that cannot belong to a call, and the name of the tool if its arguments come next."""
-        self._held += character
-        found = self._whole.fullmatch(self._held)
-        if found and found[1] in self._names:
-            self._held = ""
-            return "", found[1]
-        return self._no_longer(), None
+        self._pending += character
+        match = self._pattern.fullmatch(self._pending)
+        if match and match[1] in self._names:
+            self._pending = ""
+            return "", match[1]
+        return self._release(), None
 
     def flush(self) -> str:
         """Return the text held back, at the end of the text."""
-        held, self._held = self._held, ""
-        return held
+        pending, self._pending = self._pending, ""
+        return pending
 
-    def _no_longer(self) -> str:
-        """The longest prefix of the held text with which no call can start."""
+    def _release(self) -> str:
+        """Remove and return the longest prefix of the pending text with which no call can start."""
         start = 0
-        while start < len(self._held) and not self._begun.fullmatch(self._held, start):
+        while start < len(self._pending) and not self._prefixes.fullmatch(self._pending, start):
             start += 1
-        text, self._held = self._held[:start], self._held[start:]
+        text, self._pending = self._pending[:start], self._pending[start:]
         return text
 
 
@@ -62,8 +62,8 @@ def _pieces(keys: ObjectKeys, name: str) -> list[str]:
     return [r"\{", BLANKS, *first, BLANKS, '"', name, '"', BLANKS, ",", BLANKS, *second]
 
 
-def _begun(pieces: list[str]) -> str:
-    """A regular expression for every prefix of the sequence of pieces."""
+def _prefix_pattern(pieces: list[str]) -> str:
+    """Return a regular expression that matches every prefix of the sequence of pieces."""
     pattern = ""
     for piece in reversed(pieces):
         pattern = rf"(?:{piece}(?:\Z|{pattern}))" if pattern else piece

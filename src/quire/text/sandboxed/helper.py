@@ -1,5 +1,5 @@
-"""A helper process for work whose cost depends on a client's input. It reads frames from stdin, has limits on memory
-and time, and is killed if it does not respond in time. When the server ends, stdin closes and the helper exits.
+"""A helper process for work whose cost depends on a client's input. It reads frames from stdin, which is a socket, has
+limits on memory and time, and exits when the server ends and so closes the socket.
 
     server    Helper ────────────────► request ───────────────► request …
     process   serve: limit memory ─► receive ─► limit time ─► send
@@ -35,23 +35,23 @@ encode_frame = msgspec.json.Encoder().encode
 
 def send(end: socket.socket, data: bytes, deadline_s: float | None = None) -> None:
     """Send one frame. Raises OSError, or TimeoutError after the deadline (of the monotonic clock)."""
-    _allow(end, deadline_s)
+    _set_timeout(end, deadline_s)
     end.sendall(len(data).to_bytes(LENGTH_BYTES, "little") + data)
 
 
 def receive(end: socket.socket, deadline_s: float | None = None) -> bytes:
     """Receive one frame. Raises EOFError if the peer has ended or the frame is too large, OSError, TimeoutError."""
-    size = int.from_bytes(_exactly(end, LENGTH_BYTES, deadline_s), "little")
+    size = int.from_bytes(_receive_exactly(end, LENGTH_BYTES, deadline_s), "little")
     if size > MAX_FRAME_BYTES:
         raise EOFError(f"expected a frame of at most {MAX_FRAME_BYTES} bytes, got {size}")
-    return bytes(_exactly(end, size, deadline_s))
+    return bytes(_receive_exactly(end, size, deadline_s))
 
 
-def _exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearray:
+def _receive_exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearray:
     data = bytearray(size)
     view = memoryview(data)
     while view:
-        _allow(end, deadline_s)
+        _set_timeout(end, deadline_s)
         count = end.recv_into(view)
         if not count:
             raise EOFError("the other process has ended")
@@ -59,7 +59,7 @@ def _exactly(end: socket.socket, size: int, deadline_s: float | None) -> bytearr
     return data
 
 
-def _allow(end: socket.socket, deadline_s: float | None) -> None:
+def _set_timeout(end: socket.socket, deadline_s: float | None) -> None:
     if deadline_s is not None:
         # Not zero, which means non-blocking: data that has already arrived is still read after the deadline.
         end.settimeout(max(0.001, deadline_s - monotonic()))
@@ -70,15 +70,15 @@ def _allow(end: socket.socket, deadline_s: float | None) -> None:
 
 def serve(answer: Callable[[bytes], bytes], memory_bytes: int) -> None:
     """Respond to frames, one at a time, until the server ends, with the address space limited to `memory_bytes`."""
-    _bound_memory(memory_bytes)
+    _limit_memory(memory_bytes)
     end = socket.socket(fileno=0)
-    send(end, b"")  # it has started
+    send(end, b"")  # the server waits for this frame as a sign of the start
     while True:
         try:
             frame = receive(end)
         except EOFError:
             return
-        _bound_time()
+        _limit_time()
         send(end, answer(frame))
 
 
@@ -90,14 +90,14 @@ def lower_priority() -> None:
         SESSION.write_text(str(NICENESS))
 
 
-def _bound_memory(num_bytes: int) -> None:
+def _limit_memory(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def _bound_time() -> None:
+def _limit_time() -> None:
     """Let the system kill this process if it uses more than `CPU_S` from now on, even if the server has ended."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)

@@ -1,11 +1,11 @@
 """Messages between a server and its helper processes.
 
     to a template process     LoadTemplate · Render
-    from it                   TemplateLoaded · Broken · Rendered · TemplateRefused
+    from it                   TemplateLoaded · TemplateFailed · Rendered · TemplateRefused
     to a grammar checker      LoadVocabulary · CheckGrammar
     from it                   VocabularyLoaded · VocabularyRefused · GrammarFine · GrammarRefused
 
-Messages are data only, and small: a client's texts are sent, one prompt or one verdict is returned.
+Messages are plain data: the server sends texts of clients, and a helper returns one prompt or one verdict.
 """
 
 from collections.abc import Callable
@@ -47,19 +47,19 @@ class TemplateLoaded(msgspec.Struct, frozen=True, tag=True):
     """The template can be used."""
 
     wants_parts: bool
-    """The template shows a message's text only if it comes as a list of parts."""
+    """Whether the template shows a message's text only if the content is a list of parts."""
     own_text: str
     """All text literals of the template."""
 
 
 class Rendered(msgspec.Struct, frozen=True, tag=True):
-    """A prompt, and which of its characters a client wrote."""
+    """A prompt, and the spans of it that a client wrote."""
 
     text: str
-    client: tuple[tuple[int, int], ...]
+    client_spans: tuple[tuple[int, int], ...] = msgspec.field(name="client")
     """Spans (start, stop) of the client's characters, in order."""
-    sources: tuple[tuple[int, int, str], ...] = ()
-    """Spans (start, stop, label) from one message (`m` and its index) or tool (`t` and its index), in order."""
+    labeled_spans: tuple[tuple[int, int, str], ...] = msgspec.field(default=(), name="sources")
+    """Spans (start, stop, label), in order; a label is `m` and a message's index, or `t` and a tool's index."""
     spent_s: float = 0.0
     """CPU time."""
 
@@ -72,14 +72,14 @@ class TemplateRefused(msgspec.Struct, frozen=True, tag=True):
     code: str = TemplateError.code
 
 
-class Broken(msgspec.Struct, frozen=True, tag=True):
+class TemplateFailed(msgspec.Struct, frozen=True, tag="Broken"):
     """The template does not compile."""
 
     message: str
 
 
 ToProcess = LoadTemplate | Render
-ToServer = TemplateLoaded | Rendered | TemplateRefused | Broken
+ToServer = TemplateLoaded | Rendered | TemplateRefused | TemplateFailed
 
 read_to_process: Callable[[bytes], ToProcess] = msgspec.json.Decoder(ToProcess).decode
 read_to_server: Callable[[bytes], ToServer] = msgspec.json.Decoder(ToServer).decode
@@ -109,7 +109,7 @@ class VocabularyLoaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class VocabularyRefused(msgspec.Struct, frozen=True, tag=True):
-    """The model's tokenizer does not support grammars, with the reason. Also the response to every check."""
+    """The model's tokenizer does not support grammars; `message` has the reason. Also the response to every check."""
 
     message: str
 
@@ -122,12 +122,12 @@ class GrammarFine(msgspec.Struct, frozen=True, tag=True):
 
 
 class GrammarRefused(msgspec.Struct, frozen=True, tag=True):
-    """The grammar cannot be used, with the reason."""
+    """The grammar cannot be used; `message` has the reason."""
 
     message: str
     spent_s: float = 0.0
-    took_all: bool = False
-    """The check was stopped at its CPU time limit."""
+    is_at_limit: bool = msgspec.field(default=False, name="took_all")
+    """Whether the check was stopped at its CPU time limit."""
 
 
 ToChecker = LoadVocabulary | CheckGrammar

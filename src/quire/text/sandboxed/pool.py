@@ -1,9 +1,9 @@
 """The server's side of helper processes: started on demand, loaded once, killed if a request takes too long.
 
-    turn ─► request: a free helper, or a new one that is loaded first ─► free again, or killed
+    reserve ─► request: a free helper, or a new one that is loaded first ─► free again, or killed
 
 A helper works for one thread at a time. If a request exceeds its time limit, the helper is killed, and the next request
-starts a new one. Threads take turns in order of arrival.
+starts a new one. Threads are served in order of arrival.
 """
 
 import atexit
@@ -29,8 +29,8 @@ START_S = 60.0
 """Time limit for starting a helper; long, because an interpreter may start slowly on a busy machine."""
 ENVIRONMENT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_TIME", "SYSTEMROOT")
 """Environment variables that a helper inherits; no tokens or keys."""
-BROKEN = (OSError, EOFError, msgspec.MsgspecError)
-"""Exceptions that mean a helper has failed: no response in time, no process, or an invalid response."""
+FAILURES = (OSError, EOFError, msgspec.MsgspecError)
+"""Exceptions after which a helper is killed: no response in time, no process, or an invalid response."""
 
 
 class StoppedError(Exception):
@@ -63,7 +63,7 @@ class Helper:
             raise
         try:
             receive(self._end, monotonic() + START_S)
-        except BROKEN as error:
+        except FAILURES as error:
             raise OSError(f"it {self._stopped(error)}") from None
 
     @property
@@ -76,13 +76,13 @@ class Helper:
 
     def request(self, frame: bytes, decode: Callable[[bytes], T], time_s: float) -> T:
         """Return the response to a frame. After `time_s` or on failure, kill the process and raise StoppedError."""
-        begun_s, deadline_s = processor_s(self.pid), monotonic() + time_s
+        start_cpu_s, deadline_s = processor_s(self.pid), monotonic() + time_s
         try:
             send(self._end, frame, deadline_s)
             return decode(receive(self._end, deadline_s))
-        except BROKEN as error:
-            ended_s = processor_s(self.pid)
-            is_starved = begun_s is not None and ended_s is not None and ended_s - begun_s < time_s / 10
+        except FAILURES as error:
+            end_cpu_s = processor_s(self.pid)
+            is_starved = start_cpu_s is not None and end_cpu_s is not None and end_cpu_s - start_cpu_s < time_s / 10
             raise self._stopped(error, is_starved=is_starved) from None
 
     def stop(self) -> None:
@@ -117,10 +117,10 @@ class NotLoadedError(StoppedError):
 class IdleHelpers:
     """Idle helpers for reuse by other models, because starting one costs more than a hundred renderings."""
 
-    def __init__(self, module: str, purpose: str, most: int = 0) -> None:
+    def __init__(self, module: str, purpose: str, max_idle: int = 0) -> None:
         self.command: tuple[str, ...] = (sys.executable, "-m", module)
         self._purpose = purpose
-        self._most = most
+        self._max_idle = max_idle
         self._idle: list[Helper] = []
         # Reentrant, because garbage collection of an owner returns its helpers at any point of a thread's code.
         self._lock = threading.RLock()
@@ -133,13 +133,13 @@ class IdleHelpers:
         try:
             return helper or Helper(self.command)
         except OSError as error:
-            why = f"cannot start a process {self._purpose}: {error.strerror or error}; try again"
-            raise CapacityError(why, code="process_not_started") from None
+            message = f"cannot start a process {self._purpose}: {error.strerror or error}; try again"
+            raise CapacityError(message, code="process_not_started") from None
 
     def give_back(self, helper: Helper) -> None:
-        """Keep a helper that its model no longer needs, or kill it if `most` are idle already."""
+        """Keep a helper that its model no longer needs, or kill it if `max_idle` are idle already."""
         with self._lock:
-            if len(self._idle) < self._most:
+            if len(self._idle) < self._max_idle:
                 self._idle.append(helper)
                 return
         helper.kill()
@@ -153,80 +153,80 @@ class IdleHelpers:
 
 
 class HelperPool(Generic[T]):
-    """The helpers of one model, at most `most`, loaded with the same frame. Thread-safe. The owner calls `close`."""
+    """The helpers of one model, at most `size`, loaded with the same frame. Thread-safe. The owner calls `close`."""
 
     def __init__(
-        self, idle: IdleHelpers, load: Callable[[], bytes], decode: Callable[[bytes], T], load_s: float, most: int = 1
+        self, idle: IdleHelpers, load: Callable[[], bytes], decode: Callable[[bytes], T], load_s: float, size: int = 1
     ) -> None:
         self._idle = idle
         self._load = load
         self._decode = decode
         self._load_s = load_s
-        self._most = most
-        self._changed = threading.Condition()
-        self._turns: list[object] = []
-        """Tickets in order of arrival: the first `most` have a turn, the rest wait."""
+        self._size = size
+        self._condition = threading.Condition()
+        self._tickets: list[object] = []
+        """Tickets in order of arrival: the first `size` may use a helper, the others wait."""
         self._free: list[Helper] = []
         self._busy: set[Helper] = set()
         self._is_closed = False
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for a turn to use a helper. Raises EngineDeadError if the pool is closed."""
+    def reserve(self) -> Iterator[None]:
+        """Wait until this thread may use a helper. Raises EngineDeadError if the pool is closed."""
         ticket = object()
-        with self._changed:
-            self._turns.append(ticket)
+        with self._condition:
+            self._tickets.append(ticket)
         try:
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or ticket in self._turns[: self._most])
+            with self._condition:
+                self._condition.wait_for(lambda: self._is_closed or ticket in self._tickets[: self._size])
                 self._check_open()
             yield
         finally:
-            with self._changed:
-                self._turns.remove(ticket)
-                self._changed.notify_all()
+            with self._condition:
+                self._tickets.remove(ticket)
+                self._condition.notify_all()
 
     def request(self, frame: bytes, time_s: float) -> T:
-        """Return a helper's response; only within a turn. Raises StoppedError and the errors of `load` and `turn`."""
-        with self._changed:
+        """Return a helper's response; only inside `reserve`. Raises StoppedError, and like `load` and `reserve`."""
+        with self._condition:
             helper = _pop_alive(self._free)
         load = self._load() if helper is None else None
-        return self._used(helper or self._idle.take(), load, frame, time_s)
+        return self._exchange(helper or self._idle.take(), load, frame, time_s)
 
     def load(self) -> T:
         """Start a helper and return its response to the load frame. Raises NotLoadedError, CapacityError."""
         load = self._load()
-        return self._used(self._idle.take(), load)
+        return self._exchange(self._idle.take(), load)
 
     def close(self) -> None:
         """Close the pool with its model: stop busy helpers at once, return free ones to the idle helpers."""
-        with self._changed:
+        with self._condition:
             self._is_closed = True
             free, self._free = self._free, []
             for helper in self._busy:
                 helper.stop()
-            self._changed.notify_all()
+            self._condition.notify_all()
         for helper in free:
             self._idle.give_back(helper)
 
-    def _used(self, helper: Helper, load: bytes | None, frame: bytes | None = None, time_s: float = 0.0) -> T:
+    def _exchange(self, helper: Helper, load: bytes | None, frame: bytes | None = None, time_s: float = 0.0) -> T:
         """Send these frames and return the response to the last. Frees the helper afterwards, or kills it on errors."""
         try:
-            with self._changed:
+            with self._condition:
                 self._check_open()
                 self._busy.add(helper)
             if load is not None:
-                answer = self._loaded(helper, load)
+                answer = self._load_helper(helper, load)
             if frame is not None:
                 answer = helper.request(frame, self._decode, time_s)
         except BaseException as error:
             helper.kill()
-            with self._changed:
+            with self._condition:
                 self._busy.discard(helper)
             if isinstance(error, StoppedError):
                 self._check_open()
             raise
-        with self._changed:
+        with self._condition:
             self._busy.discard(helper)
             if not self._is_closed:
                 self._free.append(helper)
@@ -234,7 +234,7 @@ class HelperPool(Generic[T]):
         helper.kill()
         return answer
 
-    def _loaded(self, helper: Helper, load: bytes) -> T:
+    def _load_helper(self, helper: Helper, load: bytes) -> T:
         try:
             return helper.request(load, self._decode, self._load_s)
         except StoppedError as error:

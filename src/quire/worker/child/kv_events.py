@@ -1,11 +1,11 @@
 """Publishes KV-cache events for routers, in vLLM's format: msgpack over a ZMQ publisher.
 
     PUB     [topic][number: 8 bytes, big-endian][batch]           one batch for each step that changed the cache
-    ROUTER  a client requests batches from a number on and receives all of them that are kept, then an end mark;
+    ROUTER  a client requests the batches from some number on, and receives those that are still kept, then END;
             or it requests all cached blocks, in quire's own format: `kv_snapshot`
 
-A batch is [seconds, events, rank]. Publishing never blocks a step: a slow subscriber loses batches, and detects it by
-the gap in their numbers. Runs in the worker, between steps.
+A batch is [time in seconds, events, rank]. Publishing never blocks a step: a slow subscriber loses batches, and detects
+the gap in their numbers. This code runs in the worker, between steps.
 """
 
 from collections import deque
@@ -19,8 +19,8 @@ import zmq
 from quire.core.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
 from quire.errors import ConfigError
 from quire.worker.child.kv_snapshot import (
-    OWN,
     POSITION,
+    QUIRE_TOPIC,
     SNAPSHOT,
     KVAnswer,
     Position,
@@ -49,27 +49,27 @@ class KVEventPublisher:
         self._settings = settings
         # Tells subscribers to drop the blocks of the previous worker. Sent with the first batch, because subscribers
         # need time to reconnect.
-        self._first: tuple[KVEvent, ...] = (AllBlocksCleared(),)
+        self._first_events: tuple[KVEvent, ...] = (AllBlocksCleared(),)
         self._events: list[KVEvent] = []
-        self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
+        self._kept_batches: deque[tuple[int, bytes]] = deque(maxlen=settings.num_kept_batches)
         self._next_number = 0
         self.topic = token_hex(8).encode() if settings.has_incarnation_topic else settings.topic.encode()
         self.snapshots = SnapshotSender(lambda stored: self._batch(0.0, stored))
         self._context = zmq.Context()
-        self._out = self._context.socket(zmq.PUB)
-        self._out.setsockopt(zmq.SNDHWM, settings.high_water_mark)
-        self.replay = self._context.socket(zmq.ROUTER)
-        # Above its mark a ROUTER socket drops messages silently: allow all kept batches twice, and some more.
-        self.replay.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
+        self._publish_socket = self._context.socket(zmq.PUB)
+        self._publish_socket.setsockopt(zmq.SNDHWM, settings.high_water_mark)
+        self.replay_socket = self._context.socket(zmq.ROUTER)
+        # A ROUTER socket drops messages above its high-water mark silently: allow twice all kept batches, plus more.
+        self.replay_socket.setsockopt(zmq.SNDHWM, 2 * settings.num_kept_batches + 1000)
         try:
-            _attach(self._out, settings.endpoint)
+            _attach(self._publish_socket, settings.endpoint)
             if settings.replay_endpoint:
-                self.replay.bind(settings.replay_endpoint)
+                self.replay_socket.bind(settings.replay_endpoint)
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(
-                f"kv_events must be addresses such as tcp://127.0.0.1:5557 that are free, {settings.endpoint!r} and "
-                f"{settings.replay_endpoint!r} given: {error}; choose others"
+                f"expected free addresses for kv_events such as tcp://127.0.0.1:5557, got {settings.endpoint!r} and "
+                f"{settings.replay_endpoint!r}: {error}; choose others"
             ) from error
 
     def emit(self, event: KVEvent) -> None:
@@ -79,16 +79,16 @@ class KVEventPublisher:
     def publish(self, now_s: float) -> None:
         """Publish the collected events as one batch, and respond to requests on the replay socket."""
         if self._events:
-            events, self._events, self._first = [*self._first, *self._events], [], ()
+            events, self._events, self._first_events = [*self._first_events, *self._events], [], ()
             batch = self._batch(now_s, events)
-            self._kept.append((self._next_number, batch))
+            self._kept_batches.append((self._next_number, batch))
             # A PUB socket drops messages for slow subscribers and never blocks.
-            self._out.send_multipart([self.topic, _number(self._next_number), batch], zmq.DONTWAIT)
+            self._publish_socket.send_multipart([self.topic, _number_frame(self._next_number), batch], zmq.DONTWAIT)
             self._next_number += 1
-        self._answer()
+        self._handle_requests()
         self._send_snapshot()
 
-    def follow(self, stored_events: StoredEvents) -> None:
+    def enable_snapshots(self, stored_events: StoredEvents) -> None:
         """Enable snapshots; `stored_events` iterates over all cached blocks."""
         self.snapshots.stored_events = stored_events
 
@@ -104,50 +104,50 @@ class KVEventPublisher:
     def _batch(self, now_s: float, events: Sequence[KVEvent]) -> bytes:
         return encode_kv_batch(now_s, events, self._settings.encoding)
 
-    def _answer(self) -> None:
-        replay = self.replay
-        while replay.poll(0):
-            frames = replay.recv_multipart()
+    def _handle_requests(self) -> None:
+        socket = self.replay_socket
+        while socket.poll(0):
+            frames = socket.recv_multipart()
             if 3 <= len(frames) <= 4:  # one more frame if a fleet member forwarded the request
-                self._answer_one(tuple(frames[:-2]), frames[-1])
+                self._handle_request(tuple(frames[:-2]), frames[-1])
 
-    def _answer_one(self, route: Route, question: bytes) -> None:
-        if question == SNAPSHOT:
+    def _handle_request(self, route: Route, request: bytes) -> None:
+        if request == SNAPSHOT:
             self.snapshots.request(route)
-        elif question == POSITION:
-            self._reply(Position(self.topic, self._next_number), (route,))
-        elif len(question) == 8:
-            first = int.from_bytes(question, "big")
-            for number, batch in self._kept:
+        elif request == POSITION:
+            self._send_response(Position(self.topic, self._next_number), (route,))
+        elif len(request) == 8:
+            first = int.from_bytes(request, "big")
+            for number, batch in self._kept_batches:
                 if number >= first:
-                    _send(self.replay, [*route, b"", self.topic, _number(number), batch])
-            _send(self.replay, [*route, b"", b"", END, b""])
+                    _send(self.replay_socket, [*route, b"", self.topic, _number_frame(number), batch])
+            _send(self.replay_socket, [*route, b"", b"", END, b""])
 
     def _send_snapshot(self) -> None:
-        """Send one piece, so that the next step is not delayed for long."""
+        """Send only one piece of the snapshot, so that the next step is not delayed for long."""
         response = self.snapshots.next_answer(self.topic, self._next_number)
         if response is not None:
-            self._reply(*response)
+            self._send_response(*response)
 
-    def _reply(self, answer: KVAnswer, routes: Sequence[Route]) -> None:
+    def _send_response(self, response: KVAnswer, routes: Sequence[Route]) -> None:
         for route in routes:
-            _send(self.replay, [*route, b"", OWN, encode_kv_answer(answer)])
+            _send(self.replay_socket, [*route, b"", QUIRE_TOPIC, encode_kv_answer(response)])
 
 
 def _attach(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """Like vLLM: bind wildcard, local, ipc and inproc endpoints; connect to all others."""
-    is_ours = any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "127.0.0.1", "localhost", "0.0.0.0"))  # noqa: S104
-    (socket.bind if is_ours else socket.connect)(endpoint)
+    binds = any(mark in endpoint for mark in ("*", "::", "ipc://", "inproc://", "127.0.0.1", "localhost", "0.0.0.0"))  # noqa: S104
+    (socket.bind if binds else socket.connect)(endpoint)
 
 
 def _send(socket: "zmq.Socket[bytes]", frames: Sequence[bytes]) -> None:
     try:
         socket.send_multipart(frames, zmq.DONTWAIT)
     except zmq.Again:
-        return  # the client requests more than it reads
+        return  # the client does not read its responses fast enough
 
 
-def _number(value: int) -> bytes:
+def _number_frame(value: int) -> bytes:
     return value.to_bytes(8, "big")
 
 
@@ -157,7 +157,7 @@ def block_hash(digest: bytes) -> int:
 
 
 def _as_map(event: KVEvent) -> Mapping[str, Any]:
-    """Fields that would always have their default values are omitted."""
+    """Return the event as a map, without fields that would always have their default values."""
     match event:
         case BlockStored():
             parent = event.parent_digest
@@ -182,7 +182,7 @@ def _as_map(event: KVEvent) -> Mapping[str, Any]:
 
 
 def _as_array(event: KVEvent) -> list[Any]:
-    """The event for subscribers released before mid-2026: its tag, then its fields by position."""
+    """Return the event in the format for subscribers released before mid-2026: its tag, then its fields by position."""
     fields = dict(_as_map(event))
     fields.pop("cache_salt", None)
     return list(fields.values())

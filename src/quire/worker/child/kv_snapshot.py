@@ -18,8 +18,8 @@ from quire.engine.calls import wire_decoder
 
 SNAPSHOT, POSITION = b"quire snapshot", b"quire position"
 """Never eight bytes long: an eight-byte request is a batch number."""
-OWN = b"quire"
-"""Replaces the topic, to distinguish these responses from batches."""
+QUIRE_TOPIC = b"quire"
+"""Sent in place of a topic, to distinguish these responses from batches."""
 PIECE_BLOCKS = 512
 MAX_WAITING = 256
 
@@ -62,44 +62,44 @@ decode_kv_answer: Callable[[bytes], KVAnswer] = wire_decoder(KVAnswer, "response
 
 
 class SnapshotSender:
-    """Makes snapshots one after another, each for all routes that requested it before it began."""
+    """Makes snapshots one after another, each for all routes that requested one before it began."""
 
     def __init__(self, encode_batch: Callable[[Sequence[BlockStored]], bytes]) -> None:
         self.stored_events: StoredEvents | None = None
         """Iterates over all cached blocks; None: snapshots are unavailable, and requests get no response."""
         self._encode_batch = encode_batch
-        self._waiting: dict[Route, None] = {}
+        self._waiting_routes: dict[Route, None] = {}
         self._recipients: Sequence[Route] = ()
         """The routes of the snapshot in progress."""
-        self._left: Iterator[BlockStored] | None = None
+        self._remaining_events: Iterator[BlockStored] | None = None
         self._number = self._num_pieces = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a snapshot is in progress or requested."""
-        return self._left is not None or bool(self._waiting)
+        return self._remaining_events is not None or bool(self._waiting_routes)
 
     def request(self, route: Route) -> None:
         """Send this route the next snapshot. Ignored if MAX_WAITING routes are waiting already."""
-        if self.stored_events is not None and len(self._waiting) < MAX_WAITING:
-            self._waiting[route] = None
+        if self.stored_events is not None and len(self._waiting_routes) < MAX_WAITING:
+            self._waiting_routes[route] = None
 
     def next_answer(self, incarnation: bytes, number: int) -> tuple[KVAnswer, Sequence[Route]] | None:
-        """Return the next response and its routes. Batches before `number` are sent; the cache is unchanged since."""
-        if self._left is None:
-            if not self._waiting or self.stored_events is None:
+        """Return the next response and its routes. All batches before `number` are sent; the cache is still as then."""
+        if self._remaining_events is None:
+            if not self._waiting_routes or self.stored_events is None:
                 return None
-            self._recipients, self._waiting = tuple(self._waiting), {}
-            self._left, self._number, self._num_pieces = self.stored_events(), number, 0
+            self._recipients, self._waiting_routes = tuple(self._waiting_routes), {}
+            self._remaining_events, self._number, self._num_pieces = self.stored_events(), number, 0
         events: list[BlockStored] = []
         num_blocks = 0
-        for event in self._left:
+        for event in self._remaining_events:
             events.append(event)
             num_blocks += len(event.digests)
             if num_blocks >= PIECE_BLOCKS:
                 break
         if not events:
-            self._left = None
+            self._remaining_events = None
             return SnapshotEnd(incarnation, self._number, self._num_pieces), self._recipients
         self._num_pieces += 1
         piece = SnapshotPiece(incarnation, self._number, self._num_pieces - 1, self._encode_batch(events))

@@ -16,7 +16,7 @@ QUIET_S = 0.03
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Why a worker ended, the requests in flight, and the error for a caller that is waiting for the first worker."""
+    """Why a worker ended, the requests in flight, and the error for the caller that waits for the first worker."""
 
     reason: str
     request_ids: tuple[str, ...] = ()
@@ -26,58 +26,58 @@ class SessionEnd:
 
 @dataclass(slots=True)
 class WorkerSession:
-    """One worker, its progress, and the reason of its end."""
+    """One worker, its progress, and the reason for its end."""
 
     process: WorkerProcess
     last_message_s: float
     progress_s: float = 0.0
-    progress_seen: tuple[int, int] = (0, 0)
-    """Beats and layers at the last check."""
-    step_seen: int = 0
-    step_began_s: float = 0.0
+    last_counts: tuple[int, int] = (0, 0)
+    """Heartbeats and layers at the last check; `progress_s` is the time when they last changed."""
+    last_step_number: int = 0
+    step_start_s: float = 0.0
     is_ready: bool = False
     num_received: int = 0
     reason: str = "died"
     error: QuireError | None = None
 
     async def run(
-        self, on_message: Callable[[ToParent], None], names_sent: Callable[[], tuple[str, ...]]
+        self, on_message: Callable[[ToParent], None], assigned_ids: Callable[[], tuple[str, ...]]
     ) -> SessionEnd:
         """Forward the worker's messages until it ends or sends an invalid message."""
-        listening = asyncio.create_task(self._listen(on_message))
-        gone = asyncio.create_task(self.process.gone.wait())
+        listen_task = asyncio.create_task(self._listen(on_message))
+        exit_task = asyncio.create_task(self.process.exit_event.wait())
         try:
-            await asyncio.wait([listening, gone], return_when=asyncio.FIRST_COMPLETED)
-            await self._drain_messages(listening)
-            return self._end(listening, names_sent)
+            await asyncio.wait([listen_task, exit_task], return_when=asyncio.FIRST_COMPLETED)
+            await self._drain_messages(listen_task)
+            return self._result(listen_task, assigned_ids)
         finally:
-            for task in (listening, gone):
+            for task in (listen_task, exit_task):
                 task.cancel()
 
     def last_progress_s(self, now_s: float) -> float:
-        """Return when the worker's beats or layers were last seen to change, on this process's clock."""
-        flight = self.process.flight()
-        progress = flight.num_beats, flight.num_layers
-        if progress != self.progress_seen:
-            self.progress_seen, self.progress_s = progress, now_s
+        """Return the time, on this process's clock, when a check last found more heartbeats or layers of the worker."""
+        status = self.process.status()
+        progress = status.num_heartbeats, status.num_layers
+        if progress != self.last_counts:
+            self.last_counts, self.progress_s = progress, now_s
         return self.progress_s
 
     def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Whether progress was expected but none was seen for `limit_s`: an idle worker beats, and a step counts
+        """Whether the worker made no progress for `limit_s`: an idle worker counts heartbeats, and a step counts
         layers. Always false in a step without counted layers, and while the worker admits a request."""
         if now_s - self.last_progress_s(now_s) < limit_s:
             return False
-        flight = self.process.flight()
-        return not flight.request_ids if flight.step is None else flight.step.is_counted
+        status = self.process.status()
+        return not status.request_ids if status.step is None else status.step.is_counted
 
     def step_in_flight(self, now_s: float) -> tuple[StepInFlight | None, float]:
-        """Return the step in flight, and for how long it has been observed."""
-        step = self.process.flight().step
+        """Return the step in flight, and the seconds since a check first found it; (None, 0) without a step."""
+        step = self.process.status().step
         if step is None:
             return None, 0.0
-        if step.number != self.step_seen:
-            self.step_seen, self.step_began_s = step.number, now_s
-        return step, now_s - self.step_began_s
+        if step.number != self.last_step_number:
+            self.last_step_number, self.step_start_s = step.number, now_s
+        return step, now_s - self.step_start_s
 
     async def _listen(self, on_message: Callable[[ToParent], None]) -> None:
         while True:
@@ -88,18 +88,18 @@ class WorkerSession:
             # Receiving a message that has already arrived does not yield; other tasks of this loop need a turn too.
             await asyncio.sleep(0)
 
-    async def _drain_messages(self, listening: "asyncio.Task[None]") -> None:
+    async def _drain_messages(self, listen_task: "asyncio.Task[None]") -> None:
         """Read the messages of a dead worker that are still in transit."""
         num_received = -1
-        while num_received != self.num_received and not listening.done():
+        while num_received != self.num_received and not listen_task.done():
             num_received = self.num_received
             await asyncio.sleep(QUIET_S)
 
-    def _end(self, listening: "asyncio.Task[None]", names_sent: Callable[[], tuple[str, ...]]) -> SessionEnd:
-        error = listening.exception() if listening.done() else None
+    def _result(self, listen_task: "asyncio.Task[None]", assigned_ids: Callable[[], tuple[str, ...]]) -> SessionEnd:
+        error = listen_task.exception() if listen_task.done() else None
         if error is not None:
             # Neither its messages nor its status can be trusted: all its requests count as in flight.
             reason = f"worker {self.process.pid} sent an invalid message: {error}"
-            return SessionEnd(reason, names_sent(), was_ready=self.is_ready)
-        names = self.process.flight().request_ids
-        return SessionEnd(f"worker {self.process.pid} {self.reason}", names, self.error, self.is_ready)
+            return SessionEnd(reason, assigned_ids(), was_ready=self.is_ready)
+        request_ids = self.process.status().request_ids
+        return SessionEnd(f"worker {self.process.pid} {self.reason}", request_ids, self.error, self.is_ready)

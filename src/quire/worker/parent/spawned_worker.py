@@ -1,10 +1,10 @@
-"""Spawns a worker process, with a folder for its socket, a shared status, and a leash.
+"""Spawns a worker process, with a folder for its socket, a shared status, and a liveness socket.
 
 The folder is private to this user, and the worker removes it after connecting. The shared status has no file name. The
-leash is a socket pair that carries no data: each process detects its closing when the other ends. Nothing remains after
-either process ends, however it ends.
+liveness socket is one end of a socket pair without data: it closes when the process at the other end exits. No files
+remain after either process exits, even if it crashes.
 
-Imports little, so that the worker can start, and import, before its parent has finished importing.
+This module imports little, so that the worker can start, and import, before its parent has finished importing.
 """
 
 import contextlib
@@ -29,32 +29,32 @@ MAX_SOCKET_PATH = 100
 
 
 class SpawnedWorker:
-    """A process that waits for its parent at `path`. It is killed when the thread that spawned it ends."""
+    """A process that connects to its parent at `path`. It is killed when the thread that spawned it ends."""
 
     def __init__(
         self,
-        max_names: int,
+        max_request_ids: int,
         command: Sequence[str] = COMMAND,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        with contextlib.ExitStack() as held:
-            self.status = SharedStatus.make(max_names)
-            held.callback(self.status.close)
-            self.path = private_folder(held) / "worker"
+        with contextlib.ExitStack() as resources:
+            self.status = SharedStatus.create(max_request_ids)
+            resources.callback(self.status.close)
+            self.path = private_folder(resources) / "worker"
             """Path of the socket that the parent binds."""
-            self.leash, other = socket.socketpair()
-            held.callback(self.leash.close)
-            with other:
-                ends = (self.status.descriptor, other.fileno())
+            self.liveness_socket, worker_end = socket.socketpair()
+            resources.callback(self.liveness_socket.close)
+            with worker_end:
+                descriptors = (self.status.descriptor, worker_end.fileno())
                 self.process = subprocess.Popen(  # noqa: S603 - quire's own module, or a test's command
-                    [*command, str(self.path), *map(str, ends), str(os.getpid())],
+                    [*command, str(self.path), *map(str, descriptors), str(os.getpid())],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    pass_fds=ends,
+                    pass_fds=descriptors,
                     start_new_session=True,
                     env={**os.environ, **environment},
                 )
-            self._held = held.pop_all()
+            self._resources = resources.pop_all()
 
     def kill(self) -> None:
         """Kill the process if it is alive."""
@@ -68,24 +68,24 @@ class SpawnedWorker:
         """
         self.kill()
         code = self.process.wait()
-        self._held.close()
+        self._resources.close()
         return code
 
 
-def private_folder(held: contextlib.ExitStack) -> Path:
-    """Create a folder private to this user, with a path short enough for a socket. It is removed with the stack. Raises
+def private_folder(stack: contextlib.ExitStack) -> Path:
+    """Create a folder private to this user, with a path short enough for a socket. Closing the stack removes it. Raises
     ConfigError if the path is too long."""
     _sweep(Path(tempfile.gettempdir()))
     lock = None
     while lock is None:  # another process may remove the folder before it is locked
         folder = Path(tempfile.mkdtemp(prefix=FOLDER))
         lock = _lock(folder)
-    held.callback(os.close, lock)
-    held.callback(shutil.rmtree, folder, ignore_errors=True)
+    stack.callback(os.close, lock)
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     if len(os.fsencode(folder)) > MAX_SOCKET_PATH - len("/worker"):
         raise ConfigError(
-            f"the folder for temporary files must have a path of at most {MAX_SOCKET_PATH} bytes for a socket to lie "
-            f"in it, {folder.parent} is longer; set TMPDIR to a shorter one"
+            f"expected a socket path of at most {MAX_SOCKET_PATH} bytes, got a longer one in the temporary folder "
+            f"{folder.parent}; set TMPDIR to a shorter path"
         )
     return folder
 
@@ -107,9 +107,9 @@ def _lock(folder: Path) -> int | None:
     return None
 
 
-def _sweep(parent: Path) -> None:
-    """Remove folders whose parent was killed before it spawned the worker that would have removed the folder."""
-    for folder in parent.glob(f"{FOLDER}*"):
+def _sweep(temp_folder: Path) -> None:
+    """Remove folders of parents that were killed before they spawned the worker that would have removed the folder."""
+    for folder in temp_folder.glob(f"{FOLDER}*"):
         lock = _lock(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)

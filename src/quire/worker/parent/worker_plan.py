@@ -1,4 +1,4 @@
-"""The configuration with which a worker is spawned, and its supervisor's time limits."""
+"""The configuration for spawning a worker, and its supervisor's time limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,29 +13,27 @@ class Limits:
 
     stuck_s: float = 30.0
     """Longest time without progress (a finished step or layer) before a worker is killed."""
-    silent_s: float = 4.5
-    """Longest time without expected progress before a worker counts as not ready; below 5 s, so that probes see it."""
-    max_restarts_without_progress: int = 5
+    not_ready_after_s: float = 4.5
+    """Longest time without progress, while it is expected, until the worker is reported as not ready (to probes)."""
+    max_workers_without_progress: int = 5
     """The supervisor gives up after this many consecutive workers without progress."""
-    load_s: float = 900.0
-    """Longest time without a message while a worker loads."""
+    load_silence_s: float = 900.0
+    """Longest time without a message from a loading worker before it is killed."""
     close_s: float = 5.0
-    """Longest time for a worker to close."""
+    """Longest time for a worker to exit when it is closed, before it is killed."""
     first_delay_s: float = 0.25
     max_delay_s: float = 30.0
 
-    def delay_s(self, num_without_progress: int) -> float:
-        """Return the delay before the next worker is spawned (exponential backoff)."""
-        return (
-            min(self.max_delay_s, self.first_delay_s * 2 ** (num_without_progress - 1)) if num_without_progress else 0.0
-        )
+    def delay_s(self, num_failed_workers: int) -> float:
+        """Return the delay (exponential backoff) before the next worker, after this many workers without progress."""
+        return min(self.max_delay_s, self.first_delay_s * 2 ** (num_failed_workers - 1)) if num_failed_workers else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
     """Everything needed to start a worker."""
 
-    open: Open
+    open_message: Open
     limits: Limits = field(default_factory=Limits)
     command: Sequence[str] = COMMAND
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""A supervisor's interface for watchers: snapshots of the current worker, and the records of recent workers.
+"""A supervisor's interface for live views: snapshots of the current worker, and the records of recent workers.
 
-Watching continues with the next worker when a worker is replaced.
+When a worker is replaced, the snapshots continue with the next one.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from time import monotonic
 from quire.engine.commands import Command, StartSnapshots
 from quire.engine.port import CommandWatch, WorkerRecord
 
-MAX_WORKERS = 32
-"""Number of worker records that are kept."""
+MAX_WORKER_RECORDS = 32
+"""Maximum number of records of recent workers."""
 
 
 class WorkerWatch(CommandWatch):
@@ -22,20 +22,20 @@ class WorkerWatch(CommandWatch):
         super().__init__(lambda command: send([command]))
         self._num_workers = 0
 
-    def began(self) -> None:
+    def add_worker(self) -> None:
         """Add the record of a worker that is being spawned."""
         self._num_workers += 1
         record = WorkerRecord(self._num_workers, "loading", monotonic())
-        self.workers = (*self.workers, record)[-MAX_WORKERS:]
+        self.workers = (*self.workers, record)[-MAX_WORKER_RECORDS:]
 
-    def ready(self) -> None:
+    def mark_ready(self) -> None:
         """Record that the worker is ready, and resume snapshots."""
         if self.workers:
             self.workers = (*self.workers[:-1], replace(self.workers[-1], state="ready"))
         if self.period_s is not None:
             self._put(StartSnapshots(self.period_s))
 
-    def ended(self, why: str) -> None:
+    def mark_ended(self, reason: str) -> None:
         """Record the worker's end."""
-        record = replace(self.workers[-1], state="ended", ended_s=monotonic(), why=why)
+        record = replace(self.workers[-1], state="ended", ended_s=monotonic(), why=reason)
         self.workers = (*self.workers[:-1], record)

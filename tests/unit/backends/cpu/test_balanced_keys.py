@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quire.backends.cpu.layer_weights import MOST, factors_of, sizes_of_outputs
+from quire.backends.cpu.layer_weights import MAX_FACTOR, factors_of, output_magnitudes
 
 DICE = np.random.default_rng(3)
 HEADS, KV_HEADS, SIZE = 6, 2, 16
@@ -48,10 +48,10 @@ def test_factors_have_limits_whatever_the_weights_are() -> None:
     keys[0, 0] = 1e30
     factors = factors_of(queries, keys)
     assert np.isfinite(factors).all()
-    assert (factors >= 1 / MOST).all() and (factors <= MOST).all()  # noqa: PT018 - one sentence
+    assert (factors >= 1 / MAX_FACTOR).all() and (factors <= MAX_FACTOR).all()  # noqa: PT018 - one sentence
 
 
 def test_an_outputs_size_is_that_of_its_row_and_its_bias() -> None:
     weight, bias = np.array([[3.0, 4.0]], np.float32), np.array([12.0], np.float32)
-    assert sizes_of_outputs(weight, None) == 5.0
-    assert sizes_of_outputs(weight, bias) == 13.0
+    assert output_magnitudes(weight, None) == 5.0
+    assert output_magnitudes(weight, bias) == 13.0

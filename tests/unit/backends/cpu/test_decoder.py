@@ -32,7 +32,7 @@ from tests.support.models.models import Ask, Machine, opened
 from tests.support.models.quantised import retyped
 from tests.support.models.tiny_models import Tiny, make_directory, write_gguf
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 SETTINGS = ModelSettings(
     memory_bytes=AMPLE_BYTES, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"

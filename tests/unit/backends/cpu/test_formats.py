@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quire.backends.cpu.formats.gguf_source import _warn_widened, gguf_source
+from quire.backends.cpu.formats.gguf_source import _warn_converted, gguf_source
 from quire.backends.cpu.formats.packed_weight import PackedWeight, can_join
 from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.kernels.large_pages import Arena
@@ -167,7 +167,7 @@ def test_types_without_kernels_are_widened_to_8_bits_and_the_log_says_so(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rows = random_rows(name, 40, 512, np.random.default_rng(2))
-    _warn_widened.cache_clear()  # once for each type in a process
+    _warn_converted.cache_clear()  # once for each type in a process
     with caplog.at_level(logging.WARNING, "quire.backends"):
         weight = packed(name, rows, 512)
     assert weight.format.name == "Q8_0"
@@ -203,4 +203,4 @@ def test_an_arena_hands_out_lines_of_shared_boards() -> None:
     pieces = [arena.take(size) for size in (1, 100, 64)]
     assert [piece.ctypes.data % 64 for piece in pieces] == [0, 0, 0]
     assert pieces[1].ctypes.data - pieces[0].ctypes.data == 64
-    assert len(arena.take(Arena.BOARD_BYTES + 1)) == Arena.BOARD_BYTES + 1
+    assert len(arena.take(Arena.BUFFER_BYTES + 1)) == Arena.BUFFER_BYTES + 1

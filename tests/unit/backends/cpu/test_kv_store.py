@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from quire.backends.cpu.kv_store import HELD_AS, KVStore, block_bytes
+from quire.backends.cpu.kv_store import STORED_AS, KVStore, block_bytes
 from quire.backends.host.block_store import LayerShape
 from quire.config import ModelSettings
 from quire.core.step import BlockCopy
@@ -11,7 +11,7 @@ from quire.core.step import BlockCopy
 SHAPES = (LayerShape(2, 32, 40), LayerShape(3, 48, 48))
 
 
-@pytest.mark.parametrize("dtype", HELD_AS)
+@pytest.mark.parametrize("dtype", STORED_AS)
 def test_a_block_comes_back_as_it_was_in_another_place(dtype: str) -> None:
     store, random = KVStore(SHAPES, 3, 16, dtype), np.random.default_rng(1)
     content = random.bytes(store.num_block_bytes)
@@ -31,6 +31,6 @@ def test_a_token_takes_its_numbers_and_its_scales(dtype: str, num_bytes: int) ->
     ("types", "held"), [({"F32"}, "float32"), ({"F32", "BF16"}, "bfloat16"), ({"Q4_K", "Q6_K"}, "bfloat16")]
 )
 def test_auto_is_bfloat16_but_for_models_in_float32(types: set[str], held: str) -> None:
-    assert ModelSettings(kv_dtype="auto").with_kv_of(types).kv_dtype == held
-    assert ModelSettings(kv_dtype="int8").with_kv_of(types).kv_dtype == "int8"
-    assert ModelSettings(dtype="float32").with_kv_of(types).kv_dtype == "float32"
+    assert ModelSettings(kv_dtype="auto").with_kv_dtype(types).kv_dtype == held
+    assert ModelSettings(kv_dtype="int8").with_kv_dtype(types).kv_dtype == "int8"
+    assert ModelSettings(dtype="float32").with_kv_dtype(types).kv_dtype == "float32"

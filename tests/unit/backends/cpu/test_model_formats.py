@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire.backends.cpu.decoder import Decoder
-from quire.backends.cpu.formats.gguf_source import _warn_widened
+from quire.backends.cpu.formats.gguf_source import _warn_converted
 from quire.backends.cpu.formats.weight_format import FORMATS, Arithmetic
 from quire.backends.cpu.layers import LAYER
 from quire.backends.cpu.runner import CpuRunner
@@ -28,7 +28,7 @@ from tests.support.machine.process_memory import AMPLE_BYTES
 from tests.support.models.models import Ask, Machine, opened
 from tests.support.models.tiny_models import Tiny, write_gguf
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 SETTINGS = ModelSettings(
     memory_bytes=AMPLE_BYTES, block_size=16, max_step_tokens=64, max_running=8, kv_dtype="float32", backend="cpu"
@@ -110,7 +110,7 @@ def test_int8_is_refused_where_no_weight_has_so_few_bits(tmp_path: Path) -> None
 def test_types_without_kernels_are_widened_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _warn_widened.cache_clear()  # once for each type in a process
+    _warn_converted.cache_clear()  # once for each type in a process
     with caplog.at_level(logging.WARNING, "quire.backends"):
         runner = loaded(tmp_path, replace(TINY, kind="Q3_K")).runner
     assert weights_of(runner)[1] == [Arithmetic.INTEGER] * 4

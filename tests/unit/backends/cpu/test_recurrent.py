@@ -23,7 +23,7 @@ from quire.backends.kernels.threads import num_threads, use_threads
 from tests.support.models.hybrid_prints import LENGTHS, TOLERANCE, texts_of, worst_of
 from tests.support.models.plain_hybrids import CONFIGS, SETTINGS, Sequences, open_decoder, write_hybrid
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 ALL = dict(enumerate(LENGTHS))
 
@@ -122,7 +122,7 @@ def test_slots_are_touched_where_a_step_writes_and_nowhere_else(decoder: Decoder
 def test_what_slots_take_is_not_counted_as_a_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_hybrid(tmp_path, CONFIGS["delta"])
     decoder = open_decoder(tmp_path)
-    monkeypatch.setattr(cpu_load, "measured_bytes", lambda _run, _plans: 5_000)
+    monkeypatch.setattr(cpu_load, "measure_peak_bytes", lambda _run, _plans: 5_000)
     few, many = (cpu_load.measure_step(decoder, replace(SETTINGS, max_running=count), 64) for count in (1, 64))
     assert few == many >= 5_000
 

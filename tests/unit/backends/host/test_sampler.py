@@ -41,7 +41,7 @@ def tokens_of(logits: list[float], seeds: Iterable[int] = range(300), **given: A
 
 
 def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension, "available", lambda: extension.Availability(False, "asked for"))
+    monkeypatch.setattr(extension, "availability", lambda: extension.Availability(False, "asked for"))
 
 
 # --- which tokens may be chosen -------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_random_rows_come_out_as_the_plain_sampler_says_without_kernels(monkeypa
     assert survey(200, 3).wrong == []
 
 
-@pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+@pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 @pytest.mark.parametrize("size", [2, 17, 1_500, 49_152])
 def test_kernels_and_numpy_have_the_same_bits(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random, dice = Random(size), np.random.default_rng(size)
@@ -302,7 +302,7 @@ def test_exp_is_right_to_the_last_place_but_one_and_the_same_in_both_rooms() -> 
     exact = np.array([math.exp(one) for one in numbers])
     assert (np.abs(found - exact) <= np.spacing(exact)).all()
     assert found[-2:].tolist() == [1.0, 0.0]
-    if extension.available().is_available:
+    if extension.availability().is_available:
         native = np.empty_like(numbers)
         extension.kernels().exp_double(numbers.ctypes.data, native.ctypes.data, len(numbers))
         assert np.array_equal(found, native)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.backends.host import worst_step
-from quire.backends.host.worst_step import ENOUGH_S, FIRST_SIZES, MORE_SIZES, measured_cost
+from quire.backends.host.worst_step import FIRST_SIZES, MAX_MEASURE_S, MORE_SIZES, measure_step_cost
 from quire.backends.oracle import OracleRunner
 from quire.backends.protocol import Capacity
 from quire.core.step import StepPlan
@@ -34,15 +34,15 @@ class Turned:
 
 def test_every_size_is_timed_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = Turned(monkeypatch, 1e-6)
-    cost = measured_cost(turned.run, CAPACITY)
+    cost = measure_step_cost(turned.run, CAPACITY)
     assert cost is not None
     assert [size for size, _ in cost.points] == sorted((*FIRST_SIZES, *MORE_SIZES))
     assert cost.points[0][1] == pytest.approx(11e-6), "what the first step takes once does not count"
 
 
 def test_a_large_model_is_timed_by_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    turned = Turned(monkeypatch, ENOUGH_S)
-    cost = measured_cost(turned.run, CAPACITY)
+    turned = Turned(monkeypatch, MAX_MEASURE_S)
+    cost = measure_step_cost(turned.run, CAPACITY)
     assert cost is not None
     assert [size for size, _ in cost.points] == list(FIRST_SIZES)
     assert len(turned.sizes) == 3
@@ -50,12 +50,12 @@ def test_a_large_model_is_timed_by_two_steps(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_nothing_is_timed_that_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = Turned(monkeypatch, 1e-6)
-    assert measured_cost(turned.run, replace(CAPACITY, max_step_tokens=16)) is not None
+    assert measure_step_cost(turned.run, replace(CAPACITY, max_step_tokens=16)) is not None
     assert max(turned.sizes) == 16
-    assert measured_cost(turned.run, replace(CAPACITY, max_sequence_tokens=8)) is None
-    assert measured_cost(turned.run, replace(CAPACITY, num_blocks=1, block_size=4)) is None
+    assert measure_step_cost(turned.run, replace(CAPACITY, max_sequence_tokens=8)) is None
+    assert measure_step_cost(turned.run, replace(CAPACITY, num_blocks=1, block_size=4)) is None
 
 
 def test_a_real_runner_can_be_asked() -> None:
     runner = OracleRunner(CAPACITY)
-    assert measured_cost(lambda plan: runner.start(plan).wait(), CAPACITY) is not None
+    assert measure_step_cost(lambda plan: runner.start(plan).wait(), CAPACITY) is not None

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from quire.backends.host.sampler import choose
-from quire.backends.host.token_lists import KeptLists, RowLists, TokenCounts, TokenLists
+from quire.backends.host.token_lists import RowLists, TokenCounts, TokenListCache, TokenLists
 from quire.core.request import ResolvedSampling
 from quire.core.step import Sampling, WorkItem
 from tests.support.changed import changed
@@ -18,7 +18,7 @@ SIZE = 6
 
 
 def struck(*, is_early: bool = False, **given: Any) -> list[int] | None:
-    mask = TokenLists(ResolvedSampling(**given), SIZE).struck(is_early=is_early)
+    mask = TokenLists(ResolvedSampling(**given), SIZE).excluded(is_early=is_early)
     return None if mask is None else mask.nonzero()[0].tolist()
 
 
@@ -53,18 +53,18 @@ def test_counts_are_those_of_the_tokens_asked_about_however_they_follow_each_oth
             tokens = (*tokens[:at], random.randrange(SIZE), *tokens[at + 1 :])
         else:
             tokens = (*tokens, *(random.randrange(SIZE) for _ in range(random.randint(0, 3))))
-        ids, numbers = counts.of(tokens)
+        ids, numbers = counts.counts_of(tokens)
         assert dict(zip(ids.tolist(), numbers.tolist(), strict=True)) == Counter(tokens)
 
 
 def test_a_sequence_keeps_its_lists_and_continuations_of_a_request_share_them() -> None:
-    kept, one, other = KeptLists(SIZE), ResolvedSampling(), ResolvedSampling()
-    first = kept.of([item(1, one), item(2, one), item(3, other), item(4, None)])
+    kept, one, other = TokenListCache(SIZE), ResolvedSampling(), ResolvedSampling()
+    first = kept.lists_of([item(1, one), item(2, one), item(3, other), item(4, None)])
     assert [row.lists.params for row in first] == [one, one, other]
     assert first[0].lists is first[1].lists
     assert first[0].lists is not first[2].lists
-    assert kept.of([item(3, other), item(1, one)]) == [first[2], first[0]]
-    assert kept.of([item(2, one)])[0].lists is first[0].lists
+    assert kept.lists_of([item(3, other), item(1, one)]) == [first[2], first[0]]
+    assert kept.lists_of([item(2, one)])[0].lists is first[0].lists
 
 
 def test_a_mask_allows_what_a_list_of_allowed_tokens_would() -> None:
@@ -73,7 +73,8 @@ def test_a_mask_allows_what_a_list_of_allowed_tokens_would() -> None:
         logits = np.random.default_rng(size).standard_normal((20, size), np.float32)
         rows = [random_sampling(random, size) for _ in range(20)]
         rows = [changed(row, params=replace(row.params, allowed_token_ids=None)) for row in rows]
-        allowed = [tuple(sorted(random.sample(range(size), random.randint(0, size)))) for _ in rows]
+        counts = [random.choice((random.randint(0, size), size - random.randint(0, size // 10))) for _ in rows]
+        allowed = [tuple(sorted(random.sample(range(size), count))) for count in counts]
         masks = [bytes(sum(1 << at for at in range(8) if 8 * byte + at in one) for byte in range(-(-size // 8)))
                  for one in allowed]  # fmt: skip
         listed = [
@@ -84,13 +85,21 @@ def test_a_mask_allows_what_a_list_of_allowed_tokens_would() -> None:
         assert choose(logits, rows, masks=[None] * len(rows)) == choose(logits, rows)
 
 
+def test_another_mask_or_other_stop_tokens_give_other_allowed_tokens() -> None:
+    lists = TokenLists(ResolvedSampling(banned_token_ids=(5,), stop_token_ids=frozenset({2})), SIZE)
+    for _ in range(2):
+        assert lists.allowed(b"\x3f", is_early=False).ids.tolist() == [0, 1, 2, 3, 4]
+        assert lists.allowed(b"\x3f", is_early=True).excluded_ids.tolist() == [2, 5]
+        assert lists.allowed(b"\x03", is_early=True).ids.tolist() == [0, 1]
+
+
 def test_what_was_not_sampled_in_the_last_step_and_equal_parameters_of_another_are_made_anew() -> None:
-    kept, params = KeptLists(SIZE), ResolvedSampling()
-    (first,) = kept.of([item(1, params)])
-    kept.of([item(2, ResolvedSampling())])
-    (second,) = kept.of([item(1, params)])
+    kept, params = TokenListCache(SIZE), ResolvedSampling()
+    (first,) = kept.lists_of([item(1, params)])
+    kept.lists_of([item(2, ResolvedSampling())])
+    (second,) = kept.lists_of([item(1, params)])
     assert second.lists is not first.lists
-    (third,) = kept.of([item(1, ResolvedSampling())])
+    (third,) = kept.lists_of([item(1, ResolvedSampling())])
     assert third.lists is not second.lists
 
 

@@ -24,7 +24,7 @@ from tests.support.errors import raises_code
 from tests.support.machine import kernels
 from tests.support.machine.kernels import rotate
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 ROOT = Path(__file__).parents[4]
 
@@ -362,7 +362,7 @@ for dtype in ("float32", "bfloat16"):
 numbers = -np.linspace(0, 750, 5000)
 wide = np.empty_like(numbers)
 extension.kernels().exp_double(numbers.ctypes.data, wide.ctypes.data, len(numbers))
-print(json.dumps({"isa": extension.available().isa, "exp_double": wide.tolist(),
+print(json.dumps({"isa": extension.availability().isa, "exp_double": wide.tolist(),
                   "out": out.flatten().tolist(), "same": torch.equal(out, alone),
                   "wrong": wrong, "exp": kernels.exp(torch.linspace(-87, 0, 1000)).tolist()}))
 """
@@ -379,7 +379,7 @@ def _run_build(isa: str) -> dict[str, Any]:
 
 def _is_there(isa: str) -> bool:
     """Whether this processor can run that build."""
-    program = "from quire.backends.kernels import extension; print(extension.available().is_available)"
+    program = "from quire.backends.kernels import extension; print(extension.availability().is_available)"
     environment = {**os.environ, "QUIRE_INSTRUCTION_SET": isa}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip() == "True"
@@ -402,7 +402,7 @@ def test_every_build_agrees() -> None:
 
 
 def test_a_build_that_is_not_there_is_refused() -> None:
-    program = "from quire.backends.kernels import extension; a = extension.available(); print(a.is_available, a.reason)"
+    program = "from quire.backends.kernels import extension as e; a = e.availability(); print(a.is_available, a.reason)"
     environment = {**os.environ, "QUIRE_INSTRUCTION_SET": "quantum"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("False expected an instruction set of this processor, ")
@@ -412,7 +412,7 @@ def test_a_build_that_is_not_there_is_refused() -> None:
 def test_without_the_extension_the_reason_says_so() -> None:
     program = (
         "import sys; sys.modules['quire._native'] = None\n"
-        "from quire.backends.kernels import extension; a = extension.available(); print(a.is_available, a.reason)"
+        "from quire.backends.kernels import extension; a = extension.availability(); print(a.is_available, a.reason)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("False built without a compiler")
@@ -432,7 +432,7 @@ BUILT_TOGETHER = {
 def test_the_kernels_are_clean_under_sanitizers(tmp_path: Path) -> None:
     """The plain build and what this processor takes; `make native-sanitize` has them all."""
     cmake = str(shutil.which("cmake"))
-    isas = f"portable;{BUILT_TOGETHER.get(str(extension.available().isa), 'portable')}"
+    isas = f"portable;{BUILT_TOGETHER.get(str(extension.availability().isa), 'portable')}"
     for arguments in (
         ["-S", str(ROOT / "native"), "-B", str(tmp_path), "-DQUIRE_NATIVE_TESTS=ON", f"-DQUIRE_NATIVE_ISAS={isas}"],
         ["--build", str(tmp_path), "--parallel", "2", "--target", "test_kernels"],

@@ -10,12 +10,12 @@ import pytest
 from quire.backends.kernels import extension, products, threads
 from quire.backends.kernels.arrays import Floats
 from quire.backends.kernels.large_pages import Arena
-from quire.backends.kernels.products import PIECE_ROWS, PackedProduct, held
+from quire.backends.kernels.products import PIECE_ROWS, PackedProduct, round_to_dtype
 from quire.backends.kernels.threads import num_threads, physical_cores, use_threads
 from quire.errors import InvariantError
 from tests.support.errors import raises_code
 
-needs_kernels = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+needs_kernels = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 TYPES = ("float32", "bfloat16")
 DICE = np.random.default_rng(3)
 
@@ -40,8 +40,8 @@ def multiplied(weight: PackedProduct, rows: Floats) -> Floats:
 @pytest.mark.parametrize("is_biased", [True, False])
 def test_products_are_right_and_do_not_see_other_rows(dtype: str, sizes: tuple[int, int], is_biased: bool) -> None:
     num_in, num_out = sizes
-    weight, bias = held(numbers(num_out, num_in), dtype), numbers(num_out) if is_biased else None
-    product, rows = packed(weight, bias, dtype), held(numbers(700, num_in), dtype)
+    weight, bias = round_to_dtype(numbers(num_out, num_in), dtype), numbers(num_out) if is_biased else None
+    product, rows = packed(weight, bias, dtype), round_to_dtype(numbers(700, num_in), dtype)
     whole = multiplied(product, rows)
     exact = rows.astype(np.float64) @ weight.T.astype(np.float64) + (0.0 if bias is None else bias)
     assert np.allclose(whole, exact, atol=1e-3)
@@ -55,7 +55,7 @@ def test_products_are_right_and_do_not_see_other_rows(dtype: str, sizes: tuple[i
 def test_rows_come_back_as_the_type_holds_them(dtype: str, size: tuple[int, int]) -> None:
     weight = numbers(*size)
     indices = DICE.integers(0, size[0], 40)
-    assert np.array_equal(packed(weight, None, dtype).rows(indices), held(weight, dtype)[indices])
+    assert np.array_equal(packed(weight, None, dtype).rows(indices), round_to_dtype(weight, dtype)[indices])
     with raises_code(InvariantError, "row_out_of_range"):
         packed(weight, None, dtype).rows(np.array([size[0]]))
 
@@ -119,14 +119,14 @@ def test_a_probe_finds_what_is_wrong(wrong: str) -> None:
 
         return product
 
-    complaint = products.probed("theirs", prepare, products.LIBRARY_SHAPES, (2, 4))
+    complaint = products.check_products("theirs", prepare, products.LIBRARY_SHAPES, (2, 4))
     assert complaint is not None
     assert {"numbers": "wrong", "company": "row-invariant", "operator": "RuntimeError"}[wrong] in complaint
 
 
 def test_a_shelf_hands_out_lines_that_do_not_overlap() -> None:
     arena = Arena()
-    pieces = [arena.take(size) for size in (1, 64, 100, Arena.BOARD_BYTES + 1, 7)]
+    pieces = [arena.take(size) for size in (1, 64, 100, Arena.BUFFER_BYTES + 1, 7)]
     spans = sorted((piece.ctypes.data, piece.ctypes.data + len(piece)) for piece in pieces)
     assert all(first % 64 == 0 for first, _ in spans)
     assert all(one[1] <= other[0] for one, other in pairwise(spans))

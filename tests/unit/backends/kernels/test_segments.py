@@ -13,7 +13,7 @@ from quire.backends.kernels.threads import num_threads, use_threads
 from tests.support.changed import changed
 from tests.support.core.attention_world import NAN, World, close
 
-pytestmark = pytest.mark.skipif(not extension.available().is_available, reason=extension.available().reason)
+pytestmark = pytest.mark.skipif(not extension.availability().is_available, reason=extension.availability().reason)
 
 SEGMENT = 1_024
 THREADS = (1, 2, 3, 8, 32)

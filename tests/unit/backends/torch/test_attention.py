@@ -127,6 +127,6 @@ def test_many_tiles_are_attended_to_in_several_calls_with_the_same_bits(monkeypa
     spans = [(at, 0, 70) for at in range(5)]
     tables = spread(layer, Random(3), [70] * 5)
     together = layer.paged(spans, tables)
-    monkeypatch.setattr("quire.backends.torch.tiles.MAX_ROWS_OF_A_CALL", 64)
+    monkeypatch.setattr("quire.backends.torch.tiles.MAX_ROWS_PER_CALL", 64)
     apart = layer.paged(spans, tables)
     assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))

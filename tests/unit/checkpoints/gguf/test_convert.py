@@ -19,7 +19,7 @@ from quire.checkpoints import cache as cache_room
 from quire.checkpoints.cache import UNFINISHED
 from quire.checkpoints.gguf import convert as gguf_convert
 from quire.checkpoints.gguf import model as gguf_model
-from quire.checkpoints.gguf.config import shortest
+from quire.checkpoints.gguf.config import shortest_decimal
 from quire.checkpoints.stored_tensors import half_split, numbers_of, read_rows
 from quire.checkpoints.stored_tensors import opened_weights as opened_file
 from quire.errors import CheckpointError
@@ -230,7 +230,7 @@ def test_what_cannot_be_converted_is_refused_and_leaves_no_half(tmp_path: Path, 
 def test_the_second_time_nothing_is_described_or_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(tmp_path, Tiny())
     made = converted(first)
-    monkeypatch.setattr(gguf_model, "_describe", lambda *_: pytest.fail("described again"))
+    monkeypatch.setattr(gguf_model, "_write_description", lambda *_: pytest.fail("described again"))
     monkeypatch.setattr(gguf_convert, "_write", lambda *_: pytest.fail("converted again"))
     again = resolve(str(tmp_path / "tiny.gguf"), cache=tmp_path / "cache")
     assert again == first
@@ -252,14 +252,14 @@ def test_a_copied_and_renamed_file_has_the_same_fingerprint(tmp_path: Path) -> N
 
 def test_two_describing_at_once_both_end_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", Tiny())
-    real = gguf_model._describe
+    real = gguf_model._write_description
 
     def describe_after_another_did(file: Any, final: Path, progress: Any) -> None:
-        monkeypatch.setattr(gguf_model, "_describe", real)
+        monkeypatch.setattr(gguf_model, "_write_description", real)
         real(file, final, progress)
         real(file, final, progress)  # finds the place taken when it is done
 
-    monkeypatch.setattr(gguf_model, "_describe", describe_after_another_did)
+    monkeypatch.setattr(gguf_model, "_write_description", describe_after_another_did)
     checkpoint = resolve(str(path), cache=tmp_path / "cache")
     assert [entry.name for entry in (tmp_path / "cache" / "converted").iterdir()] == [checkpoint.directory.name]
 
@@ -310,7 +310,7 @@ def test_a_damaged_folder_is_refused(tmp_path: Path) -> None:
 
 def test_numbers_of_32_bits_are_written_as_people_wrote_them() -> None:
     for value in (1e-5, 1e-6, 10000.0, 500000.0, 0.7, 1.5):
-        assert shortest(float(np.float32(value))) == value
+        assert shortest_decimal(float(np.float32(value))) == value
 
 
 def test_a_file_may_have_a_tokenizer_of_pieces(tmp_path: Path) -> None:

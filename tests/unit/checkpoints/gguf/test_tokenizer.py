@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.test_model import smollm2
 from quire.checkpoints import CheckpointError, load_tokenizer, resolve
-from quire.checkpoints.gguf.pre_tokenizers import CUTS
+from quire.checkpoints.gguf.pre_tokenizers import PRE_TOKENIZERS
 from tests.support.errors import raises_code
 from tests.support.models.tiny_models import SPECIAL, TEMPLATE, Tiny, byte_level_metadata, piece_metadata, write_gguf
 
@@ -24,7 +24,7 @@ def tokenizer_of(folder: Path, metadata: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(checkpoint.tokenizer_file)
 
 
-@pytest.mark.parametrize("pre", CUTS)
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_byte_level_tokenizers_give_every_text_back(tmp_path: Path, pre: str) -> None:
     tokenizer = tokenizer_of(tmp_path, byte_level_metadata(pre))
     for text in TEXTS:
@@ -54,19 +54,20 @@ def test_the_pre_tokenizer_decides_whether_digits_join(tmp_path: Path) -> None:
     ],
 )
 def test_a_name_says_where_text_is_cut(pre: str, words: list[str]) -> None:
-    cut = CUTS[pre].pre_tokenizer()
+    cut = PRE_TOKENIZERS[pre].build()
     found = [word for word, _ in cut.pre_tokenize_str("I'm XMLParser 2024 += 1\n\né")]
     assert found == [word.replace("é", "Ã©") for word in words]
 
 
 def test_where_letters_have_marks_only_some_cut_them_off() -> None:
     text = "हिन्दी"
-    counts = {pre: len(CUTS[pre].pre_tokenizer().pre_tokenize_str(text)) for pre in ("qwen2", "qwen35", "tekken")}
+    counts = {pre: len(PRE_TOKENIZERS[pre].build().pre_tokenize_str(text)) for pre in ("qwen2", "qwen35", "tekken")}
     assert counts == {"qwen2": 4, "qwen35": 1, "tekken": 1}
 
 
 def test_an_upper_case_letter_begins_a_word_only_where_the_name_says_so() -> None:
-    counts = {pre: len(CUTS[pre].pre_tokenizer().pre_tokenize_str("readFile")) for pre in ("qwen2", "tekken", "gpt-4o")}
+    names = ("qwen2", "tekken", "gpt-4o")
+    counts = {pre: len(PRE_TOKENIZERS[pre].build().pre_tokenize_str("readFile")) for pre in names}
     assert counts == {"qwen2": 1, "tekken": 2, "gpt-4o": 2}
 
 

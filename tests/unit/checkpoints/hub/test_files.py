@@ -15,9 +15,9 @@ from quire.checkpoints.hub import download as hub_download
 from quire.checkpoints.hub import files as hub_files
 from quire.checkpoints.hub import listing as hub_listing
 from quire.checkpoints.hub.download import INCOMPLETE
-from quire.checkpoints.hub.files import HubName, found_here, ignore_judged, pull
+from quire.checkpoints.hub.files import HubName, find_local, ignore_judged, pull
 from quire.checkpoints.hub.listing import is_safe_name
-from quire.checkpoints.hub.variants import Judged
+from quire.checkpoints.hub.variants import Verdict
 from quire.checkpoints.progress import quiet
 from quire.errors import CheckpointError
 from tests.support.errors import raises_code
@@ -38,8 +38,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]
         yield stand_in
 
 
-def fetch(name: str = "org/name", tell: list[Judged] | None = None) -> Path:
-    wanted = HubName.parsed(name)
+def fetch(name: str = "org/name", tell: list[Verdict] | None = None) -> Path:
+    wanted = HubName.parse(name)
     assert wanted is not None
     return pull(wanted, MEMORY, quiet, (tell if tell is not None else []).extend)
 
@@ -54,18 +54,18 @@ def incomplete(tmp_path: Path) -> list[Path]:
 
 
 def test_the_best_file_that_fits_is_fetched_and_told(hub: HubStandIn, tmp_path: Path) -> None:
-    judged: list[Judged] = []
+    judged: list[Verdict] = []
     path = fetch(tell=judged)
     assert path.read_bytes() == DATA
     assert kept(tmp_path) == {"model-Q8_0.gguf": DATA}
-    assert [(one.variant.label, one.is_taken) for one in judged] == [("Q4_0", False), ("Q8_0", True)]
-    assert found_here(HubName("org/name"), MEMORY) == path
+    assert [(one.variant.label, one.is_selected) for one in judged] == [("Q4_0", False), ("Q8_0", True)]
+    assert find_local(HubName("org/name"), MEMORY) == path
 
 
 def test_a_quantisation_that_is_named_is_fetched(hub: HubStandIn, tmp_path: Path) -> None:
     assert fetch("org/name:q4_0").name == "model-Q4_0.gguf"
-    assert found_here(HubName("org/name", "Q8_0"), MEMORY) is None
-    assert found_here(HubName("org/name"), MEMORY) == found_here(HubName("org/name", "Q4_0"), MEMORY)
+    assert find_local(HubName("org/name", "Q8_0"), MEMORY) is None
+    assert find_local(HubName("org/name"), MEMORY) == find_local(HubName("org/name", "Q4_0"), MEMORY)
 
 
 def test_what_is_here_is_opened_without_the_hub(hub: HubStandIn, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_folder_of_safetensors_is_fetched_whole(hub: HubStandIn, tmp_path: Pat
     made = resolve("org/folder", cache=tmp_path / "cache")
     assert made.config == resolve(str(source)).config
     next(tmp_path.glob("hub/*/snapshots/*/*.safetensors")).unlink()
-    assert found_here(HubName("org/folder"), MEMORY) is None
+    assert find_local(HubName("org/folder"), MEMORY) is None
 
 
 @pytest.mark.parametrize("is_redirected", [False, True])
@@ -248,7 +248,7 @@ def test_many_who_link_the_same_file_at_once_do_not_meet(hub: HubStandIn, tmp_pa
             begin.wait()
             try:
                 hub_files._link(blob, tmp_path / "links" / str(number))
-                hub_files._note_commit(tmp_path / "main", "c" * 40)
+                hub_files._write_commit(tmp_path / "main", "c" * 40)
             except OSError as error:
                 failed.append(error)
 
@@ -315,16 +315,16 @@ def test_a_reference_to_nothing_is_no_model(hub: HubStandIn, tmp_path: Path) -> 
     fetch()
     (reference,) = tmp_path.glob("hub/*/refs/main")
     reference.write_text("../..")
-    assert found_here(HubName("org/name"), MEMORY) is None
+    assert find_local(HubName("org/name"), MEMORY) is None
 
 
 def test_safetensors_are_here_if_all_that_belongs_to_them_is(hub: HubStandIn, tmp_path: Path) -> None:
     hub.shelves["org/one"] = Shelf({"config.json": b"{}", "model.safetensors": DATA})
     fetch("org/one")
-    assert found_here(HubName("org/one"), MEMORY) is not None
+    assert find_local(HubName("org/one"), MEMORY) is not None
     (snapshot,) = tmp_path.glob("hub/models--org--one/snapshots/*")
     (snapshot / "model.safetensors.index.json").write_text("no JSON")
-    assert found_here(HubName("org/one"), MEMORY) is None
+    assert find_local(HubName("org/one"), MEMORY) is None
 
 
 class FullDisk:

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from quire.checkpoints.hub.variants import (
     BITS,
     CONVERSATION_BYTES,
-    MOST_BITS,
+    MAX_BITS,
     PROGRAM_BYTES,
     SAFETENSORS,
     WIDENED_BITS,
     HubFile,
     Variant,
     judge_variants,
-    named,
+    select,
     variants_of,
 )
 from quire.errors import CheckpointError
@@ -72,21 +72,21 @@ def test_a_label_stands_at_the_end_of_a_name_or_of_a_folder(name: str, label: st
 
 def test_a_variant_is_named_in_any_case_and_without_its_makers_mark() -> None:
     variants = [Variant("Q4_K_M", (gguf("a", 1),)), Variant("UD-Q2_K_XL", (gguf("b", 1),))]
-    assert named(variants, "q4_k_m", "a/b") is variants[0]
-    assert named(variants, "Q2_K_XL", "a/b") is variants[1]
+    assert select(variants, "q4_k_m", "a/b") is variants[0]
+    assert select(variants, "Q2_K_XL", "a/b") is variants[1]
     with raises_code(CheckpointError, "variant_not_found"):
-        named(variants, "Q5_0", "a/b")
+        select(variants, "Q5_0", "a/b")
 
 
 def test_what_does_not_fit_says_how_much_it_needs() -> None:
     (judged,) = judge_variants([Variant("Q8_0", (gguf("Q8_0", 10 * GB),))], 8 * GB)
-    assert not judged.is_taken
-    assert judged.verdict == "needs 12.5 GB"
+    assert not judged.is_selected
+    assert judged.reason == "needs 12.5 GB"
 
 
 def test_each_variant_is_told_why_it_was_or_was_not_taken() -> None:
     made = [Variant(label, (gguf(label, GB),)) for label in ("Q4_0", "Q8_0", "F16", "IQ9_X", SAFETENSORS)]
-    assert [one.verdict for one in judge_variants(made, 8 * GB)] == [
+    assert [one.reason for one in judge_variants(made, 8 * GB)] == [
         "fits; fewer bits, or larger",
         "selected: the best that fits",
         "fits; more bits than needed",
@@ -109,14 +109,14 @@ def held_bytes(variant: Variant) -> float:
 
 @given(VARIANTS, st.integers(0, 60 * GB))
 def test_the_choice_is_the_one_a_search_finds(variants: list[Variant], memory_bytes: int) -> None:
-    taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_taken]
+    taken = [one.variant for one in judge_variants(variants, memory_bytes) if one.is_selected]
     fitting = [
         one
         for one in variants
         if one.bits is not None and int(held_bytes(one) * 1.15) + PROGRAM_BYTES + CONVERSATION_BYTES <= memory_bytes
     ]
     files = [one for one in fitting if one.label != SAFETENSORS]
-    modest = [one for one in files if (one.bits or 0) <= MOST_BITS]
+    modest = [one for one in files if (one.bits or 0) <= MAX_BITS]
     if modest:
         bits = max(one.bits or 0 for one in modest)
         best = [one for one in modest if one.bits == bits]

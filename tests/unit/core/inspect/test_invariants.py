@@ -53,8 +53,8 @@ def copying_at_rest(memory: KVMemory) -> None:
 
 
 BREAKS: dict[str, Callable[[KVMemory], object]] = {
-    "5 referenced, 4 held": lambda m: running(m).pop(),
-    "block 1: 3 references, 1 holders": lambda m: m.pool.ref_count.__setitem__(1, 3),
+    "5 referenced, 4 used": lambda m: running(m).pop(),
+    "block 1: 3 references, 1 table entries": lambda m: m.pool.ref_count.__setitem__(1, 3),
     "cached blocks counted": lambda m: poke(m, num_cached=0, num_blank=m.pool.num_free),
     "the null block is referenced": lambda m: m.pool.ref_count.__setitem__(0, 1),
     "tree and pool disagree": lambda m: m.pool.named.__setitem__(1, 0),
@@ -66,12 +66,12 @@ BREAKS: dict[str, Callable[[KVMemory], object]] = {
     "names lead to": lambda m: m.tree.shards[0].__setitem__(bytes(32), 1),
     "blocks are in the tree": lambda m: m.tree.first_children.__setitem__(5, 0),
     "tables counted": lambda m: setattr(m.tree.root_nodes[0], "num_tables", 9),
-    "has no holder": lambda m: setattr(m.tree.root_nodes[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
+    "is unused": lambda m: setattr(m.tree.root_nodes[m.tree.open_root(namespace(2, "x")) ^ -1], "num_tables", 0),
     "computed beyond": lambda m: setattr(m.tables[1], "num_computed", 8),
     "blocks for 99 tokens": lambda m: setattr(m.tables[1], "num_reserved", 99),
     "copy source at rest": copying_at_rest,
-    "not in flight": lambda m: m.tables[1].in_flight_digests.append(bytes(32)),
-    "not those the tables are computing": lambda m: m.in_flight.__setitem__(bytes(32), 1),
+    "not in flight in the memory": lambda m: m.tables[1].in_flight_digests.append(bytes(32)),
+    "not those of the tables": lambda m: m.in_flight.__setitem__(bytes(32), 1),
     "pins counted": lambda m: m.pins.pin_count.__setitem__(5, 4),
     "pinned blocks counted": lambda m: setattr(m.pins, "num_pinned_blocks", 3),
     "the budget is 0": lambda m: setattr(m.pins, "budget_blocks", 0),
@@ -136,14 +136,14 @@ STATE_BREAKS: dict[str, Callable[[KVMemory], object]] = {
     r"Counter\(\{2: 1\}\) too many": lambda m: m.slots.blank_slots.append(2),
     "2 promised, 1 counted": lambda m: setattr(m.slots, "num_promised", 2),
     "2 are promised or pinned, 1 may be": lambda m: setattr(m, "config", replace(m.config, num_running_slots=7)),
-    "outlives its block 7": carried_by_a_block_without_a_name,
-    "held by a pin that is gone": kept_for_a_pin_that_is_gone,
-    "block 3 is pinned in passing": lambda m: m.slots.passing.add(3),
-    "one is passing that is not cached": lambda m: m.slots.passing.add(7),
+    "belongs to unnamed block 7": carried_by_a_block_without_a_name,
+    "is pinned without a pin": kept_for_a_pin_that_is_gone,
+    "pinned block 3 is transient": lambda m: m.slots.transients.add(3),
+    "one is transient that is not cached": lambda m: m.slots.transients.add(7),
     "a pin has a running slot": a_pin_that_runs,
     "computed 0 tokens, has no state": running_without_a_slot,
     "a state is promised at rest": promised_at_rest,
-    "a state is kept beside a border": lambda m: setattr(m.tables[1], "num_reserved", 1),
+    "a state is promised off a block border": lambda m: setattr(m.tables[1], "num_reserved", 1),
 }
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.memory.block_table import BlockTable, hit_cap, num_blocks_for, pack_tokens, unpack_tokens
+from quire.core.memory.block_table import BlockTable, max_hit_blocks, num_blocks_for, pack_tokens, unpack_tokens
 
 
 def test_the_parent_of_the_first_block_is_the_root() -> None:
@@ -18,7 +18,7 @@ def test_blocks_are_counted_up(num_tokens: int, expected: int) -> None:
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2)])
 def test_a_full_hit_is_capped_so_that_one_token_is_left_to_compute(num_tokens: int, expected: int) -> None:
-    assert hit_cap(num_tokens, 4) == expected
+    assert max_hit_blocks(num_tokens, 4) == expected
 
 
 def test_tokens_pack_as_little_endian_u32_and_unpack_again() -> None:

@@ -38,38 +38,38 @@ class TestRunning:
     def test_who_begins_with_nothing_gets_the_state_before_the_first_token(self) -> None:
         slots = StateSlots(3, 3)
         running = slots.begin(None)
-        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running),)
+        assert slots.pop_copies()[0] == (SlotCopy(ZERO_SLOT, running),)
 
     def test_who_begins_again_keeps_its_slot(self) -> None:
         slots = StateSlots(3, 1)
         source, running = kept(slots, 10), slots.begin(None)
-        slots.take_moves()
+        slots.pop_copies()
         assert (slots.begin(running), slots.begin_after(10, running)) == (running, running)
-        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(source, running))
+        assert slots.pop_copies()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(source, running))
 
     def test_who_goes_on_behind_a_block_gets_a_copy_and_the_block_keeps_its_state(self) -> None:
         slots = StateSlots(3, 1)
         source = kept(slots, 10)
         running = slots.begin_after(10, None)
         assert running != source
-        assert slots.take_moves()[0] == (SlotCopy(source, running),)
+        assert slots.pop_copies()[0] == (SlotCopy(source, running),)
         assert slots.slot_of(10) == source
 
     def test_where_nothing_else_makes_room_the_state_itself_is_run_from(self) -> None:
         slots = StateSlots(2, 1)
         slots.begin(None)
         source = kept(slots, 10)
-        slots.take_moves()
+        slots.pop_copies()
         assert slots.begin_after(10, None) == source
         assert slots.slot_of(10) is None
-        assert slots.take_moves()[0] == ()
+        assert slots.pop_copies()[0] == ()
 
     def test_a_fork_gets_a_copy_in_a_slot_of_its_own(self) -> None:
         slots = StateSlots(2, 2)
         running = slots.begin(None)
         child = slots.fork(running)
         assert child != running
-        assert slots.take_moves()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(running, child))
+        assert slots.pop_copies()[0] == (SlotCopy(ZERO_SLOT, running), SlotCopy(running, child))
 
     def test_a_slot_given_back_is_taken_again_before_a_state_has_to_leave(self) -> None:
         slots = StateSlots(2, 1)
@@ -95,18 +95,18 @@ class TestKeeping:
         promised = slots.promise(running, None)
         assert promised is not None
         assert slots.num_promised == 1
-        assert slots.take_moves() == ((SlotCopy(ZERO_SLOT, running),), (SlotCopy(running, promised),))
+        assert slots.pop_copies() == ((SlotCopy(ZERO_SLOT, running),), (SlotCopy(running, promised),))
 
     def test_every_move_is_told_once_and_in_the_order_it_was_asked_for(self) -> None:
         slots = StateSlots(6, 4)
         source = kept(slots, 10)
-        slots.take_moves()
+        slots.pop_copies()
         first, second = slots.begin_after(10, None), slots.begin(None)
         child = slots.fork(first)
-        copies, keeps = slots.take_moves()
+        copies, keeps = slots.pop_copies()
         assert copies == (SlotCopy(source, first), SlotCopy(ZERO_SLOT, second), SlotCopy(first, child))
         assert keeps == ()
-        assert slots.take_moves() == ((), ())
+        assert slots.pop_copies() == ((), ())
 
     def test_a_state_is_nobodys_before_its_step_has_returned(self) -> None:
         slots = StateSlots(3, 1)
@@ -130,17 +130,17 @@ class TestKeeping:
         second = kept(slots, 10, TRANSIENT)
         assert slots.slot_of(10) == first
         assert second in slots.blank_slots
-        assert 10 not in slots.passing
+        assert 10 not in slots.transients
         assert [*slots.cached()] == [11, 10]
         assert slots.num_promised == 0
 
     def test_a_state_kept_in_passing_is_given_up_for_the_next_of_its_sequence(self) -> None:
         slots = StateSlots(9, 1)
         first = kept(slots, 10, TRANSIENT)
-        assert (len(slots.passing), 10 in slots.passing) == (1, True)
+        assert (len(slots.transients), 10 in slots.transients) == (1, True)
         assert kept(slots, 11, TRANSIENT, last_kept=10) == first
         assert [*slots.cached()] == [11]
-        assert len(slots.passing) == 1
+        assert len(slots.transients) == 1
         assert slots.num_evictions == 0, "it did not make room for somebody else"
 
     def test_it_stays_once_somebody_has_used_it(self) -> None:
@@ -199,7 +199,7 @@ class TestLeaving:
         kept(slots, 10, TRANSIENT)
         slots.begin(None)
         slots.begin(None)
-        assert (len(slots.passing), slots.slot_of(10)) == (0, None)
+        assert (len(slots.transients), slots.slot_of(10)) == (0, None)
 
     def test_a_state_leaves_with_its_block(self) -> None:
         slots = StateSlots(4, 1)
@@ -208,7 +208,7 @@ class TestLeaving:
         slots.forget([10, 99])
         assert [*slots.cached()] == [11]
         assert slot in slots.blank_slots
-        assert (len(slots.passing), slots.num_evictions) == (0, 0)
+        assert (len(slots.transients), slots.num_evictions) == (0, 0)
 
     def test_clearing_takes_all_states_the_pinned_ones_too(self) -> None:
         slots = StateSlots(4, 1)
@@ -216,7 +216,7 @@ class TestLeaving:
         kept(slots, 11)
         slots.pin_state(11)
         slots.clear()
-        assert (slots.num_cached, len(slots.pinned_slots), len(slots.passing), sorted(slots.blank_slots)) == (
+        assert (slots.num_cached, len(slots.pinned_slots), len(slots.transients), sorted(slots.blank_slots)) == (
             0,
             0,
             0,
@@ -249,7 +249,7 @@ class TestPinning:
         slots = StateSlots(4, 2)
         kept(slots, 10, TRANSIENT)
         slots.pin_state(10)
-        assert 10 not in slots.passing
+        assert 10 not in slots.transients
         kept(slots, 11, TRANSIENT, last_kept=10)
         assert slots.slot_of(10) is not None
 

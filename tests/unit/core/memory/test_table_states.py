@@ -48,7 +48,7 @@ class TestHits:
         (block,) = cached(shadow, list(range(4)), [4])
         table = shadow.begin(SPACE, list(range(5))).table
         assert table.state_slot is not None
-        assert shadow.memory.slots.take_moves()[0] == (SlotCopy(shadow.memory.slots.cached()[block], table.state_slot),)
+        assert shadow.memory.slots.pop_copies()[0] == (SlotCopy(shadow.memory.slots.cached()[block], table.state_slot),)
 
     def test_a_sequence_without_a_hit_begins_with_the_state_before_the_first_token(self) -> None:
         memory = KVMemory(config(), BlockHasher(KEY))
@@ -59,7 +59,7 @@ class TestHits:
         memory.commit(table, 1)
         memory.reserve(table, [1, 2], 1)
         assert table.state_slot is not None
-        assert memory.slots.take_moves() == ((SlotCopy(ZERO_SLOT, table.state_slot),), ())
+        assert memory.slots.pop_copies() == ((SlotCopy(ZERO_SLOT, table.state_slot),), ())
 
     def test_a_sequence_on_its_way_takes_a_deeper_state_into_the_slot_it_has(self) -> None:
         shadow = new_shadow()

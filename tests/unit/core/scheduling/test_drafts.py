@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from quire.backends.oracle import answer_alone
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason, ResolvedSampling
-from quire.core.scheduling.acceptance_rates import FORGOTTEN_TOKENS, UNKNOWN, AcceptanceRate, Draft
+from quire.core.scheduling.acceptance_rates import MAX_AGE_TOKENS, UNKNOWN, AcceptanceRate, Draft
 from quire.core.scheduling.drafts import MAX_DRAFTS, MAX_SLOWDOWN, Propose
 from quire.core.scheduling.sequence import Sequence
 from quire.core.scheduling.step_cost import StepCost
@@ -246,7 +246,7 @@ def test_guesses_that_are_wrong_become_few_and_are_tried_again_later() -> None:
     server.run()
     assert num_drafts(server)[:3] == [3, 1, 0]
     tried = [at for at, count in enumerate(num_drafts(server)) if count]
-    assert tried[:4] == [0, 1, FORGOTTEN_TOKENS + 2, FORGOTTEN_TOKENS + 3]
+    assert tried[:4] == [0, 1, MAX_AGE_TOKENS + 2, MAX_AGE_TOKENS + 3]
     assert len(tried) == 8
 
 
@@ -308,16 +308,16 @@ def test_sources_have_chances_of_their_own() -> None:
 def test_the_chance_of_a_guess_stays_between_never_and_always(results: list[tuple[int, float, int]]) -> None:
     chance, num_tokens = UNKNOWN, 0
     for num_drafts, share, num_more in results:
-        chance = chance.after(num_drafts, int(num_drafts * share), num_tokens)
+        chance = chance.with_result(num_drafts, int(num_drafts * share), num_tokens)
         assert 0.0 < chance.likelihood(num_tokens) < 1.0
         num_tokens += num_more
-        if num_more > FORGOTTEN_TOKENS:
+        if num_more > MAX_AGE_TOKENS:
             assert chance.likelihood(num_tokens) == 0.5
 
 
 def test_tokens_behind_a_wrong_one_were_not_tried() -> None:
-    assert AcceptanceRate(1.0, 2.0, 7).after(5, 3, 9) == AcceptanceRate(0.8 + 3, 1.6 + 4, 9)
-    assert UNKNOWN.after(5, 5, 9) == AcceptanceRate(5.0, 5.0, 9)
+    assert AcceptanceRate(1.0, 2.0, 7).with_result(5, 3, 9) == AcceptanceRate(0.8 + 3, 1.6 + 4, 9)
+    assert UNKNOWN.with_result(5, 5, 9) == AcceptanceRate(5.0, 5.0, 9)
 
 
 def test_nothing_is_guessed_where_a_text_may_end_the_answer() -> None:
@@ -332,7 +332,7 @@ def test_nothing_is_guessed_where_a_text_may_end_the_answer() -> None:
 def test_every_sequence_that_is_over_is_told_once() -> None:
     ended: list[tuple[str, int]] = []
     server = Server(num_blocks=200)
-    server.scheduler.ended = lambda sequence: ended.append((sequence.request.request_id, sequence.index))
+    server.scheduler.on_end = lambda sequence: ended.append((sequence.request.request_id, sequence.index))
     server.ask([1, 2], 3, n=2)
     server.ask([3, 4], 3)
     server.run()

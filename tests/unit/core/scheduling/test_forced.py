@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.events import SequenceFinished, Token
 from quire.core.request import FinishReason
-from quire.core.scheduling.policy import within_budget
+from quire.core.scheduling.policy import reduce_to_budget
 from quire.core.scheduling.sequence import FEW_TOKENS
 from quire.core.step import RowResult, StepPlan, StepResult
 from quire.errors import InvariantError
@@ -115,4 +115,4 @@ def test_tokens_that_nobody_chose_before_cannot_be_forced() -> None:
     ],
 )
 def test_the_last_give_way_first_and_nobody_gets_nothing(counts: list[int], budget: int, expected: list[int]) -> None:
-    assert within_budget(list(counts), budget) == expected
+    assert reduce_to_budget(list(counts), budget) == expected

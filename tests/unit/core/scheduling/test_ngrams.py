@@ -12,7 +12,7 @@ from quire.core.memory.kv_memory import KVMemory
 from quire.core.request import Request
 from quire.core.scheduling import ngrams
 from quire.core.scheduling.acceptance_rates import Draft
-from quire.core.scheduling.ngrams import LONGEST_RUN, OTHERS, Ngrams, make_scheduler
+from quire.core.scheduling.ngrams import MAX_NGRAM, OTHER_REQUEST, Ngrams, make_scheduler
 from quire.core.scheduling.scheduler_config import SchedulerConfig
 from quire.core.scheduling.sequence import Sequence
 
@@ -55,7 +55,7 @@ def test_bytes_across_a_border_between_tokens_are_no_run() -> None:
 
 
 def plainly(tokens: list[int], limit: int) -> tuple[int, ...]:
-    for length in range(min(LONGEST_RUN, len(tokens)), 0, -1):
+    for length in range(min(MAX_NGRAM, len(tokens)), 0, -1):
         run = tokens[-length:]
         for at in range(len(tokens) - len(run) - 1, -1, -1):
             if tokens[at : at + len(run)] == run:
@@ -78,56 +78,56 @@ def test_tokens_that_come_later_are_searched_too() -> None:
 
 def test_what_others_of_the_group_have_said_is_guessed() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(1, 2, 3, 4, 5, num_prompt=2))
+    drafts.store_output(sequence(1, 2, 3, 4, 5, num_prompt=2))
     assert guessed(drafts, sequence(9, 3, 4), 4) == (5,)
     assert guessed(drafts, sequence(1, 2), 2) == (3, 4)
 
 
 def test_an_own_run_comes_before_anothers_of_the_same_length() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(1, 2, 3, num_prompt=1))
+    drafts.store_output(sequence(1, 2, 3, num_prompt=1))
     assert guessed(drafts, sequence(1, 2, 7, 1, 2), 1) == (7,)
 
 
 def test_one_answers_end_and_the_next_ones_beginning_are_no_run() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(8, 1, num_prompt=1))
-    drafts.ended(sequence(2, 3, num_prompt=1))
-    assert drafts.propose(sequence(1, 2), 4) == Draft((3,), OTHERS + 1)
+    drafts.store_output(sequence(8, 1, num_prompt=1))
+    drafts.store_output(sequence(2, 3, num_prompt=1))
+    assert drafts.propose(sequence(1, 2), 4) == Draft((3,), OTHER_REQUEST + 1)
     assert guessed(drafts, sequence(8, 1), 4) == ()
 
 
 def test_a_guess_says_how_long_its_run_was_and_whose() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(7, 8, 9, num_prompt=1))
+    drafts.store_output(sequence(7, 8, 9, num_prompt=1))
     assert drafts.propose(sequence(1, 2, 3, 1, 2), 1).source == 2
     assert drafts.propose(sequence(1, 3, 1), 1).source == 1
-    assert drafts.propose(sequence(1, 7, 8), 1).source == OTHERS + 2
+    assert drafts.propose(sequence(1, 7, 8), 1).source == OTHER_REQUEST + 2
 
 
 def test_nothing_is_taken_from_another_group() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(1, 2, 3, 4, num_prompt=1))
+    drafts.store_output(sequence(1, 2, 3, 4, num_prompt=1))
     assert guessed(drafts, sequence(2, 3, group="other"), 4) == ()
     assert guessed(drafts, sequence(2, 3), 4) == (4,)
 
 
 def test_who_said_nothing_leaves_nothing() -> None:
     drafts = Ngrams()
-    drafts.ended(sequence(1, 2, 3, 4))
+    drafts.store_output(sequence(1, 2, 3, 4))
     assert guessed(drafts, sequence(1, 2), 4) == ()
 
 
 def test_old_answers_and_groups_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngrams, "ANSWER_BYTES", 20)
-    monkeypatch.setattr(ngrams, "MAX_GROUPS", 2)
+    monkeypatch.setattr(ngrams, "OUTPUT_BYTES", 20)
+    monkeypatch.setattr(ngrams, "MAX_NAMESPACES", 2)
     drafts = Ngrams()
     for token in (10, 20, 30):
-        drafts.ended(sequence(1, token, token + 1, token + 2, num_prompt=1))
+        drafts.store_output(sequence(1, token, token + 1, token + 2, num_prompt=1))
     assert guessed(drafts, sequence(10, 11), 1) == ()
     assert guessed(drafts, sequence(30, 31), 1) == (32,)
     for group in ("b", "c"):
-        drafts.ended(sequence(1, 2, 3, num_prompt=1, group=group))
+        drafts.store_output(sequence(1, 2, 3, num_prompt=1, group=group))
     assert guessed(drafts, sequence(30, 31), 1) == ()
     assert guessed(drafts, sequence(1, 2, group="c"), 1) == (3,)
 
@@ -139,5 +139,5 @@ def test_a_scheduler_guesses_if_that_is_wanted_and_guesses_can_be_taken_back(
     guesses: bool, num_slots: int, has_guesses: bool
 ) -> None:
     memory = KVMemory(KVMemoryConfig(8, 4, num_slots=num_slots, num_running_slots=num_slots), BlockHasher(bytes(32)))
-    scheduler = make_scheduler(SchedulerConfig(max_step_tokens=64, max_running=8), memory, guesses=guesses)
+    scheduler = make_scheduler(SchedulerConfig(max_step_tokens=64, max_running=8), memory, has_drafts=guesses)
     assert (scheduler.propose is not None) == has_guesses

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.core.request import Continuation, FinishReason, PriorityClass, Request, ResolvedSampling
-from quire.core.scheduling.policy import blocks_to_finish_alone, chunk_length, may_displace, victims_for
-from quire.core.scheduling.rows import taken_tokens
+from quire.core.scheduling.policy import blocks_to_finish_alone, chunk_length, may_preempt, victims_for
+from quire.core.scheduling.rows import token_acceptance
 from quire.core.scheduling.sequence import Sequence
 from tests.support.core.shadow import namespace
 
@@ -50,15 +50,15 @@ def test_a_chunk_ends_on_a_border_at_the_last_token_or_at_the_fork(
 def test_a_newcomer_displaces_a_lower_class_with_a_later_key(
     newcomer: tuple[PriorityClass, float], victim: tuple[PriorityClass, float], allowed: bool
 ) -> None:
-    assert may_displace(sequence(1, *newcomer), sequence(2, *victim)) is allowed
+    assert may_preempt(sequence(1, *newcomer), sequence(2, *victim)) is allowed
 
 
 def test_after_three_preemptions_a_sequence_is_protected_from_newcomers() -> None:
     victim = sequence(2, LOW, 1.0)
     victim.num_preemptions = 2
-    assert may_displace(sequence(1, HIGH), victim)
+    assert may_preempt(sequence(1, HIGH), victim)
     victim.num_preemptions = 3
-    assert not may_displace(sequence(1, HIGH), victim)
+    assert not may_preempt(sequence(1, HIGH), victim)
 
 
 def test_the_latest_key_yields_first_and_no_more_yield_than_needed() -> None:
@@ -94,9 +94,9 @@ def test_a_sequence_ends_by_a_stop_token_after_min_tokens_or_by_length(
     produced: tuple[int, ...], expected: FinishReason | None
 ) -> None:
     params = ResolvedSampling(max_tokens=4, min_tokens=2, stop_token_ids=frozenset({9}))
-    assert taken_tokens(params, produced, 0, 98) == (len(produced), expected)
+    assert token_acceptance(params, produced, 0, 98) == (len(produced), expected)
     if produced:
-        assert taken_tokens(params, produced[-1:], len(produced) - 1, 98) == (1, expected), "told one by one"
+        assert token_acceptance(params, produced[-1:], len(produced) - 1, 98) == (1, expected), "told one by one"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_of_several_tokens_the_first_that_ends_the_sequence_is_the_last_it_takes
     tokens: tuple[int, ...], num_before: int, room: int, expected: tuple[int, FinishReason | None]
 ) -> None:
     params = ResolvedSampling(max_tokens=4, min_tokens=1, stop_token_ids=frozenset({9}))
-    assert taken_tokens(params, tokens, num_before, room) == expected
+    assert token_acceptance(params, tokens, num_before, room) == expected
 
 
 @pytest.mark.parametrize(

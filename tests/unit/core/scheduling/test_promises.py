@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.scheduling.shares import KEPT_S, RetryReservations
+from quire.core.scheduling.shares import RESERVATION_VALID_S, RetryReservations
 
 
 def test_who_comes_at_the_time_it_was_told_comes_by_promise_and_once() -> None:
@@ -60,14 +60,14 @@ def test_who_never_stops_asking_is_let_in_once_in_the_time_it_is_told() -> None:
 def test_a_promise_is_good_for_as_long_as_the_last_who_was_told_may_take() -> None:
     promises = RetryReservations()
     promises.reserve("a", 1.0, 1)
-    promises.reserve("a", 1.0 + KEPT_S, 60)
-    assert promises.redeem("a", 61.0 + 2 * KEPT_S)
+    promises.reserve("a", 1.0 + RESERVATION_VALID_S, 60)
+    assert promises.redeem("a", 61.0 + 2 * RESERVATION_VALID_S)
 
 
 def test_a_promise_that_nobody_claims_is_forgotten() -> None:
     promises = RetryReservations()
     promises.reserve("a", 0.0, 5)
-    assert not promises.redeem("a", 5.1 + KEPT_S)
+    assert not promises.redeem("a", 5.1 + RESERVATION_VALID_S)
     for at in range(100):
         promises.reserve(f"t{at}", float(at), 1)
     assert len(promises._by_tenant) < 70

@@ -8,7 +8,7 @@ from quire.core.inspect import invariants
 from quire.core.request import FinishReason, PriorityClass, Request, ResolvedSampling
 from quire.core.scheduling.policy import PROTECTED_AFTER
 from quire.core.scheduling.rows import work_item
-from quire.core.scheduling.scheduler import held_by_nothing
+from quire.core.scheduling.scheduler import never_waits
 from quire.core.scheduling.sequence import Sequence
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.core.step import ROW_FAILED, RowError, RowResult, StepResult
@@ -1046,10 +1046,10 @@ class TestWorkBesideTheStep:
         slow = server.scheduler.running[0].sequence_id
         server.holds = lambda one: one.sequence_id == slow
         plan = server.plan()
-        assert plan.held == (slow,)
+        assert plan.waiting_ids == (slow,)
         assert [item.sequence_id for item in plan.items] == [one for one in (1, 2) if one != slow]
         server.finish(plan)
-        server.holds = held_by_nothing
+        server.holds = never_waits
         server.run()
 
     def test_all_that_run_may_be_held_and_go_on_later(self) -> None:
@@ -1058,8 +1058,8 @@ class TestWorkBesideTheStep:
         server.step()
         server.holds = lambda _one: True
         plan = server.plan()
-        assert (plan.items, len(plan.held)) == ((), 1)
-        server.holds = held_by_nothing
+        assert (plan.items, len(plan.waiting_ids)) == ((), 1)
+        server.holds = never_waits
         server.run()
 
     def test_what_work_costs_is_charged_to_the_tenant_of_its_row(self) -> None:

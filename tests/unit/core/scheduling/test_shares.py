@@ -5,8 +5,8 @@ import pytest
 from quire.core.request import PriorityClass
 from quire.core.scheduling.shares import (
     ACTIVE_WITHIN_S,
+    MAX_REFUSALS,
     MAX_RETRY_S,
-    MAX_VERDICTS,
     MIN_RESERVED,
     UNKNOWN_RETRY_S,
     Bounds,
@@ -35,9 +35,9 @@ class Places:
             return room
         self._number += 1
         name = f"{tenant}{self._number}"
-        if room.gives_up is not None:
-            self.shares.give_back(room.gives_up)
-            self.displaced.append(room.gives_up)
+        if room.displaced_name is not None:
+            self.shares.give_back(room.displaced_name)
+            self.displaced.append(room.displaced_name)
         if room.has_reservation:
             self.shares.take_promised(name, tenant, self.now_s)
         else:
@@ -66,7 +66,7 @@ def test_a_tenant_holds_no_more_than_its_share_among_those_who_asked() -> None:
     refused = places.ask("a")
     assert isinstance(refused, Denied)
     assert isinstance(refused.error, TenantShareError)
-    assert (refused.error.num_waiting, refused.error.limit) == (33, 33)
+    assert (refused.error.num_requests, refused.error.limit) == (33, 33)
 
 
 def test_a_share_is_never_less_than_eight_while_there_are_places() -> None:
@@ -203,9 +203,9 @@ def test_only_whom_it_turned_away_lately_a_queue_speaks_of() -> None:
 def test_as_many_verdicts_are_kept_as_a_message_should_hold() -> None:
     places = Places(Bounds(1))
     places.fill("a", 1)
-    for at in range(MAX_VERDICTS + 5):
+    for at in range(MAX_REFUSALS + 5):
         places.ask(f"t{at}")
-    assert [one.tenant for one in places.shares.update_hints()] == [f"t{at}" for at in range(5, MAX_VERDICTS + 5)]
+    assert [one.tenant for one in places.shares.update_hints()] == [f"t{at}" for at in range(5, MAX_REFUSALS + 5)]
 
 
 class TestRetry:
@@ -214,7 +214,7 @@ class TestRetry:
         places.fill("b", 1)
         places.fill("a", 10)
         for at in range(10):
-            places.shares.left(3.0 * at)
+            places.shares.record_departure(3.0 * at)
         places.now_s = 30.0
         refused = places.ask("a")
         assert isinstance(refused, Denied)
@@ -225,7 +225,7 @@ class TestRetry:
         places.fill("a", 4)
         places.shares.take("restored", "a", "")
         for at in range(10):
-            places.shares.left(3.0 * at)
+            places.shares.record_departure(3.0 * at)
         places.now_s = 30.0
         refused = places.ask("a")
         assert isinstance(refused, Denied)
@@ -235,7 +235,7 @@ class TestRetry:
         places = Places(Bounds(4))
         places.fill("a", 4)
         assert places.shares.retry_after_s("a", "") == UNKNOWN_RETRY_S
-        places.shares.left(0.0)
+        places.shares.record_departure(0.0)
         assert places.shares.retry_after_s("a", "") == 1
         places.shares.advance(1e6)
         assert places.shares.retry_after_s("a", "") == MAX_RETRY_S
@@ -251,7 +251,7 @@ class TestRetry:
 
     def test_a_clock_that_goes_back_is_not_heard(self) -> None:
         shares = Shares(Bounds(4))
-        shares.left(10.0)
-        shares.left(5.0)
+        shares.record_departure(10.0)
+        shares.record_departure(5.0)
         shares.take("x", "a", "")
         assert shares.retry_after_s("a", "") == 1

@@ -169,4 +169,4 @@ class TestLooking:
         memory.reserve(table, [1] * 5, 5)
         memory.commit(table, 5)
         assert (memory.states, table.state_slot, memory.stats().num_slots) == (None, None, 0)
-        assert memory.slots.take_moves() == ((), ())
+        assert memory.slots.pop_copies() == ((), ())

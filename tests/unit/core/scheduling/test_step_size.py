@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.scheduling.step_size import Fed, StepSizer
+from quire.core.scheduling.step_size import StepSizer, TokenLoad
 from tests.support.servers.server import Server
 
 BLOCK = 32
@@ -21,7 +21,7 @@ class Machine:
         self.token_s, self.pair_s, self.step_s = token_s, pair_s, step_s
         self._random, self._most_slowed = random, most_slowed
 
-    def seconds(self, fed: Fed) -> float:
+    def seconds(self, fed: TokenLoad) -> float:
         quiet_s = self.step_s + self.token_s * fed.num_tokens + self.pair_s * fed.num_pairs
         return quiet_s * self._random.uniform(1.0, self._most_slowed)
 
@@ -30,10 +30,10 @@ def read(sizer: StepSizer, machine: Machine, num_tokens: int, num_decoding: int 
     """What each step of a long prompt fed and took, beside so many who decode behind as many tokens."""
     past, steps = 0, []
     while past < num_tokens:
-        decoding = Fed(num_decoding, num_decoding * 1000.0)
-        count = sizer.room(MOST - num_decoding, decoding).num_tokens(past) // BLOCK * BLOCK
+        decoding = TokenLoad(num_decoding, num_decoding * 1000.0)
+        count = sizer.chunk_budget(MOST - num_decoding, decoding).num_tokens(past) // BLOCK * BLOCK
         assert BLOCK <= count <= MOST
-        fed = Fed(count + num_decoding, count * (past + count / 2) + decoding.num_pairs)
+        fed = TokenLoad(count + num_decoding, count * (past + count / 2) + decoding.num_pairs)
         took_s = machine.seconds(fed)
         sizer.learn(fed, took_s)
         steps.append((count, took_s))
@@ -69,14 +69,14 @@ class TestASizer:
         assert all(took_s < 1.2 * LIMIT_S for _, took_s in steps)
 
     def test_a_long_cached_past_is_met_with_a_block_when_nothing_is_known(self) -> None:
-        assert StepSizer(LIMIT_S, BLOCK).room(MOST, Fed(0, 0.0)).num_tokens(16_000) == BLOCK
+        assert StepSizer(LIMIT_S, BLOCK).chunk_budget(MOST, TokenLoad(0, 0.0)).num_tokens(16_000) == BLOCK
 
     def test_one_pause_of_a_minute_changes_little(self) -> None:
         sizer, machine = StepSizer(LIMIT_S, BLOCK), Machine(0.003, 0.0, 0.01, Random(1))
         read(sizer, machine, 10_000)
-        before = sizer.room(MOST, Fed(0, 0.0)).num_tokens(0)
-        sizer.learn(Fed(MOST, 0.0), 60.0)
-        assert sizer.room(MOST, Fed(0, 0.0)).num_tokens(0) > 0.6 * before
+        before = sizer.chunk_budget(MOST, TokenLoad(0, 0.0)).num_tokens(0)
+        sizer.learn(TokenLoad(MOST, 0.0), 60.0)
+        assert sizer.chunk_budget(MOST, TokenLoad(0, 0.0)).num_tokens(0) > 0.6 * before
         assert read(sizer, machine, 5_000)[-1][0] == MOST
 
     def test_a_machine_that_becomes_four_times_as_slow_is_noticed_within_some_steps(self) -> None:
@@ -89,13 +89,13 @@ class TestASizer:
     def test_a_clock_that_stands_still_or_goes_back_says_nothing(self, took_s: float) -> None:
         sizer = StepSizer(LIMIT_S, BLOCK)
         for num_tokens in (32, 64, 128, 256):
-            sizer.learn(Fed(num_tokens, 0.0), took_s)
-        assert sizer.room(MOST, Fed(0, 0.0)).num_tokens(0) == MOST
+            sizer.learn(TokenLoad(num_tokens, 0.0), took_s)
+        assert sizer.chunk_budget(MOST, TokenLoad(0, 0.0)).num_tokens(0) == MOST
 
     def test_without_a_limit_a_step_has_all_its_tokens(self) -> None:
         sizer = StepSizer(0.0, BLOCK)
-        sizer.learn(Fed(32, 0.0), 100.0)
-        assert sizer.room(200, Fed(56, 0.0)).num_tokens(1 << 20) == 200
+        sizer.learn(TokenLoad(32, 0.0), 100.0)
+        assert sizer.chunk_budget(200, TokenLoad(56, 0.0)).num_tokens(1 << 20) == 200
 
 
 class TestAScheduler:
@@ -125,7 +125,7 @@ class TestAScheduler:
 
 def test_steps_without_a_token_before_another_leave_the_price_of_pairs_as_it_was() -> None:
     sizer = StepSizer(LIMIT_S, BLOCK)
-    sizer.learn(Fed(BLOCK, 0.0), 0.1)
-    before = sizer.prices.pair_s
-    sizer.learn(Fed(2 * BLOCK, 0.0), 0.3)
-    assert sizer.prices.pair_s == before > 0.0
+    sizer.learn(TokenLoad(BLOCK, 0.0), 0.1)
+    before = sizer.costs.pair_s
+    sizer.learn(TokenLoad(2 * BLOCK, 0.0), 0.3)
+    assert sizer.costs.pair_s == before > 0.0

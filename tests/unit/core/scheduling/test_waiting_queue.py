@@ -27,9 +27,9 @@ class Waiting:
         number = len(self.sequences) + 1
         sequence = Sequence(number, request, self.queue.key(request, at_s, number))
         room = self.queue.request_place(request, at_s)
-        if room.gives_up is not None:
-            self.queue.remove(self.sequences[room.gives_up])
-            self.displaced.append(room.gives_up)
+        if room.displaced_name is not None:
+            self.queue.remove(self.sequences[room.displaced_name])
+            self.displaced.append(room.displaced_name)
         self.queue.enter(tenant, 1)
         (self.queue.add_promised if room.has_reservation else self.queue.add)(sequence)
         self.sequences[name] = sequence
@@ -163,12 +163,12 @@ def test_tenants_share_the_queue_by_weight() -> None:
         waiting.add(f"a{index}", priority=list(PriorityClass)[index % 3], tenant="a")
     with pytest.raises(TenantShareError) as refused:
         waiting.add("one more", tenant="a")
-    assert (refused.value.tenant, refused.value.num_waiting, refused.value.limit) == ("a", 60, 60)
+    assert (refused.value.tenant, refused.value.num_requests, refused.value.limit) == ("a", 60, 60)
     for index in range(1, 20):
         waiting.add(f"b{index}", priority=list(PriorityClass)[index % 3], tenant="b")
     with pytest.raises(TenantShareError) as refused:
         waiting.add("b20", tenant="b")
-    assert (refused.value.tenant, refused.value.num_waiting, refused.value.limit) == ("b", 20, 20)
+    assert (refused.value.tenant, refused.value.num_requests, refused.value.limit) == ("b", 20, 20)
 
 
 def test_who_waits_beyond_its_share_gives_way_to_one_below_its_own() -> None:
@@ -181,7 +181,7 @@ def test_who_waits_beyond_its_share_gives_way_to_one_below_its_own() -> None:
     for tenant in "ab":
         with pytest.raises(TenantShareError) as refused:
             waiting.add("one more", 20.0, tenant=tenant)
-        assert (refused.value.num_waiting, refused.value.limit) == (5, 5)
+        assert (refused.value.num_requests, refused.value.limit) == (5, 5)
 
 
 def test_a_tenant_comes_in_when_it_was_told_to_though_its_share_is_used_up() -> None:
@@ -214,7 +214,7 @@ def test_removed_sequences_do_not_pile_up() -> None:
         waiting.queue.remove(waiting.add(f"gone{index}", float(-index), tenant=f"g{index}"))
     queue = waiting.queue.classes[NORMAL]
     assert len(queue.lines) == 7
-    assert len(queue.all_tenants.in_order) + len(queue.all_tenants.returned) <= 2 * 100 + 65
+    assert len(queue.all_tenants.in_order) + len(queue.all_tenants.heap) <= 2 * 100 + 65
     assert len(queue.by_service) <= 2 * 7 + 65
     assert len(waiting.order()) == 100
 
@@ -273,7 +273,7 @@ def test_tenants_that_are_not_listed_have_a_share_each() -> None:
         waiting.add(f"anon{index}", tenant="anon")
     with pytest.raises(TenantShareError) as refused:
         waiting.add("one more", tenant="anon")
-    assert (refused.value.num_waiting, refused.value.limit) == (10, 10)
+    assert (refused.value.num_requests, refused.value.limit) == (10, 10)
     for index in range(1, 10):
         waiting.add(f"somebody{index}", tenant="somebody")
     for index in range(1, 80):
@@ -286,7 +286,7 @@ def test_at_rest_the_queue_holds_on_to_nobody() -> None:
         waiting.add(f"r{index}", tenant=f"t{index}")
     waiting.order()
     queue = waiting.queue.classes[NORMAL]
-    assert (len(queue.all_tenants), queue.lines, queue.pushed) == (0, {}, {})
+    assert (len(queue.all_tenants), queue.lines, queue.entries) == (0, {}, {})
     waiting.queue.shares.advance(60.0)
     assert (len(waiting.queue.shares), waiting.queue.shares.tenants) == (0, set())
     assert not any(isinstance(part, Sequence) for entry in queue.by_service for part in entry)
@@ -319,7 +319,7 @@ def test_a_line_that_many_came_back_to_and_left_is_swept() -> None:
         if number != 7 and number < 500:
             line.remove(Sequence(number, request, (float(number), number)))
     assert len(line) == 2
-    assert len(line.returned) <= 67
+    assert len(line.heap) <= 67
     first = line.first()
     assert first is not None
     assert first.sequence_id == 7

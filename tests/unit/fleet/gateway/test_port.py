@@ -28,7 +28,7 @@ from quire.errors import (
     RequestTooLargeError,
     TenantShareError,
 )
-from quire.fleet.gateway.request import POISON
+from quire.fleet.gateway.request import QUARANTINE_MESSAGE
 from quire.fleet.protocol.messages import (
     PROTOCOL,
     Assign,
@@ -418,12 +418,12 @@ def test_what_only_one_member_can_do_waits_while_its_worker_is_replaced_and_not_
     fleet.talk()
     large = fleet.members["large"]
     large.seat.state = State.RESTARTING
-    large.desk.beat()
+    large.desk.send_heartbeats()
     fleet.talk()
     fleet.port.submit(asked(0))
     assert fleet.port.num_held == 1
     large.seat.state = State.READY
-    large.desk.beat()
+    large.desk.send_heartbeats()
     fleet.talk()
     assert fleet.gateway.of("r0") == "large"
     fleet.run()
@@ -499,7 +499,7 @@ def test_who_waits_for_a_member_that_does_not_come_back_is_told_why_nobody_else_
     fleet.talk()
     fleet.members["small"].seat.refusal = RequestTooLargeError("too long")
     fleet.members["large"].seat.state = State.RESTARTING
-    fleet.members["large"].desk.beat()
+    fleet.members["large"].desk.send_heartbeats()
     fleet.talk()
     fleet.port.submit(asked(0))
     assert fleet.port.num_held == 1
@@ -577,7 +577,7 @@ def test_a_request_that_ran_on_three_members_that_died_is_ended_with_an_error_of
         assert fleet.gateway.ends("r0") == [], at
         prefilling(fleet, 0)
         fleet.kill(fleet.gateway.of("r0") or "")
-    assert [(end.reason, end.error) for end in fleet.gateway.ends("r0")] == [(FinishReason.ERROR, POISON)]
+    assert [(end.reason, end.error) for end in fleet.gateway.ends("r0")] == [(FinishReason.ERROR, QUARANTINE_MESSAGE)]
     assert fleet.gateway.kinds("r0")[-1] is Finished
     counts = fleet.port.counts
     assert (counts.num_moved, counts.num_quarantined) == (2, 1)
@@ -620,7 +620,7 @@ def test_waiting_or_being_turned_away_between_two_deaths_is_no_pardon() -> None:
     fleet.talk()
     prefilling(fleet, 0)
     fleet.kill(fleet.gateway.of("r0") or "")
-    assert [end.error for end in fleet.gateway.ends("r0")] == [POISON]
+    assert [end.error for end in fleet.gateway.ends("r0")] == [QUARANTINE_MESSAGE]
     fleet.check_empty()
 
 
@@ -633,18 +633,18 @@ def test_a_member_whose_worker_is_replaced_keeps_its_streams_and_gets_nothing_ne
     first = begun(fleet)
     member = fleet.members[first]
     member.seat.state = State.RESTARTING
-    member.desk.beat()
+    member.desk.send_heartbeats()
     fleet.talk()
     assert fleet.port.router.membership.state_of(first) is MemberState.SUSPECT
     name = next(iter(member.desk.assignments))
-    member.desk.listener([Replayed(name)])
+    member.desk.on_events([Replayed(name)])
     fleet.talk()
     assert fleet.gateway.of("r0") == first
     assert not fleet.port.in_flight["r0"].is_running
     fleet.port.submit(asked(1))
     assert fleet.gateway.of("r1") == other(first)
     member.seat.state = State.READY
-    member.desk.beat()
+    member.desk.send_heartbeats()
     fleet.talk()
     assert fleet.port.num_ready == 2
     fleet.run()
@@ -742,7 +742,7 @@ def test_a_member_that_lies_loses_its_link_and_its_streams_are_not_harmed(lie: M
     fleet.join("a", "b")
     first = begun(fleet)
     link = fleet.gateway.links[first]
-    fleet.members[first].desk.beat()
+    fleet.members[first].desk.send_heartbeats()
     fleet.talk()
     link.to_gateway.append(encode_fleet_message(lie))
     fleet.talk()
@@ -772,7 +772,7 @@ def test_a_member_started_again_at_its_address_is_another_life_with_nothing_in_i
     fleet.kill("a")
     fleet.join("a")
     assert fleet.port.members["a"].card.incarnation != life
-    choice = fleet.port.router.best(fleet.port._members.routed("q", SPACE, asked(0).prompt, {}))
+    choice = fleet.port.router.best(fleet.port._members.routed_prompt("q", SPACE, asked(0).prompt, {}))
     assert choice is not None
     assert choice.num_cached_tokens == 0
     fleet.check_empty()
@@ -784,7 +784,7 @@ def test_the_end_of_a_link_of_before_takes_nothing_from_the_member_that_is_there
     before = fleet.gateway.links["a"]
     fleet.kill("a")
     fleet.join("a")
-    fleet.port.lost(before, "once more")
+    fleet.port.handle_loss(before, "once more")
     assert fleet.port.num_ready == 1
 
 
@@ -807,7 +807,7 @@ def test_a_gateway_that_did_not_run_trusts_no_member_again_that_it_had_doubts_of
     first = begun(fleet)
     fleet.port.tick(fleet.now_s)
     fleet.members[first].seat.state = State.RESTARTING
-    fleet.members[first].desk.beat()
+    fleet.members[first].desk.send_heartbeats()
     fleet.talk()
     fleet.now_s += 8.0
     fleet.port.tick(fleet.now_s)
@@ -825,11 +825,11 @@ def test_what_a_member_has_not_heard_of_stays_counted_after_its_report() -> None
     fleet.port.receive(fleet.gateway.links["a"], MemberBeat("ready", report))
     assert fleet.port.router.loads.in_flight_tokens == {"a": 6}, "it is on its way"
     fleet.talk()
-    fleet.members["a"].desk.beat()
+    fleet.members["a"].desk.send_heartbeats()
     fleet.talk()
     assert fleet.port.router.loads.in_flight_tokens == {"a": 6}, "as the member says"
     fleet.run()
-    fleet.members["a"].desk.beat()
+    fleet.members["a"].desk.send_heartbeats()
     fleet.talk()
     assert fleet.port.router.loads.in_flight_tokens == {"a": 0}
 
@@ -849,7 +849,7 @@ def test_a_question_is_answered_by_the_member_that_would_get_the_prompt() -> Non
     fleet.talk()
     (reply,) = replies
     assert isinstance(reply, Explained)
-    assert reply.found.num_cached_tokens == 4
+    assert reply.divergence.num_cached_tokens == 4
     fleet.check_empty()
 
 

@@ -21,7 +21,7 @@ from quire.fleet.gateway.client import FleetModel, text_of
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.gateway.member_link import MemberLink
 from quire.fleet.protocol import link as protocol_link
-from quire.fleet.protocol.link import BROKE, LinkListener
+from quire.fleet.protocol.link import CONNECTION_LOST, LinkListener
 from quire.fleet.protocol.messages import (
     PART_EVENTS,
     PROTOCOL,
@@ -126,12 +126,12 @@ def test_a_member_that_nobody_has_met_is_no_trouble_before_it_could_have_loaded(
             monkeypatch.setattr(protocol_link, "LOADING_S", inf)
             link.start()
             await until(lambda: link.num_tries >= 2)
-            assert link.problem == BROKE
+            assert link.problem == CONNECTION_LOST
             assert caplog.messages == []
             monkeypatch.setattr(protocol_link, "LOADING_S", 0.0)
             await until(lambda: bool(caplog.messages))
             await link.close()
-        assert caplog.messages == [f"cannot reach member {link.address}: {BROKE}"]
+        assert caplog.messages == [f"cannot reach member {link.address}: {CONNECTION_LOST}"]
 
     asyncio.run(run())
 
@@ -143,7 +143,7 @@ def test_a_gateway_that_ends_in_good_order_warns_of_nothing(caplog: pytest.LogCa
 
     caplog.set_level(logging.INFO)
     asyncio.run(run())
-    assert sum("this gateway leaves it" in message for message in caplog.messages) == 2
+    assert sum("the gateway closed the link" in message for message in caplog.messages) == 2
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 

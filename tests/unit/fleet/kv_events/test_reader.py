@@ -15,7 +15,7 @@ from quire.fleet.kv_events.reader import MAX_HELD, EventReader, MissingRange
 from quire.fleet.routing.block_index import BlockIndex
 from quire.fleet.routing.block_names import names_of, root_name
 from quire.worker.child import kv_snapshot
-from quire.worker.child.kv_snapshot import OWN, Position, SnapshotEnd, SnapshotPiece, encode_kv_answer
+from quire.worker.child.kv_snapshot import QUIRE_TOPIC, Position, SnapshotEnd, SnapshotPiece, encode_kv_answer
 from quire.worker.kv_event_settings import Encoding
 from tests.support.fleet.event_members import MEMBER, MODEL, TalkingMember, ask, held_names, new_reader
 
@@ -131,7 +131,7 @@ def test_blocks_that_leave_another_medium_stay_in_this_one() -> None:
 def based() -> tuple[TalkingMember, BlockIndex, EventReader]:
     member = TalkingMember(Random(1))
     index, reader = new_reader()
-    assert reader.want is MissingRange.SNAPSHOT
+    assert reader.missing is MissingRange.SNAPSHOT
     ask(member, reader)
     return member, index, reader
 
@@ -150,9 +150,9 @@ def test_a_missing_batch_is_asked_for_and_later_ones_wait() -> None:
     reader.receive_batch(first)
     before = held_names(index)
     reader.receive_batch(third)
-    assert (reader.want, reader.next_number, held_names(index)) == (MissingRange.REPLAY, 1, before)
+    assert (reader.missing, reader.next_number, held_names(index)) == (MissingRange.REPLAY, 1, before)
     reader.receive_batch(second)
-    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 3)
+    assert (reader.missing, reader.next_number) == (MissingRange.NOTHING, 3)
     assert held_names(index) == member.names()
 
 
@@ -161,16 +161,16 @@ def test_what_was_heard_before_changes_nothing() -> None:
     published = worked(member, 6)
     for frames in (*published, *published, *reversed(published)):
         reader.receive_batch(frames)
-    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 6)
+    assert (reader.missing, reader.next_number) == (MissingRange.NOTHING, 6)
     assert held_names(index) == member.names()
 
 
 def test_a_last_batch_that_was_lost_is_noticed_by_the_members_position() -> None:
     member, index, reader = based()
     worked(member, 1)
-    assert reader.want is MissingRange.NOTHING
+    assert reader.missing is MissingRange.NOTHING
     assert not reader.receive_response(member.position())
-    assert (reader.want, reader.has_gap) == (MissingRange.REPLAY, False)
+    assert (reader.missing, reader.has_gap) == (MissingRange.REPLAY, False)
     ask(member, reader)
     assert held_names(index) == member.names()
 
@@ -188,8 +188,8 @@ def test_without_snapshots_such_a_gap_ends_in_what_is_heard_from_then_on() -> No
     index, reader = stranger()
     hear(reader, stored([1]))
     hear(reader, stored([2], 1, TOKENS[16:]), stored([11]), number=7)
-    reader.replay_ended(1)
-    assert (reader.next_number, reader.num_orphans, reader.want) == (8, 1, MissingRange.NOTHING)
+    reader.end_replay(1)
+    assert (reader.next_number, reader.num_orphans, reader.missing) == (8, 1, MissingRange.NOTHING)
     assert index.depths(NAMES) == {MEMBER: 1}
     assert reader.num_blocks == 1
 
@@ -208,7 +208,7 @@ def test_a_snapshot_with_a_missing_piece_is_asked_for_again(lost: int) -> None:
     assert len(pieces) > 3
     del pieces[lost]
     assert [late.receive_response(frames) for frames in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert late.want is MissingRange.SNAPSHOT
+    assert late.missing is MissingRange.SNAPSHOT
     ask(member, late)
     assert held_names(index) == member.names()
 
@@ -222,7 +222,7 @@ def test_batches_that_come_during_a_snapshot_are_applied_after_it() -> None:
         reader.receive_batch(frames)
     for frames in (*pieces, end):
         reader.receive_response(frames)
-    assert (reader.want, reader.next_number) == (MissingRange.NOTHING, 6)
+    assert (reader.missing, reader.next_number) == (MissingRange.NOTHING, 6)
     assert held_names(index) == member.names()
 
 
@@ -265,8 +265,8 @@ def test_where_lives_have_no_names_a_lower_number_of_a_later_time_is_a_new_one()
 
 def test_what_is_believed_to_come_survives_a_beginning_with_nothing() -> None:
     index, reader = new_reader()
-    index.optimistic(MEMBER, NAMES, 0.0)
-    reader.receive_response([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 0))])
+    index.expect_blocks(MEMBER, NAMES, 0.0)
+    reader.receive_response([b"", QUIRE_TOPIC, encode_kv_answer(SnapshotEnd(b"", 0, 0))])
     hear(reader, {"type": "AllBlocksCleared"})
     assert index.depths(NAMES) == {MEMBER: 4}
 
@@ -275,8 +275,8 @@ def test_what_waits_for_a_missing_batch_is_bounded() -> None:
     _, _, reader = based()
     for number in range(1, MAX_HELD + 100):
         reader.receive_batch([b"first", number.to_bytes(8, "big"), batch()])
-    assert len(reader._held) == MAX_HELD
-    assert (reader.want, reader.next_number) == (MissingRange.REPLAY, 0)
+    assert len(reader._held_batches) == MAX_HELD
+    assert (reader.missing, reader.next_number) == (MissingRange.REPLAY, 0)
 
 
 # -- any order, any loss -----------------------------------------------------------------------------------------------
@@ -298,10 +298,10 @@ def test_the_index_is_the_truth_again_whatever_was_lost_doubled_or_turned_round(
         if random.random() < 0.3:
             answers = member.answer(reader)
             first = reader.next_number
-            was = reader.want
+            was = reader.missing
             for frames in answers:
                 if random.random() < 0.9 and reader.receive_response(frames) and was is MissingRange.REPLAY:
-                    reader.replay_ended(first)
+                    reader.end_replay(first)
         if random.random() < 0.03:
             life += 1
             member = TalkingMember(random, str(life).encode(), num_kept=num_kept, encoding=encoding)
@@ -342,7 +342,7 @@ def test_damaged_messages_raise_message_errors_and_a_snapshot_heals_what_they_di
                 num_refused += 1
     assert num_refused > 500
     if has_snapshots:
-        reader._begin_anew()
+        reader._start_incarnation()
         ask(member, reader)
         assert held_names(index) == member.names()
 
@@ -379,7 +379,7 @@ def test_after_a_batch_that_is_none_everything_is_asked_for() -> None:
         reader.receive_batch(frames)
     with pytest.raises(MessageError):
         reader.receive_batch([member.life, (2).to_bytes(8, "big"), b"\xc1"])
-    assert reader.want is MissingRange.SNAPSHOT
+    assert reader.missing is MissingRange.SNAPSHOT
     ask(member, reader)
     assert held_names(index) == member.names()
 
@@ -387,8 +387,8 @@ def test_after_a_batch_that_is_none_everything_is_asked_for() -> None:
 def test_a_piece_that_is_no_batch_does_not_end_in_a_base() -> None:
     _, reader = new_reader()
     with pytest.raises(MessageError):
-        reader.receive_response([b"", OWN, encode_kv_answer(SnapshotPiece(b"", 0, 0, b"\xc1"))])
-    reader.receive_response([b"", OWN, encode_kv_answer(SnapshotEnd(b"", 0, 1))])
-    assert reader.want is MissingRange.SNAPSHOT
-    reader.receive_response([b"", OWN, encode_kv_answer(Position(b"", 3))])
-    assert reader.want is MissingRange.SNAPSHOT
+        reader.receive_response([b"", QUIRE_TOPIC, encode_kv_answer(SnapshotPiece(b"", 0, 0, b"\xc1"))])
+    reader.receive_response([b"", QUIRE_TOPIC, encode_kv_answer(SnapshotEnd(b"", 0, 1))])
+    assert reader.missing is MissingRange.SNAPSHOT
+    reader.receive_response([b"", QUIRE_TOPIC, encode_kv_answer(Position(b"", 3))])
+    assert reader.missing is MissingRange.SNAPSHOT

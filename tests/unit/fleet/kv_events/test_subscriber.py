@@ -17,7 +17,7 @@ from quire.fleet.gateway.client import FleetModel
 from quire.fleet.gateway.discovery import FixedMembers
 from quire.fleet.kv_events import subscriber as event_link
 from quire.fleet.kv_events.reader import MissingRange
-from quire.fleet.kv_events.relay import MemberEndpoints, as_seen_from
+from quire.fleet.kv_events.relay import MemberEndpoints, with_member_host
 from quire.fleet.kv_events.subscriber import KVEventSubscriber
 from quire.fleet.protocol.keys import GatewayKeys, make_keys, read_gateway_keys, read_member_keys, secure_gateway
 from quire.worker.child.kv_snapshot import POSITION, SNAPSHOT
@@ -72,8 +72,8 @@ def test_after_conversations_the_index_is_what_the_members_hold_and_later_turns_
             assert num_cached >= 0.95 * num_possible
             truth = await until_true(model, members)
             assert all(len(names) > 20 for names in truth)
-            assert [link.num_malformed for link in model.event_links.values()] == [0, 0]
-            assert [link.reader.num_orphans for link in model.event_links.values()] == [0, 0]
+            assert [link.num_malformed for link in model.subscribers.values()] == [0, 0]
+            assert [link.reader.num_orphans for link in model.subscribers.values()] == [0, 0]
 
     run(test)
 
@@ -97,7 +97,7 @@ class Lossy:
 
     def __init__(self, model: FleetModel, loses: Callable[[int], bool]) -> None:
         self.num_lost = 0
-        (self.link,) = model.event_links.values()
+        (self.link,) = model.subscribers.values()
         self._loses = loses
         self._hear = self.link.reader.receive_batch
         self.link.reader.receive_batch = self  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ def test_lost_batches_are_replayed_and_the_last_one_too() -> None:
         async with small_fleet(1) as (model, members):
             await until_true(model, members)
             lossy = Lossy(model, lambda number: number % 3 != 1)
-            while lossy.link.reader.want is not MissingRange.NOTHING:  # until the first snapshot has come
+            while lossy.link.reader.missing is not MissingRange.NOTHING:  # until the first snapshot has come
                 await asyncio.sleep(0.02)
             num_snapshots = lossy.link.num_snapshots
             await ask_many(model, 0, 8)
@@ -190,7 +190,7 @@ def test_of_a_member_that_was_started_again_nothing_of_its_former_life_is_believ
             await members[0].kill()
             while model.fleet.num_ready:
                 await asyncio.sleep(0.01)
-            assert model.event_links == {}
+            assert model.subscribers == {}
             assert believed(model, members) == [set()]
             async with small_member(address=members[0].address) as second:
                 while not model.fleet.num_ready:
@@ -209,14 +209,14 @@ def test_of_a_worker_that_was_replaced_inside_its_member_nothing_is_believed() -
         async with small_fleet(1) as (model, members):
             await ask_many(model, 0, 4)
             await until_true(model, members)
-            (link,) = model.event_links.values()
+            (link,) = model.subscribers.values()
             pid = members[0].supervisor.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
             while members[0].supervisor.pid == pid or not members[0].supervisor.is_ready:
                 await asyncio.sleep(0.01)
             assert await until_true(model, members) == [set()]
-            if link in model.event_links.values():
+            if link in model.subscribers.values():
                 assert link.reader.num_incarnations == 1
 
     run(test)
@@ -295,4 +295,4 @@ def test_places_that_are_not_given_lie_beside_where_a_member_listens() -> None:
     ],
 )
 def test_a_member_that_listens_everywhere_is_where_it_was_found(told: str, seen: str) -> None:
-    assert as_seen_from(told, "tcp://10.0.0.5:7000") == seen
+    assert with_member_host(told, "tcp://10.0.0.5:7000") == seen

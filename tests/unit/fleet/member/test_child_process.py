@@ -10,8 +10,8 @@ import pytest
 
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.errors import ConfigError, EngineDeadError, MessageError
-from quire.fleet.member.child_process import SILENT_S, WatchedMember
-from quire.fleet.member.replicas import ReplicaOrder
+from quire.fleet.member.child_process import MAX_SILENT_S, WatchedMember
+from quire.fleet.member.replicas import ReplicaSpec
 from quire.fleet.member.status import MemberStatus, decode_status, encode_status, write_status, write_status_file
 from quire.fleet.protocol.keys import make_keys, read_member_keys
 from quire.worker.messages import Open
@@ -23,11 +23,11 @@ from tests.support.servers.talkers import TEMPLATE, talker
 from tests.support.workers.oracle_worker import SETTINGS
 
 
-def order(folder: Path, model: str = "") -> ReplicaOrder:
+def order(folder: Path, model: str = "") -> ReplicaSpec:
     size = talker(template=TEMPLATE).text.vocabulary_size
     opened = Open(model or str(size), SETTINGS, QueueConfig(), bytes(32))
     keys = read_member_keys(make_keys(folder / "keys")[0])
-    return ReplicaOrder("oracle", LOCAL, opened, oracle_words(), 30.0, 30.0, keys)
+    return ReplicaSpec("oracle", LOCAL, opened, oracle_words(), 30.0, 30.0, keys)
 
 
 def test_a_member_says_where_it_is_and_how_busy_until_it_is_let_go(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_a_member_says_where_it_is_and_how_busy_until_it_is_let_go(tmp_path: Pat
         assert not status.address.endswith("*")
         assert (status.state, status.num_running, status.num_uncomputed_tokens) == ("ready", 0, 0)
         assert member.problem() == ""
-        assert "got none for" in member.problem(monotonic() + SILENT_S + 1)
+        assert "got none for" in member.problem(monotonic() + MAX_SILENT_S + 1)
     finally:
         member.end()
     assert member.problem() == "it exited with code 0"

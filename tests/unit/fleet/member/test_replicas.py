@@ -13,7 +13,7 @@ from quire.client.request.params import SamplingParams
 from quire.config import ModelSettings, ServingSettings
 from quire.core.scheduling.waiting_queue import QueueConfig
 from quire.errors import ConfigError, EngineDeadError
-from quire.fleet.member.replicas import ReplicaOrder, Replicas, order_replicas, replicated_model, settings_of_replica
+from quire.fleet.member.replicas import Replicas, ReplicaSpec, replica_spec, replicated_model, settings_of_replica
 from quire.worker.messages import Open
 from tests.support.errors import raises_code
 from tests.support.fleet.oracle_replica import COMMAND
@@ -25,10 +25,10 @@ from tests.support.workers.oracle_worker import ROOT, SETTINGS
 LONG = SamplingParams(max_tokens=150, temperature=0.8, seed=3, ignore_eos=True)
 
 
-def order(model: str | None = None) -> ReplicaOrder:
+def order(model: str | None = None) -> ReplicaSpec:
     size = talker(template=TEMPLATE).text.vocabulary_size
     opened = Open(model or str(size), SETTINGS, QueueConfig(), bytes(32))
-    return ReplicaOrder("oracle", "", opened, oracle_words(), 30.0, 30.0)
+    return ReplicaSpec("oracle", "", opened, oracle_words(), 30.0, 30.0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -111,5 +111,5 @@ def test_each_has_its_part_of_the_machine() -> None:
 
 def test_what_is_announced_at_one_address_cannot_be_of_several() -> None:
     with pytest.raises(ConfigError) as refused:
-        order_replicas("model", 2, ModelSettings(), ServingSettings(kv_events="tcp://127.0.0.1:1"), 1.0)
+        replica_spec("model", 2, ModelSettings(), ServingSettings(kv_events="tcp://127.0.0.1:1"), 1.0)
     assert refused.value.settings == ("kv_events",)

@@ -30,7 +30,7 @@ def test_a_member_answers_tells_what_it_holds_and_leaves_no_folder_behind(
         running = asyncio.create_task(run_member(plan, ending, 60.0, said.append))
         async with FleetModel("oracle", FixedMembers([places.listen]), None) as model:
             await model.generate("a question of some length", SamplingParams(max_tokens=8, ignore_eos=True))
-            while not model.event_links or not next(iter(model.event_links.values())).reader.num_blocks:
+            while not model.subscribers or not next(iter(model.subscribers.values())).reader.num_blocks:
                 await asyncio.sleep(0.01)
         ending.set()
         assert await running

@@ -46,7 +46,7 @@ class Desk:
         self.seat = EngineSeat(lambda: self.now_s)
         card = MemberCard("oracle", self.seat.engine.info, "life")
         self.desk = MemberService(self.seat, card, WORDS, self._send, lambda: self.now_s)
-        self.seat.tell = self.desk.listener
+        self.seat.tell = self.desk.on_events
 
     def _send(self, identity: bytes, message: ToGateway) -> bool:
         if identity in self.gone:
@@ -68,7 +68,7 @@ class Desk:
 
 
 def command(number: int = 0, **changes: Any) -> Submit | Restore:
-    (one,) = FleetRequest.of(asked(number), VOCABULARY).ledger.due(0.0)
+    (one,) = FleetRequest.of(asked(number), VOCABULARY).ledger.due_commands(0.0)
     assert isinstance(one, Submit)
     return replace(one, **changes)
 
@@ -138,7 +138,7 @@ def test_what_a_gateway_asked_for_ends_when_it_is_silent_gone_or_begins_anew(way
         desk.desk.forget_silent()
     elif way == "gone":
         desk.gone.add(b"1")
-        desk.desk.beat()
+        desk.desk.send_heartbeats()
     else:
         desk.greet(b"1")
     assert desk.desk.num_open == 1
@@ -294,7 +294,7 @@ def test_reports_count_what_is_still_to_be_computed_and_what_was_heard() -> None
     desk.desk.receive(b"g", Assign(command(1), 1 << 60))
     desk.desk.receive(b"g", Assign(command(2), -7))
     desk.said[b"g"].clear()
-    desk.desk.beat()
+    desk.desk.send_heartbeats()
     (beat,) = desk.said[b"g"]
     assert isinstance(beat, MemberBeat)
     assert (beat.report.num_uncomputed_tokens, beat.report.num_received) == (12, 3)
@@ -321,7 +321,7 @@ def test_what_was_cached_is_not_to_be_computed_and_what_a_gateway_leaves_is_not_
     desk.desk.receive(b"g", Assign(command(), 6))
     assert desk.desk.num_uncomputed_tokens == 6
     (name,) = desk.desk.assignments
-    desk.desk.listener([Admitted(name, age_s=0.0, wait_s=0.0, num_cached_tokens=4)])
+    desk.desk.on_events([Admitted(name, age_s=0.0, wait_s=0.0, num_cached_tokens=4)])
     assert desk.desk.num_uncomputed_tokens == 2
     desk.desk.forget(b"g")
     assert desk.desk.num_uncomputed_tokens == 0
@@ -344,7 +344,7 @@ def test_two_gateways_before_one_member_are_answered_both_and_one_that_dies_does
         fleet.step()
     fleet.cut("a", first)
     fleet.step()
-    fleet.members["a"].desk.beat()
+    fleet.members["a"].desk.send_heartbeats()
     assert fleet.members["a"].desk.num_gateways == 1
     while second.port.num_open:
         fleet.step()

@@ -19,9 +19,9 @@ from quire.engine.commands import Submit
 from quire.errors import ConfigError, MessageError, QueueFullError, RequestError
 from quire.fleet.openai.address import check_openai_request, parse_openai_address, read_key
 from quire.fleet.openai.assignment import OpenAIAssignment
-from quire.fleet.openai.metrics import OpenAIFigures, read_figures
+from quire.fleet.openai.metrics import OpenAIMetrics, read_metrics
 from quire.fleet.openai.model_card import check_probe, read_model
-from quire.fleet.openai.requests import completion_body, lacking
+from quire.fleet.openai.requests import completion_body, missing_feature
 from quire.fleet.openai.stream import (
     MAX_LINE_BYTES,
     OpenAIChunk,
@@ -183,11 +183,11 @@ class TestBodies:
 
     def test_what_only_quire_can_do_is_named(self) -> None:
         plain = ResolvedSampling()
-        assert lacking(plain, None, "") is None
-        assert "grammar" in (lacking(plain, "root ::= x", "") or "")
-        assert "prompt" in (lacking(ResolvedSampling(prompt_logprobs=1), None, "") or "")
-        assert "banned" in (lacking(ResolvedSampling(banned_token_ids=(1,)), None, "") or "")
-        assert "adapter" in (lacking(plain, None, "lora") or "")
+        assert missing_feature(plain, None, "") is None
+        assert "grammar" in (missing_feature(plain, "root ::= x", "") or "")
+        assert "prompt" in (missing_feature(ResolvedSampling(prompt_logprobs=1), None, "") or "")
+        assert "banned" in (missing_feature(ResolvedSampling(banned_token_ids=(1,)), None, "") or "")
+        assert "adapter" in (missing_feature(plain, None, "lora") or "")
 
 
 def line(**fields: Any) -> bytes:
@@ -313,15 +313,15 @@ class TestStreams:
 class TestFlights:
     def test_the_events_of_two_answers_come_in_their_order_with_the_epoch(self) -> None:
         flight = OpenAIAssignment(submit(continuations=(Continuation(0), Continuation(1, (9,)))), 3)
-        assert flight.accepted(0) == []
-        events: list[RequestEvent] = flight.accepted(1)
-        assert (flight.is_taken, flight.num_uncomputed_tokens) == (True, 3)
+        assert flight.accept(0) == []
+        events: list[RequestEvent] = flight.accept(1)
+        assert (flight.is_accepted, flight.num_uncomputed_tokens) == (True, 3)
         events += flight.take_chunk(1, OpenAIChunk([4, 5]))
         assert flight.num_uncomputed_tokens == 0
         events += flight.take_chunk(0, OpenAIChunk([6], reason=FinishReason.STOP))
-        events += flight.take_chunk(0, OpenAIChunk(num_cached_tokens=0)) + flight.over(0)
+        events += flight.take_chunk(0, OpenAIChunk(num_cached_tokens=0)) + flight.close_stream(0)
         final = OpenAIChunk([7], reason=FinishReason.LENGTH, num_cached_tokens=2)
-        events += flight.take_chunk(1, final) + flight.over(1)
+        events += flight.take_chunk(1, final) + flight.close_stream(1)
         kinds = [type(event) for event in events]
         ends = [SequenceFinished, Token, SequenceFinished, Finished]
         assert kinds == [Queued, Admitted, FirstToken, Token, Token, Token, *ends]
@@ -332,15 +332,15 @@ class TestFlights:
         assert isinstance(last, Finished)
         assert (last.num_cached_tokens, last.num_output_tokens) == (0, 5)
         assert flight.is_over
-        assert flight.ended(FinishReason.ERROR) == flight.take_chunk(0, OpenAIChunk([1])) == []
+        assert flight.end(FinishReason.ERROR) == flight.take_chunk(0, OpenAIChunk([1])) == []
 
     def test_one_answer_can_be_left_and_the_other_goes_on(self) -> None:
         flight = OpenAIAssignment(submit(continuations=(Continuation(0), Continuation(1))), 3)
-        flight.accepted(0)
-        kinds = [type(event) for event in flight.cancelled(1)]
+        flight.accept(0)
+        kinds = [type(event) for event in flight.cancel(1)]
         assert kinds == [Queued, Admitted, SequenceFinished]
         assert flight.take_chunk(1, OpenAIChunk([4])) == []
-        assert [type(event) for event in flight.ended(FinishReason.DEADLINE)] == [SequenceFinished, Finished]
+        assert [type(event) for event in flight.end(FinishReason.DEADLINE)] == [SequenceFinished, Finished]
 
 
 class TestFigures:
@@ -361,14 +361,14 @@ class TestFigures:
                 "vllm:request_prompt_tokens_count 3",
             )
         )
-        found = read_figures(text.encode())
+        found = read_metrics(text.encode())
         assert (found.num_running, found.num_waiting, found.block_size, found.num_blocks) == (5, 4, 128, 100)
         assert (found.num_used_blocks, found.num_computed_tokens, found.mean_prompt_tokens) == (30, 1020, 100.0)
 
     @given(st.text())
     def test_other_texts_say_nothing(self, text: str) -> None:
-        assert isinstance(read_figures(text.encode()), OpenAIFigures)
-        read_figures(f'vllm:num_requests_running {text}\nvllm:cache_config_info{{block_size="{text}"}} 1'.encode())
+        assert isinstance(read_metrics(text.encode()), OpenAIMetrics)
+        read_metrics(f'vllm:num_requests_running {text}\nvllm:cache_config_info{{block_size="{text}"}} 1'.encode())
 
 
 class TestCards:

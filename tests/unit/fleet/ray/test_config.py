@@ -16,7 +16,7 @@ from quire.fleet.ray.config import (
     RayFleetArgs,
     read_args,
     serve_config,
-    settings_of_args,
+    settings_from,
 )
 from tests.support.errors import raises_code
 
@@ -32,7 +32,7 @@ def _nobody_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_arguments_say_what_members_load_and_by_what_they_are_scaled() -> None:
     args = read_args({"model": "org/model", "settings": {"memory": "2GiB", "max_running": 8, "no_page": True}})
     assert args == ARGS
-    settings = settings_of_args(args)
+    settings = settings_from(args)
     assert (settings.model.memory_bytes, settings.server.no_page) == (2 << 30, True)
     assert args.served_name == "model"
     assert (args.tokens_per_member, settings.model.max_running) == (4096, 8)
@@ -55,7 +55,7 @@ def test_arguments_that_cannot_be_are_refused(given: dict[str, Any], words: str)
 
 def test_a_setting_that_is_none_is_refused() -> None:
     with raises_code(ConfigError, "unknown_setting"):
-        settings_of_args(RayFleetArgs("m", settings={"memry": "2GiB"}))
+        settings_from(RayFleetArgs("m", settings={"memry": "2GiB"}))
 
 
 @pytest.mark.parametrize(("text", "count"), [("3", (3, 3)), ("1-8", (1, 8)), ("2-2", (2, 2))])

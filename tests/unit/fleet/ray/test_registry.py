@@ -1,7 +1,7 @@
 """The table of members: which are listed, which are forgotten, and what a restarted table lists."""
 
 from quire.fleet.member.status import MemberStatus
-from quire.fleet.ray.registry import SETTLES_S, STALE_S, MemberRegistry
+from quire.fleet.ray.registry import SETTLE_S, STALE_S, MemberRegistry
 
 
 class Clock:
@@ -42,8 +42,8 @@ def test_a_member_without_a_recent_report_is_not_listed() -> None:
 
 def test_a_restarted_table_lists_no_member_until_all_could_have_reported() -> None:
     clock = Clock()
-    registry = MemberRegistry(settles_s=SETTLES_S, clock=clock)
+    registry = MemberRegistry(settle_s=SETTLE_S, clock=clock)
     report(registry, "a")
     assert registry.addresses() == []
-    clock.now_s = SETTLES_S
+    clock.now_s = SETTLE_S
     assert registry.addresses() == ["tcp://127.0.0.1:1"]

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.fleet.member.status import MemberStatus
-from quire.fleet.ray.registry import load_of, wanted_members
+from quire.fleet.ray.registry import desired_members, load_of
 
 ENOUGH = 1000, 8
 
@@ -25,9 +25,9 @@ def test_a_members_load_is_what_its_work_would_fill(one: MemberStatus, load: flo
     [([], 1), ([0.0, 0.0, 0.0], 1), ([0.9], 1), ([1.1], 2), ([2.5, 0.5], 3), ([2.5, 0.6], 4), ([0.1] * 10, 1)],
 )
 def test_all_loads_together_are_the_members_that_are_needed(loads: list[float], wanted: int) -> None:
-    assert wanted_members(loads) == wanted
+    assert desired_members(loads) == wanted
 
 
 def test_members_that_are_full_of_answers_are_not_taken_away() -> None:
     full = [load_of(status(0, 8), *ENOUGH)] * 3
-    assert wanted_members(full) == 3
+    assert desired_members(full) == 3

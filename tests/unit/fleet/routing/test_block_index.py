@@ -41,8 +41,8 @@ def groups(index: BlockIndex, among: frozenset[str]) -> list[tuple[int, tuple[st
 def test_each_member_has_its_own_depth_and_who_lacks_the_first_block_has_none() -> None:
     index = index_of("a", "b", "c", "d")
     for member, depth in (("a", 400), ("b", 17), ("c", 17)):
-        index.stored(member, PROMPT[:depth])
-    index.stored("d", (1, 2, 3))
+        index.add_blocks(member, PROMPT[:depth])
+    index.add_blocks("d", (1, 2, 3))
     assert index.depths(PROMPT) == {"a": 400, "b": 17, "c": 17}
     assert index.depths(PROMPT[:17]) == {"a": 17, "b": 17, "c": 17}
     assert index.depths(()) == {}
@@ -54,15 +54,15 @@ def test_the_search_finds_what_a_walk_finds(seed: int) -> None:
     depths = {f"m{number}": random.randrange(401) for number in range(70)}
     index = index_of(*depths)
     for member, depth in depths.items():
-        index.stored(member, PROMPT[:depth])
+        index.add_blocks(member, PROMPT[:depth])
     assert index.depths(PROMPT) == {member: depth for member, depth in depths.items() if depth}
 
 
 def test_members_with_the_same_blocks_cost_one_search(monkeypatch: pytest.MonkeyPatch) -> None:
     index = index_of(*(f"m{number}" for number in range(64)))
     for member in index.members:
-        index.stored(member, PROMPT[:123])
-    index.stored("m7", PROMPT)
+        index.add_blocks(member, PROMPT[:123])
+    index.add_blocks("m7", PROMPT)
     assert sorted(depth for depth, _ in groups(index, frozenset(index.members))) == [123, 400]
 
 
@@ -72,8 +72,8 @@ def test_members_with_the_same_blocks_cost_one_search(monkeypatch: pytest.Monkey
 def test_nobody_is_searched_for_once_all_others_hold_too_little(enough: int, shown: list[int]) -> None:
     index = index_of("a", "b", "c", "d")
     for member, depth in (("a", 400), ("b", 30)):
-        index.stored(member, PROMPT[:depth])
-    index.optimistic("c", PROMPT[:125], 0.0)
+        index.add_blocks(member, PROMPT[:depth])
+    index.expect_blocks("c", PROMPT[:125], 0.0)
     found: list[int] = []
 
     def look(depth: int, members: tuple[str, ...]) -> int:
@@ -86,16 +86,16 @@ def test_nobody_is_searched_for_once_all_others_hold_too_little(enough: int, sho
 
 def test_who_left_is_not_read_at_once_and_not_heard_later() -> None:
     index = index_of("a", "b")
-    index.stored("a", PROMPT)
-    index.stored("b", PROMPT[:3])
-    index.optimistic("a", PROMPT, 0.0)
+    index.add_blocks("a", PROMPT)
+    index.add_blocks("b", PROMPT[:3])
+    index.expect_blocks("a", PROMPT, 0.0)
     index.leave("a")
     assert index.depths(PROMPT) == {"b": 3}
-    index.stored("a", PROMPT)
-    index.removed("a", PROMPT[:1])
-    index.optimistic("a", PROMPT, 0.0)
-    index.withdraw("a", PROMPT, 0.0)
-    index.cleared("a")
+    index.add_blocks("a", PROMPT)
+    index.remove_blocks("a", PROMPT[:1])
+    index.expect_blocks("a", PROMPT, 0.0)
+    index.withdraw_expected("a", PROMPT, 0.0)
+    index.clear_blocks("a")
     assert index.depths(PROMPT) == {"b": 3}
     assert index.members == ("b",)
 
@@ -103,8 +103,8 @@ def test_who_left_is_not_read_at_once_and_not_heard_later() -> None:
 def test_who_comes_next_inherits_nothing_however_little_was_swept() -> None:
     index = BlockIndex(num_shards=64, swept_at_once=1)
     index.join("a")
-    index.stored("a", PROMPT)
-    index.optimistic("a", PROMPT, 0.0)
+    index.add_blocks("a", PROMPT)
+    index.expect_blocks("a", PROMPT, 0.0)
     index.leave("a")
     for number in range(100):
         index.join(f"m{number}")
@@ -117,12 +117,12 @@ def test_who_comes_next_inherits_nothing_however_little_was_swept() -> None:
 def test_bits_are_used_again_once_they_are_swept() -> None:
     index = index_of("a")
     for _ in range(50):
-        index.stored("a", PROMPT)
-        index.cleared("a")
+        index.add_blocks("a", PROMPT)
+        index.clear_blocks("a")
         swept(index)
     assert index.num_bits == 2
     for _ in range(50):
-        index.cleared("a")
+        index.clear_blocks("a")
     index.leave("a")
     index.join("b")
     assert index.num_bits == 2, "without entries there was nothing to sweep"
@@ -130,18 +130,18 @@ def test_bits_are_used_again_once_they_are_swept() -> None:
 
 def test_a_bit_that_is_anothers_goes_by_its_name() -> None:
     index = index_of("a")
-    index.stored("a", PROMPT)
+    index.add_blocks("a", PROMPT)
     assert index.depths(PROMPT) == {"a": 400}
     index.leave("a")
     swept(index).join("b")
-    index.stored("b", PROMPT)
+    index.add_blocks("b", PROMPT)
     assert index.depths(PROMPT) == {"b": 400}
 
 
 def test_a_sweep_is_bounded() -> None:
     index = BlockIndex(num_shards=64, swept_at_once=1)
     index.join("a")
-    index.stored("a", range(640))
+    index.add_blocks("a", range(640))
     index.leave("a")
     index.sweep(0.0)
     assert len(index) == 630
@@ -150,8 +150,8 @@ def test_a_sweep_is_bounded() -> None:
 
 def test_sweeping_takes_nothing_of_those_who_stay() -> None:
     index = index_of("a", "b")
-    index.stored("a", PROMPT)
-    index.stored("b", PROMPT[:5])
+    index.add_blocks("a", PROMPT)
+    index.add_blocks("b", PROMPT[:5])
     index.leave("a")
     assert swept(index).depths(PROMPT) == {"b": 5}
     assert len(index) == 5
@@ -159,32 +159,32 @@ def test_sweeping_takes_nothing_of_those_who_stay() -> None:
 
 def test_removed_blocks_are_gone_for_that_member_alone() -> None:
     index = index_of("a", "b")
-    index.stored("a", PROMPT[:4])
-    index.stored("b", PROMPT[:4])
-    index.removed("a", PROMPT[2:4][::-1])
-    index.removed("a", (1, 2))
+    index.add_blocks("a", PROMPT[:4])
+    index.add_blocks("b", PROMPT[:4])
+    index.remove_blocks("a", PROMPT[2:4][::-1])
+    index.remove_blocks("a", (1, 2))
     assert index.depths(PROMPT) == {"a": 2, "b": 4}
-    index.removed("b", PROMPT[:4][::-1])
+    index.remove_blocks("b", PROMPT[:4][::-1])
     assert len(index) == 2
 
 
 def test_a_cleared_member_starts_anew() -> None:
     index = index_of("a", "b")
-    index.stored("a", PROMPT[:4])
-    index.stored("b", PROMPT[:4])
-    index.optimistic("a", PROMPT, 0.0)
-    index.cleared("a")
+    index.add_blocks("a", PROMPT[:4])
+    index.add_blocks("b", PROMPT[:4])
+    index.expect_blocks("a", PROMPT, 0.0)
+    index.clear_blocks("a")
     assert index.depths(PROMPT) == {"b": 4}
     assert num_unconfirmed(index) == 0
-    index.stored("a", PROMPT[:2])
+    index.add_blocks("a", PROMPT[:2])
     assert index.depths(PROMPT) == {"a": 2, "b": 4}
     assert swept(index).depths(PROMPT) == {"a": 2, "b": 4}
 
 
 def test_a_prompt_on_its_way_counts_at_once_and_is_taken_back_after_half_a_minute() -> None:
     index = index_of("a", "b")
-    index.optimistic("a", PROMPT[:20], 10.0)
-    index.optimistic("b", (), 10.0)
+    index.expect_blocks("a", PROMPT[:20], 10.0)
+    index.expect_blocks("b", (), 10.0)
     index.sweep(10.0 + UNCONFIRMED_S - 0.1)
     assert index.depths(PROMPT) == {"a": 20}
     index.sweep(10.0 + UNCONFIRMED_S)
@@ -194,9 +194,9 @@ def test_a_prompt_on_its_way_counts_at_once_and_is_taken_back_after_half_a_minut
 
 def test_what_was_confirmed_stays_and_what_was_removed_goes() -> None:
     index = index_of("a")
-    index.optimistic("a", PROMPT[:20], 0.0)
-    index.stored("a", PROMPT[:8])
-    index.removed("a", PROMPT[15:20][::-1])
+    index.expect_blocks("a", PROMPT[:20], 0.0)
+    index.add_blocks("a", PROMPT[:8])
+    index.remove_blocks("a", PROMPT[15:20][::-1])
     assert index.depths(PROMPT) == {"a": 15}
     index.sweep(UNCONFIRMED_S)
     assert index.depths(PROMPT) == {"a": 8}
@@ -204,8 +204,8 @@ def test_what_was_confirmed_stays_and_what_was_removed_goes() -> None:
 
 def test_believed_again_is_believed_longer() -> None:
     index = index_of("a")
-    index.optimistic("a", PROMPT[:20], 0.0)
-    index.optimistic("a", PROMPT[:10], 20.0)
+    index.expect_blocks("a", PROMPT[:20], 0.0)
+    index.expect_blocks("a", PROMPT[:10], 20.0)
     index.sweep(UNCONFIRMED_S)
     assert index.depths(PROMPT) == {"a": 10}
     index.sweep(20.0 + UNCONFIRMED_S)
@@ -214,30 +214,30 @@ def test_believed_again_is_believed_longer() -> None:
 
 def test_what_is_believed_comes_on_top_of_what_is_confirmed() -> None:
     index = index_of("a", "b", "c")
-    index.stored("a", PROMPT[:8])
-    index.stored("b", PROMPT[:8])
-    index.optimistic("a", PROMPT[:20], 0.0)
-    index.optimistic("b", PROMPT[:4], 0.0)
-    index.optimistic("c", PROMPT[:6], 0.0)
+    index.add_blocks("a", PROMPT[:8])
+    index.add_blocks("b", PROMPT[:8])
+    index.expect_blocks("a", PROMPT[:20], 0.0)
+    index.expect_blocks("b", PROMPT[:4], 0.0)
+    index.expect_blocks("c", PROMPT[:6], 0.0)
     assert index.depths(PROMPT) == {"a": 20, "b": 8, "c": 6}
     assert holders_of(index, PROMPT[6]) == ["a", "b"]
 
 
 def test_a_prompt_that_was_not_taken_is_not_believed_unless_another_came_since() -> None:
     index = index_of("a")
-    index.optimistic("a", PROMPT[:20], 0.0)
-    index.optimistic("a", PROMPT[:5], 1.0)
-    index.withdraw("a", PROMPT[:20], 0.0)
+    index.expect_blocks("a", PROMPT[:20], 0.0)
+    index.expect_blocks("a", PROMPT[:5], 1.0)
+    index.withdraw_expected("a", PROMPT[:20], 0.0)
     assert index.depths(PROMPT) == {"a": 5}
-    index.stored("a", PROMPT[:2])
-    index.withdraw("a", PROMPT[:5], 1.0)
+    index.add_blocks("a", PROMPT[:2])
+    index.withdraw_expected("a", PROMPT[:5], 1.0)
     assert index.depths(PROMPT) == {"a": 2}
 
 
 @pytest.mark.parametrize("depth", [1, 31, 32, 33, 63, 64, 100, 255, 256, 399, 400])
 def test_what_is_believed_is_exact_to_a_sixteenth_and_never_too_much(depth: int) -> None:
     index = index_of("a")
-    index.optimistic("a", PROMPT[:depth], 0.0)
+    index.expect_blocks("a", PROMPT[:depth], 0.0)
     found = index.depths(PROMPT)["a"]
     assert depth - depth / 16 <= found <= depth
     assert depth > 32 or found == depth
@@ -248,15 +248,15 @@ def test_marks_grow_and_thin_out() -> None:
     assert MARKS[:32] == tuple(range(1, 33))
     assert sum(mark <= 400 for mark in MARKS) == 89
     index = index_of("a")
-    index.optimistic("a", PROMPT, 0.0)
+    index.expect_blocks("a", PROMPT, 0.0)
     assert num_unconfirmed(index) == 89
 
 
 def test_what_is_taken_back_little_by_little_is_a_prefix_all_the_while() -> None:
     index = BlockIndex(num_shards=4, swept_at_once=3)
     index.join("a")
-    index.optimistic("a", PROMPT[:10], 0.0)
-    index.optimistic("a", (1, 2, 3), 0.0)
+    index.expect_blocks("a", PROMPT[:10], 0.0)
+    index.expect_blocks("a", (1, 2, 3), 0.0)
     depths = []
     for _ in range(5):
         depths.append(index.depths(PROMPT).get("a", 0))
@@ -270,7 +270,7 @@ def test_of_who_breaks_the_rule_some_block_is_found_that_it_holds(seed: int) -> 
     random, index = Random(seed), index_of("a", "b")
     held = {member: {name for name in PROMPT[:30] if random.random() < 0.6} for member in index.members}
     for member, names in held.items():
-        index.stored(member, sorted(names))
+        index.add_blocks(member, sorted(names))
     found = index.depths(PROMPT[:30])
     assert found.keys() == {member for member, names in held.items() if PROMPT[0] in names}
     for member, depth in found.items():
@@ -279,11 +279,11 @@ def test_of_who_breaks_the_rule_some_block_is_found_that_it_holds(seed: int) -> 
 
 
 def test_sets_of_members_are_not_kept_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_GROUPS_KEPT", 2)
+    monkeypatch.setattr(module, "MAX_CACHED_GROUPS", 2)
     index = index_of("a", "b", "c")
     for number, members in enumerate(("a", "b", "c", "ab", "bc", "abc")):
         for member in members:
-            index.stored(member, [number])
+            index.add_blocks(member, [number])
         assert set(index.depths([number])) == set(members)
         assert len(index._groups) <= 2
 
@@ -303,7 +303,7 @@ def test_who_left_is_not_read_even_where_a_set_of_before_is_asked_for() -> None:
     index = BlockIndex()
     for member in ("a", "b"):
         index.join(member)
-        index.stored(member, PROMPT)
+        index.add_blocks(member, PROMPT)
     both = frozenset(("a", "b"))
     assert groups(index, both) == [(len(PROMPT), ("a", "b"))]
     index.leave("a")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.core.memory.block_table import hit_cap
+from quire.core.memory.block_table import max_hit_blocks
 from quire.fleet.routing.block_names import names_of, root_name
 
 ROOT = root_name("model", "", "group")
@@ -14,7 +14,7 @@ def test_full_blocks_have_names_and_a_partial_last_one_has_none() -> None:
 
 
 def test_a_prompt_of_whole_blocks_has_one_name_more_than_it_may_hit() -> None:
-    assert len(names_of(ROOT, TOKENS[:6], 2)) == hit_cap(6, 2) + 1
+    assert len(names_of(ROOT, TOKENS[:6], 2)) == max_hit_blocks(6, 2) + 1
 
 
 def test_names_are_integers_of_63_bits_and_stay_what_they_are() -> None:

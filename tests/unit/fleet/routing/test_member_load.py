@@ -1,7 +1,7 @@
 """Uncached tokens in flight."""
 
 from quire.errors import InvariantError
-from quire.fleet.routing.member_load import RATE_OVER_S, MemberLoads
+from quire.fleet.routing.member_load import RATE_WINDOW_S, MemberLoads
 from tests.support.errors import raises_code
 
 
@@ -59,13 +59,13 @@ def test_what_other_gateways_have_sent_since_the_newest_report_is_as_much_as_thi
     assert loads.unseen_tokens(2.0, 8) == 0  # nobody has reported: each counts what it sent, and nothing else
     loads.report("a", 1000, 1.5)
     loads.report("b", 0, 1.0)
-    assert loads.unseen_tokens(2.0, 8) == 7 * 1000 / RATE_OVER_S * 0.5
+    assert loads.unseen_tokens(2.0, 8) == 7 * 1000 / RATE_WINDOW_S * 0.5
     assert loads.unseen_tokens(2.0, 1) == 0
     assert loads.unseen_tokens(1.5, 8) == 0
     loads.report("a", 0, 12.0)
-    assert loads.unseen_tokens(12.5, 8) < 7 * 1000 / RATE_OVER_S * 0.5 / 2  # it was long ago
+    assert loads.unseen_tokens(12.5, 8) < 7 * 1000 / RATE_WINDOW_S * 0.5 / 2  # it was long ago
     loads.reserve("r2", "a", 10**6, 12.5)
-    assert loads.unseen_tokens(12.5, 8) > 7 * 10**6 / RATE_OVER_S * 0.5
+    assert loads.unseen_tokens(12.5, 8) > 7 * 10**6 / RATE_WINDOW_S * 0.5
 
 
 def test_who_leaves_takes_its_reservations_along_and_comes_back_idle() -> None:

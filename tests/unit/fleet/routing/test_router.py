@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from quire.core.memory.block_table import hit_cap
+from quire.core.memory.block_table import max_hit_blocks
 from quire.errors import ConfigError, InvariantError
 from quire.fleet.routing.block_index import UNCONFIRMED_S
 from quire.fleet.routing.block_names import names_of, root_name
@@ -22,7 +22,7 @@ def router_of(*members: str, **settings: float) -> Router:
     router = Router(**settings)  # type: ignore[arg-type]
     for member in members:
         router.join(member, SIZE, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
     return router
 
 
@@ -47,7 +47,7 @@ def chosen(router: Router, prompt: RoutedPrompt, now_s: float = 0.0, exclude: tu
 
 def test_the_cost_is_four_times_the_uncached_tokens_and_those_in_flight() -> None:
     router, prompt = router_of("a", "b"), prompt_of("r1", list(range(21)))
-    router.index.stored("b", prompt.names[SIZE][:3])
+    router.index.add_blocks("b", prompt.names[SIZE][:3])
     router.loads.report("a", 5, 0.0)
     router.loads.report("b", 60, 0.0)
     assert ranked(router, prompt) == [RoutingChoice("a", 1, 0, 4 * 21 + 5), RoutingChoice("b", 2, 12, 4 * 9 + 60)]
@@ -57,7 +57,7 @@ def test_the_cost_is_four_times_the_uncached_tokens_and_those_in_flight() -> Non
 
 def test_at_least_one_token_is_always_computed() -> None:
     router, prompt = router_of("a"), prompt_of("r1", list(range(20)))
-    router.index.stored("a", prompt.names[SIZE])
+    router.index.add_blocks("a", prompt.names[SIZE])
     assert chosen(router, prompt) == RoutingChoice("a", 1, 16, 16)
     assert router.loads.in_flight_tokens == {"a": 4}
 
@@ -71,9 +71,9 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
     held: dict[str, list[int]] = {}
     for member, size in sizes.items():
         router.join(member, size, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
         held[member] = [random.randrange(2) for _ in range(random.randrange(12))]
-        router.index.stored(member, names_of(ROOT, held[member], size))
+        router.index.add_blocks(member, names_of(ROOT, held[member], size))
         router.loads.report(member, random.randrange(3), 0.0)
     last: dict[str, int] = dict.fromkeys(sizes, 0)
     for number in range(1, 8):
@@ -83,7 +83,7 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
         expected = []
         for member in set(sizes) - set(exclude):
             size, had = sizes[member], held[member]
-            most = min(hit_cap(len(tokens), size), len(had) // size)
+            most = min(max_hit_blocks(len(tokens), size), len(had) // size)
             same = sum(tokens[: end * size] == had[: end * size] for end in range(1, most + 1))
             cost = weight * (len(tokens) - same * size) + in_flight[member]
             expected.append((cost, in_flight[member], last[member], member, same * size))
@@ -100,7 +100,7 @@ def test_the_choice_is_what_brute_force_finds(seed: int) -> None:
         cost, _, _, member, num_cached = expected[0]
         assert (choice.member, choice.num_cached_tokens, choice.cost) == (member, num_cached, cost)
         last[member] = number
-        router.moved(prompt.request_id)  # what it would have left there is not believed any more
+        router.unassign(prompt.request_id)  # what it would have left there is not believed any more
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -111,7 +111,7 @@ def test_the_choice_is_the_first_of_all_with_whatever_is_believed_and_in_flight(
     router = Router(uncached_weight=weight)
     for number in range(6):
         router.join(f"m{number}", 2, 0.0)
-        router.ready(f"m{number}", 0.0)
+        router.mark_ready(f"m{number}", 0.0)
     for number in range(60):
         # A long way in common, so that depths lie behind the exact marks.
         tokens = [0] * random.randrange(1, 200) + [number] * random.randrange(1, 40)
@@ -119,20 +119,20 @@ def test_the_choice_is_the_first_of_all_with_whatever_is_believed_and_in_flight(
         best = ranked(router, prompt, weight=weight)[0]
         assert router.choose(prompt, float(number)) == best
         if random.random() < 0.6:
-            router.computed(prompt.request_id)
+            router.mark_computed(prompt.request_id)
         if random.random() < 0.5:
             names = prompt.names[2]
-            router.index.stored(best.member, names[: random.randrange(len(names) + 1)])
+            router.index.add_blocks(best.member, names[: random.randrange(len(names) + 1)])
 
 
 def test_members_of_different_block_sizes_are_compared_in_tokens() -> None:
     router, tokens = Router(), list(range(33))
     for member, size in (("small", 4), ("large", 8)):
         router.join(member, size, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
     prompt = prompt_of("r1", tokens, 4, 8)
-    router.index.stored("small", prompt.names[4][:5])
-    router.index.stored("large", prompt.names[8][:3])
+    router.index.add_blocks("small", prompt.names[4][:5])
+    router.index.add_blocks("large", prompt.names[8][:3])
     assert [(one.member, one.num_cached_tokens) for one in ranked(router, prompt)] == [("large", 24), ("small", 20)]
     chosen(router, prompt)
     assert router.index.depths(prompt.names[8]) == {"large": 4}, "it is believed to bring its own kind of blocks"
@@ -172,13 +172,13 @@ def test_those_that_have_nothing_to_compute_go_round() -> None:
     members = []
     for number in range(6):
         members.append(chosen(router, fresh(f"r{number}", 2)).member)
-        router.computed(f"r{number}")
+        router.mark_computed(f"r{number}")
     assert members == ["a", "b", "c", "a", "b", "c"]
 
 
 def test_equal_costs_go_to_who_has_less_in_flight() -> None:
     router, prompt = router_of("a", "b"), prompt_of("r1", list(range(9)))
-    router.index.stored("a", prompt.names[SIZE][:1])
+    router.index.add_blocks("a", prompt.names[SIZE][:1])
     router.loads.report("a", 16, 0.0)
     assert [one.cost for one in ranked(router, prompt)] == [36, 36]
     assert chosen(router, prompt).member == "b"
@@ -199,10 +199,10 @@ def test_the_same_story_ends_the_same_way() -> None:
         for number in range(200):
             tokens = [random.randrange(2) for _ in range(random.randrange(1, 40))]
             told.append(router.choose(prompt_of(f"r{number}", tokens), number * 0.1))
-            router.computed(f"r{random.randrange(200)}")
-            router.ended(f"r{random.randrange(200)}")
+            router.mark_computed(f"r{random.randrange(200)}")
+            router.end_request(f"r{random.randrange(200)}")
             for member in "abc":
-                router.beat(member, number * 0.1)
+                router.record_heartbeat(member, number * 0.1)
             router.advance(number * 0.1)
         return told
 
@@ -217,7 +217,7 @@ def test_nobody_ready_is_nobody_chosen() -> None:
     assert router.choose(fresh("r1"), 0.0) is None
     router.join("a", SIZE, 0.0)
     assert router.choose(fresh("r1"), 0.0) is None
-    router.ready("a", 0.0)
+    router.mark_ready("a", 0.0)
     assert router.choose(fresh("r1"), 0.0, exclude=("a",)) is None
     assert ranked(router, fresh("r1"), exclude=("a",)) == []
     assert "r1" not in router.routed
@@ -227,15 +227,15 @@ def test_draining_and_suspect_members_get_nothing() -> None:
     router = router_of("a", "b", "c")
     router.choose(fresh("r0"), 0.0)
     router.drain("a")
-    router.beat("b", 4.0)
-    assert [(one.member, one.after) for one in router.advance(4.4)] == []
+    router.record_heartbeat("b", 4.0)
+    assert [(one.member, one.new_state) for one in router.advance(4.4)] == []
     assert {chosen(router, fresh(f"r{number}"), 4.4).member for number in range(1, 9)} == {"b", "c"}
-    assert {(one.member, one.after) for one in router.advance(4.5)} == {
+    assert {(one.member, one.new_state) for one in router.advance(4.5)} == {
         ("a", MemberState.GONE),
         ("c", MemberState.SUSPECT),
     }
     assert {chosen(router, fresh(f"r{number}"), 4.5).member for number in range(9, 19)} == {"b"}
-    told = router.beat("c", 5.0)
+    told = router.record_heartbeat("c", 5.0)
     assert told is not None
     assert chosen(router, fresh("r99"), 5.0).member == "c"
 
@@ -243,10 +243,10 @@ def test_draining_and_suspect_members_get_nothing() -> None:
 def test_a_draining_member_leaves_with_its_last_request_and_takes_all_with_it() -> None:
     router, prompt = router_of("a"), fresh("r1")
     chosen(router, prompt)
-    assert [one.after for one in router.drain("a")] == [MemberState.DRAINING]
-    router.computed("r1")
-    assert [one.after for one in router.ended("r1")] == [MemberState.GONE]
-    assert router.ended("r1") == ()
+    assert [one.new_state for one in router.drain("a")] == [MemberState.DRAINING]
+    router.mark_computed("r1")
+    assert [one.new_state for one in router.end_request("r1")] == [MemberState.GONE]
+    assert router.end_request("r1") == ()
     assert (router.index.members, router.loads.in_flight_tokens) == ((), {})
     assert router.index.depths(prompt.names[SIZE]) == {}
 
@@ -254,12 +254,12 @@ def test_a_draining_member_leaves_with_its_last_request_and_takes_all_with_it() 
 def test_who_comes_back_has_another_epoch_and_an_empty_cache() -> None:
     router, prompt = router_of("a"), fresh("r1")
     first = chosen(router, prompt)
-    router.index.stored("a", prompt.names[SIZE])
-    assert [one.after for one in router.leave("a")] == [MemberState.GONE]
+    router.index.add_blocks("a", prompt.names[SIZE])
+    assert [one.new_state for one in router.leave("a")] == [MemberState.GONE]
     assert not router.membership.is_current(first.assignment)
     router.join("a", SIZE, 1.0)
-    router.ready("a", 1.0)
-    assert router.moved("r1") == ()
+    router.mark_ready("a", 1.0)
+    assert router.unassign("r1") == ()
     second = chosen(router, prompt, 1.0)
     assert (second.num_cached_tokens, second.epoch) == (0, first.epoch + 1)
     assert router.routed["r1"].assignment == second.assignment == Assignment("a", second.epoch)
@@ -273,14 +273,14 @@ def test_a_request_weighs_until_its_prompt_is_computed_or_it_ends() -> None:
     router = router_of("a")
     for number in (1, 2, 3):
         chosen(router, fresh(f"r{number}", 10))
-    router.computed("r1")
-    router.computed("r1")
+    router.mark_computed("r1")
+    router.mark_computed("r1")
     assert router.loads.in_flight_tokens == {"a": 20}
-    router.ended("r2")
+    router.end_request("r2")
     assert router.loads.in_flight_tokens == {"a": 10}
     assert router.membership.num_open("a") == 2
-    router.computed("r2")
-    router.computed("never seen")
+    router.mark_computed("r2")
+    router.mark_computed("never seen")
     assert router.loads.in_flight_tokens == {"a": 10}
 
 
@@ -289,7 +289,7 @@ def test_a_request_that_was_not_taken_goes_elsewhere_and_leaves_nothing_behind()
     first = chosen(router, prompt)
     with raises_code(InvariantError, "invariant_broken"):
         router.choose(prompt, 0.0)
-    router.moved("r1")
+    router.unassign("r1")
     assert router.index.depths(prompt.names[SIZE]) == {}
     assert router.loads.in_flight_tokens == {"a": 0, "b": 0}
     second = chosen(router, prompt, 0.0, exclude=(first.member,))
@@ -301,15 +301,15 @@ def test_a_request_that_was_not_taken_goes_elsewhere_and_leaves_nothing_behind()
 def test_one_that_moves_after_its_prompt_was_computed_leaves_its_blocks_behind() -> None:
     router, prompt = router_of("a"), fresh("r1")
     chosen(router, prompt)
-    router.computed("r1")
-    router.moved("r1")
+    router.mark_computed("r1")
+    router.unassign("r1")
     assert router.index.depths(prompt.names[SIZE]) == {"a": 25}
 
 
 def test_blocks_that_nobody_confirms_are_taken_back_as_time_goes_by() -> None:
     router, prompt = router_of("a"), fresh("r1")
     chosen(router, prompt)
-    router.beat("a", UNCONFIRMED_S)
+    router.record_heartbeat("a", UNCONFIRMED_S)
     router.advance(UNCONFIRMED_S)
     assert router.index.depths(prompt.names[SIZE]) == {}
 
@@ -321,20 +321,20 @@ def test_an_index_that_lies_costs_tokens_and_nothing_else(seed: int) -> None:
     for number in range(60):
         member = random.choice("abcd")
         told = [random.choice(names) for _ in range(random.randrange(6))]
-        random.choice((router.index.stored, router.index.removed))(member, told)
+        random.choice((router.index.add_blocks, router.index.remove_blocks))(member, told)
         if random.random() < 0.1:
-            router.index.cleared(member)
+            router.index.clear_blocks(member)
         asked = {SIZE: tuple(random.choice(names) for _ in range(random.randrange(8)))}
         prompt = RoutedPrompt(f"r{number}", random.randrange(1, 30), asked)
         choice = chosen(router, prompt, number * 2.0)
         assert 0 <= choice.num_cached_tokens < prompt.num_tokens
         assert choice.assignment.member in "abc"
         for one in "abc":
-            router.beat(one, number * 2.0)
-        random.choice((router.computed, router.moved, router.ended))(f"r{random.randrange(60)}")
+            router.record_heartbeat(one, number * 2.0)
+        random.choice((router.mark_computed, router.unassign, router.end_request))(f"r{random.randrange(60)}")
         router.advance(number * 2.0)
     for number in range(60):
-        router.ended(f"r{number}")
+        router.end_request(f"r{number}")
     assert router.loads.in_flight_tokens == {"a": 0, "b": 0, "c": 0}
 
 
@@ -352,7 +352,7 @@ def test_gateways_with_salts_have_orders_of_their_own_and_keep_them() -> None:
         router = Router(salt=salt)
         for number in range(8):
             router.join(f"m{number}", 4, 0.0)
-            router.ready(f"m{number}", 0.0)
+            router.mark_ready(f"m{number}", 0.0)
         choices = [router.choose(RoutedPrompt(f"r{at}", 10), 1.0) for at in range(8)]
         return [choice.member for choice in choices if choice is not None]
 
@@ -371,7 +371,7 @@ def gateway(salt: str, num_gateways: int, idlest: str, age_s: float) -> Router:
     router = Router(salt=salt)
     for member in "abcd":
         router.join(member, SIZE, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
         router.loads.report(member, 0 if member == idlest else 40, 10.0 - age_s)
     router.num_gateways = num_gateways
     router.loads.reserve("before", idlest, 10_000, 9.0 - age_s)
@@ -396,7 +396,7 @@ def test_gateways_that_cannot_see_each_others_requests_do_not_all_send_to_who_wa
 def test_what_may_be_in_flight_unseen_is_less_than_a_prefix_that_is_worth_more() -> None:
     for salt in range(50):
         router, prompt = gateway(str(salt), 8, "c", 0.25), prompt_of("r1", list(range(4001)))
-        router.index.stored("a", prompt.names[SIZE])
+        router.index.add_blocks("a", prompt.names[SIZE])
         assert chosen(router, prompt, 10.0).member == "a"
 
 

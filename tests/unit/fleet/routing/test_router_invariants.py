@@ -22,7 +22,7 @@ BREAKS: dict[str, Callable[[Router], object]] = {
     "epochs": lambda router: setattr(router.membership, "last_epoch", 1),
     "neither reserved nor reported": lambda router: router.loads.in_flight_tokens.update(a=-1),
     "reservations of requests": lambda router: router.loads.member_of.update(r7="a"),
-    "not 10": lambda router: setattr(router.loads.loads["a"], "num_since_tokens", 3),
+    "not 10": lambda router: setattr(router.loads.loads["a"], "num_reserved_tokens", 3),
     "a bit is lost": lambda router: setattr(router.index, "num_bits", 9),
     "a bit is in two states": lambda router: setattr(router.index, "dead_bits", 1),
     "are others by now": lambda router: router.index.masks.update({frozenset("ab"): 4}),
@@ -38,9 +38,9 @@ def a_router() -> Router:
     router = Router()
     for member in "abcd":
         router.join(member, 4, 0.0)
-        router.ready(member, 0.0)
+        router.mark_ready(member, 0.0)
     router.leave("d")
-    router.index.stored("b", [11, 12])
+    router.index.add_blocks("b", [11, 12])
     router.choose(RoutedPrompt("r1", 10, {4: (21, 22)}), 1.0, exclude="bc")
     return router
 

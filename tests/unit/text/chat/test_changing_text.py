@@ -34,7 +34,7 @@ def test_what_differs_between_two_lines_of_one_pattern_is_named_by_its_kind() ->
     one, other = fold("Monday, 09:41, build 7"), fold("Monday, 09:42, build 8")
     assert one.pattern == other.pattern
     assert changed_kinds(one, other) == ["times", "numbers"]
-    assert one.around(first_change(one, other)) == ("<date>, <time>", ", build <n>")
+    assert one.split_after(first_change(one, other)) == ("<date>, <time>", ", build <n>")
     assert changed_kinds(one, one) == []
 
 

@@ -98,7 +98,7 @@ def test_no_name_that_a_client_writes_becomes_its_token(kind: str) -> None:
 def _without_client(chat: Rendered) -> list[str]:
     """What the template wrote; where a client wrote something, white space, which is in no name."""
     pieces, place = list[str](), 0
-    for start, stop in chat.client:
+    for start, stop in chat.client_spans:
         blanks = (one if one.isspace() or one == "▁" else "\n" for one in chat.text[start:stop])
         pieces += [chat.text[place:start], *blanks]
         place = stop

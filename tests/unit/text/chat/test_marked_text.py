@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.chat.rendering.marked_text import MarkedText, concat, is_plain, mark, marked_like, written
+from quire.text.chat.rendering.marked_text import MarkedText, as_text, concat, is_plain, mark, marked_like
 
 PIECES = st.lists(st.tuples(st.text("ab \n<>ßİ", max_size=6), st.booleans()), max_size=6)
 
@@ -28,7 +28,7 @@ def put_together(pieces: list[tuple[str, bool]]) -> str:
 
 def marks(text: str) -> str:
     """The client's characters, all others as dots."""
-    spans = text.client if isinstance(text, MarkedText) else ()
+    spans = text.client_spans if isinstance(text, MarkedText) else ()
     shown = ["."] * len(text)
     for start, stop in spans:
         shown[start:stop] = text[start:stop]
@@ -82,9 +82,9 @@ def test_what_is_not_known_is_not_plain(value: object) -> None:
 
 
 def test_values_are_written_as_ever_and_lists_are_the_clients() -> None:
-    assert [written(one) for one in (None, True, 1, 1.5, "x", ["a"])] == ["None", "True", "1", "1.5", "x", "['a']"]
-    assert type(written(5)) is str
-    assert marks(written(["a"])) == "['a']"
+    assert [as_text(one) for one in (None, True, 1, 1.5, "x", ["a"])] == ["None", "True", "1", "1.5", "x", "['a']"]
+    assert type(as_text(5)) is str
+    assert marks(as_text(["a"])) == "['a']"
 
 
 def test_all_texts_of_what_a_client_sent_are_marked_names_too() -> None:
@@ -96,14 +96,14 @@ def test_all_texts_of_what_a_client_sent_are_marked_names_too() -> None:
 
 
 def test_an_empty_text_is_nobodys() -> None:
-    assert MarkedText("").client == ()
+    assert MarkedText("").client_spans == ()
     assert is_plain(MarkedText(""))
 
 
 def test_neighbours_become_one_span() -> None:
     joined = concat([MarkedText("a"), MarkedText("b"), "c", MarkedText("d")])
     assert isinstance(joined, MarkedText)
-    assert joined.client == ((0, 2), (3, 4))
+    assert joined.client_spans == ((0, 2), (3, 4))
 
 
 def test_a_number_is_not_added_to_a_text() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quire.text.chat.control_tokens import ChatTokenizer
 from quire.text.chat.prompt_parts import (
-    OF_TEMPLATE,
+    TEMPLATE_PART,
     UNKNOWN_PARTS,
     NumberedMessages,
     PartSpan,
@@ -107,9 +107,9 @@ def test_what_the_template_wrote_is_the_templates_but_the_token_that_ends_a_part
     ids, parts = ChatTokenizer(ALL["byte level"](), "").encode_parts(rendered, messages)
     first = token_at("byte level", rendered.text, rendered.text.index("one"))
     after = token_at("byte level", rendered.text, rendered.text.index("||"))
-    assert parts.at(0) == OF_TEMPLATE
+    assert parts.at(0) == TEMPLATE_PART
     assert parts.at(first) == parts.at(after) == PromptPart("message", 0)
-    assert parts.at(len(ids) - 1) == OF_TEMPLATE
+    assert parts.at(len(ids) - 1) == TEMPLATE_PART
 
 
 def test_what_nobody_knows_is_told_as_that() -> None:
@@ -132,14 +132,14 @@ def test_two_places_in_one_text_are_nobodys() -> None:
     template = "{{ (messages | map(attribute='content') | list) | tojson }}"
     messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     rendered = render(template, messages)
-    assert [label for *_, label in rendered.sources] == ["m0", "m1"]
+    assert [label for *_, label in rendered.labeled_spans] == ["m0", "m1"]
     joined = render("{{ {'a': messages[0].content, 'b': messages[1].content} | tojson }}", messages)
-    assert joined.client == ((0, len(joined.text)),)
-    assert joined.sources == ()
+    assert joined.client_spans == ((0, len(joined.text)),)
+    assert joined.labeled_spans == ()
 
 
 def test_numbered_messages_keep_the_numbers_of_their_client() -> None:
-    told = NumberedMessages.of([({"role": "tool"}, 1), ({"role": "user"}, 1)]).behind(
+    told = NumberedMessages.with_indices([({"role": "tool"}, 1), ({"role": "user"}, 1)]).preceded_by(
         [{"role": "system"}, {"role": "user"}]
     )
     assert message_parts(told) == [
@@ -158,6 +158,6 @@ def test_a_position_is_looked_up_as_it_is_counted(pieces: list[tuple[int, int]],
     for index, (gap, length) in enumerate(pieces):
         spans.append(PartSpan(place + gap, place + gap + length, PromptPart("message", index)))
         place += gap + length
-    inside = [span.part for span in spans if span.first <= position < span.after]
-    behind = [span.part for span in spans if span.after == position]
-    assert PromptParts(spans).at(position) == (inside or behind or [OF_TEMPLATE])[0]
+    inside = [span.part for span in spans if span.first <= position < span.end]
+    behind = [span.part for span in spans if span.end == position]
+    assert PromptParts(spans).at(position) == (inside or behind or [TEMPLATE_PART])[0]

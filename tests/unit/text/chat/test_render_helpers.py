@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.errors import CapacityError, CheckpointError, EngineDeadError, InvalidTextError, TemplateError
-from quire.text.chat.rendering.template import IDLE, MAX_HELPERS, RENDER_S, ChatTemplate
+from quire.text.chat.rendering.template import IDLE_HELPERS, MAX_HELPERS, RENDER_S, ChatTemplate
 from quire.text.sandboxed.helper import encode_frame
 from quire.text.sandboxed.messages import (
     LoadTemplate,
@@ -38,12 +38,12 @@ def said(content: str) -> list[dict[str, str]]:
 
 def helpers(source: str = BURNING) -> HelperPool[ToServer]:
     load = encode_frame(LoadTemplate(source, {}, 1000, 1000))
-    return HelperPool(IDLE, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
+    return HelperPool(IDLE_HELPERS, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
 
 
 def rendered(ours: HelperPool[ToServer], content: str) -> ToServer:
     frame = encode_frame(Render(said(content), None, None, {}, True, "2026-01-01T00:00:00"))
-    with ours.turn():
+    with ours.reserve():
         return ours.request(frame, RENDER_S)
 
 
@@ -156,7 +156,7 @@ def test_closing_ends_what_is_being_rendered_and_what_waits() -> None:
 
 
 def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> None:
-    IDLE.kill_all()
+    IDLE_HELPERS.kill_all()
     ours = helpers("{{ 1 }}")
     ours.load()
     [first] = free_helpers(ours)
@@ -172,15 +172,15 @@ def test_a_process_waits_for_the_next_model_and_knows_nothing_of_the_last() -> N
 
 
 def test_few_processes_wait_and_none_that_has_died() -> None:
-    IDLE.kill_all()
-    many = [Helper(IDLE.command) for _ in range(MAX_HELPERS + 1)]
+    IDLE_HELPERS.kill_all()
+    many = [Helper(IDLE_HELPERS.command) for _ in range(MAX_HELPERS + 1)]
     for one in many:
-        IDLE.give_back(one)
+        IDLE_HELPERS.give_back(one)
     assert sum(one.is_alive for one in many) == MAX_HELPERS
     for one in many[:MAX_HELPERS]:
         os.kill(one.pid, signal.SIGKILL)
         wait_until_gone(one.pid)
-    fresh = IDLE.take()
+    fresh = IDLE_HELPERS.take()
     assert fresh.is_alive
     assert fresh not in many
     fresh.kill()
@@ -202,18 +202,18 @@ def test_processes_end_when_nobody_has_the_template_any_more_or_its_server_dies(
 
 
 def test_a_process_that_cannot_be_started_is_the_servers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    IDLE.kill_all()
-    monkeypatch.setattr(IDLE, "command", ("/nonexistent/python",))
+    IDLE_HELPERS.kill_all()
+    monkeypatch.setattr(IDLE_HELPERS, "command", ("/nonexistent/python",))
     with raises_code(CapacityError, "process_not_started"):
         helpers().load()
-    monkeypatch.setattr(IDLE, "command", (sys.executable, "-c", ""))
+    monkeypatch.setattr(IDLE_HELPERS, "command", (sys.executable, "-c", ""))
     with raises_code(CapacityError, "process_not_started"):
         helpers().load()
 
 
 def test_it_is_told_nothing_of_our_environment_that_it_does_not_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_SECRET", "x")
-    helper = Helper(IDLE.command)
+    helper = Helper(IDLE_HELPERS.command)
     environment = Path(f"/proc/{helper.pid}/environ").read_bytes()
     helper.kill()
     assert b"QUIRE_SECRET" not in environment

@@ -11,10 +11,10 @@ from quire.text.chat.rendering.sandbox import TemplateSandbox
 
 def shown(source: str, **given: Any) -> str:
     """What is written, with the client's characters in brackets."""
-    template, _ = TemplateSandbox().compiled(source)
+    template, _ = TemplateSandbox().build_template(source)
     context = {"x": mark("ab"), "m": {"role": "user", **mark({"text": "a b", "n": 5})}, **given}
     text = TemplateSandbox.concat(template.generate({**context, METER: WorkMeter(1000, 10_000)}))
-    spans = text.client if isinstance(text, MarkedText) else ()
+    spans = text.client_spans if isinstance(text, MarkedText) else ()
     for start, stop in reversed(spans):
         text = str.__str__(text)
         text = f"{text[:start]}[{text[start:stop]}]{text[stop:]}"
@@ -86,7 +86,7 @@ def test_marks_change_nothing_that_is_shown() -> None:
 
 
 def test_the_templates_own_text_is_known_with_its_escapes() -> None:
-    _, own = TemplateSandbox().compiled("<a>{{ '\\u003cb>' }}{# <c> #}")
+    _, own = TemplateSandbox().build_template("<a>{{ '\\u003cb>' }}{# <c> #}")
     assert "<a>" in own
     assert "<b>" in own
     assert "<c>" not in own

@@ -30,8 +30,8 @@ Run brave-otter
 
 
 def left_of(listed: list[str], messages: list[Any]) -> tuple[list[Any], list[str]]:
-    left, removed = StablePrefix(listed).cleaned(messages)
-    return list(left), [line.by for line in removed]
+    left, removed = StablePrefix(listed).remove_lines(messages)
+    return list(left), [line.pattern for line in removed]
 
 
 def said(role: str, content: Any) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def said(role: str, content: Any) -> dict[str, Any]:
     ],
 )
 def test_a_listed_line_is_taken_out_and_told_and_all_others_stay(name: str, line: str) -> None:
-    left, removed = StablePrefix([name]).cleaned([said("system", SYSTEM), said("user", SYSTEM)])
+    left, removed = StablePrefix([name]).remove_lines([said("system", SYSTEM), said("user", SYSTEM)])
     assert left == [said("system", SYSTEM.replace(line + "\n", "")), said("user", SYSTEM)]
-    assert [(one.text, one.by) for one in removed] == [(line, name)]
+    assert [(one.text, one.pattern) for one in removed] == [(line, name)]
 
 
 def test_only_the_system_texts_that_a_conversation_begins_with_are_looked_at() -> None:
@@ -73,7 +73,7 @@ def test_a_text_and_a_list_of_parts_come_to_the_same() -> None:
 def test_nothing_listed_changes_nothing() -> None:
     messages = [said("system", SYSTEM)]
     assert without_lines(messages, None) == (messages, ())
-    assert StablePrefix().cleaned(messages) == (messages, ())
+    assert StablePrefix().remove_lines(messages) == (messages, ())
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_is_no_message_is_left_for_others_to_refuse(strange: Any) -> None:
 @given(st.lists(st.text(alphabet="ab 1:-\nTMonday2026", max_size=40), max_size=12))
 def test_what_stays_is_what_was_there_in_its_order(lines: list[str]) -> None:
     text = "\n".join(lines)
-    (kept,), removed = StablePrefix(BUILT_IN).cleaned([said("system", text)])
+    (kept,), removed = StablePrefix(BUILT_IN).remove_lines([said("system", text)])
     left = kept["content"].split("\n")
     gone = [one.text for one in removed]
     assert sorted([*left, *gone]) == sorted([*text.split("\n"), *([""] if len(gone) == len(text.split("\n")) else [])])
@@ -156,7 +156,7 @@ def test_the_worst_of_lines_and_globs_takes_little_time(glob: str) -> None:
     listed = StablePrefix([glob])
     text = "\n".join(["a" * MAX_MATCHED_CHARS] * MAX_LINES)
     began_s = process_time()
-    assert not listed.cleaned([said("system", text)])[1]
+    assert not listed.remove_lines([said("system", text)])[1]
     assert process_time() - began_s < 1.0  # it takes some 30 ms; a matcher that goes back and tries again takes years
 
 

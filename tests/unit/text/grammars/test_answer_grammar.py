@@ -64,7 +64,7 @@ def test_calls_of_tools_there_are_fit_and_no_others(name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_several_calls_fit_where_the_format_and_the_request_allow_them(name: str) -> None:
     form = FORMATS[name]
-    if form.again is None:
+    if form.call_separator is None:
         return
     assert fits(AnswerRules(calling(form)), written(form, [SHORT, BONN, SHORT]))
     assert not fits(AnswerRules(calling(form, is_parallel=False)), written(form, [SHORT, BONN]))

@@ -93,7 +93,7 @@ def test_a_check_that_takes_long_or_breaks_ends_alone(
         refused = checker.answer(CheckGrammar(Grammar.regex("a").text, 0.05))
     assert isinstance(refused, GrammarRefused)
     assert refused.message.startswith(sentence)
-    assert refused.took_all == (check is spin)
+    assert refused.is_at_limit == (check is spin)
     assert isinstance(checker.answer(CheckGrammar(Grammar.regex("a").text, 60.0)), GrammarFine)
 
 
@@ -130,7 +130,7 @@ def test_who_is_closed_checks_no_more(checker: GrammarChecker) -> None:
 def test_a_process_that_cannot_be_started_is_the_servers_fault(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_checker.IDLE, "command", (sys.executable, "-c", ""))
+    monkeypatch.setattr(grammar_checker.IDLE_HELPERS, "command", (sys.executable, "-c", ""))
     with raises_code(CapacityError, "process_not_started"):
         checker.check(Grammar.regex("a"))
 
@@ -150,8 +150,8 @@ def test_a_tokenizer_that_cannot_be_read_refuses_the_grammar_alone() -> None:
 
 
 def test_the_latest_verdicts_are_remembered_as_far_as_their_texts_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_checker, "KEPT_BYTES", 2 * (grammar_checker.MESSAGE_BYTES + 1))
+    monkeypatch.setattr(grammar_checker, "CACHE_BYTES", 2 * (grammar_checker.MAX_VERDICT_BYTES + 1))
     verdicts = Verdicts()
     for text, why in (("a", None), ("b", "wrong"), ("c", None)):
-        verdicts.keep(text, why)
+        verdicts.add(text, why)
     assert [verdicts.get(text) for text in "abc"] == [(False, None), (True, "wrong"), (True, None)]

@@ -51,7 +51,7 @@ def test_thoughts_texts_and_calls_come_out_as_they_were_meant(
     name: str, text: str, thought: str, calls: list[Call], places: list[int]
 ) -> None:
     form, text, thought = FORMATS[name], plain_text(text), plain_text(thought)
-    calls = calls[:1] if form.again is None else calls
+    calls = calls[:1] if form.call_separator is None else calls
     text = text if form.marker else ""
     if form.tagged is not None:
         calls = [Call(call.name, {key: _tame(value) for key, value in call.arguments.items()}) for call in calls]

@@ -16,7 +16,7 @@ from quire.api.http.errors import ApiError, invalid, shortened
 Fields = TypeVar("Fields", bound=CountFields)
 
 
-def filled(fields: Fields, thread: KeptConversation) -> Fields:
+def fill_from_thread(fields: Fields, thread: KeptConversation) -> Fields:
     """Return the body with its missing fields filled from the thread."""
     missing = {name: value for name, value in thread.fields.items() if getattr(fields, name) is None}
     return fields.model_copy(update=missing) if missing else fields
@@ -40,23 +40,23 @@ def thread_of(fields: CountFields, store: ConversationStore | None, tenant: str)
     if kind is None or store is None:
         return None
     if kind == "create":
-        began: dict[str, Any] = {} if fields.system is None else {"system": _system(fields.system)}
+        stored: dict[str, Any] = {} if fields.system is None else {"system": _system(fields.system)}
         if fields.tools is not None:
-            began["tools"] = known_tools(fields.tools)
-        return KeptConversation([], began)
+            stored["tools"] = known_tools(fields.tools)
+        return KeptConversation([], stored)
     previous_id = (fields.thread or {}).get("previous_message_id")
-    found = store.find(tenant, previous_id) if isinstance(previous_id, str) else None
-    if found is None:
+    thread = store.find(tenant, previous_id) if isinstance(previous_id, str) else None
+    if thread is None:
         message = f"no thread with message {shortened(previous_id)}; send all messages and begin another thread"
         raise ApiError(404, THREAD_NOT_FOUND, message, "thread")
-    return found
+    return thread
 
 
 def _system(system: str | Sequence[Mapping[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return the parts of a system text that the server reads; each message of the thread stores a copy."""
+    """Return the parts of a system text that the server reads; a copy is stored with each message of the thread."""
     if isinstance(system, str):
         return system
-    return [{"type": one.get("type"), "text": one.get("text")} for one in system]
+    return [{"type": block.get("type"), "text": block.get("text")} for block in system]
 
 
 def _kind(fields: CountFields) -> Any:

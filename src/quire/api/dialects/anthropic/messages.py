@@ -6,19 +6,19 @@ from typing import Any
 
 from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.answering import Dialect, TextEndpoint
-from quire.api.dialects.anthropic.message_threads import Fields, check_thread, filled, thread_of
+from quire.api.dialects.anthropic.message_threads import Fields, check_thread, fill_from_thread, thread_of
 from quire.api.dialects.anthropic.schemas import COUNT_NAMES, MESSAGES_NAMES, CountFields, MessagesFields
 from quire.api.dialects.anthropic.turns import (
     message_tools,
     messages_of_turns,
     output_grammar,
+    reasoning_budget,
     system_message,
-    thought_budget,
-    wants_thoughts,
+    wants_reasoning,
 )
 from quire.api.dialects.anthropic.writer import MessagesWriter
 from quire.api.dialects.body_shapes import validated
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.resolved_request import ResolvedRequest
 from quire.api.http.errors import ApiError
 from quire.client.request.conversation import NumberedMessages, chat_prompt, converse, without_lines
@@ -38,15 +38,15 @@ class AnthropicMessages(Dialect):
         return fields
 
     def render(self, fields: MessagesFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
-        """Clip max_tokens to the context that is left: clients of this API request more than models have."""
+        """Limit max_tokens to what the context has left: clients of this API request more than models have."""
         settings = self._admission.settings
         thread = thread_of(fields, settings.store, request.tenant)
-        new = messages_of_turns(fields, Images(settings.are_images_dropped))
+        new = messages_of_turns(fields, ImagePolicy(settings.are_images_dropped))
         fields, messages = _conversation(fields, thread, new)
-        use, (messages, removed) = message_tools(fields), without_lines(messages, settings.stable_prefix)
-        with _raising_too_long(text):
-            budget, grammar = thought_budget(fields), output_grammar(fields)
-            conversation = converse(text, messages, use, grammar, budget, _arguments(fields))
+        tools, (messages, removed) = message_tools(fields), without_lines(messages, settings.stable_prefix)
+        with _converting_length_errors(text):
+            budget, grammar = reasoning_budget(fields), output_grammar(fields)
+            conversation = converse(text, messages, tools, grammar, budget, _arguments(fields))
         room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
             raise too_long(len(conversation.ids), text.max_sequence_tokens)
@@ -75,11 +75,11 @@ class CountTokens(TextEndpoint):
 
     def result(self, fields: CountFields, tenant: str, text: TextModel) -> dict[str, Any]:
         settings = self._admission.settings
-        new = messages_of_turns(fields, Images(settings.are_images_dropped))
+        new = messages_of_turns(fields, ImagePolicy(settings.are_images_dropped))
         fields, messages = _conversation(fields, thread_of(fields, settings.store, tenant), new)
-        with _raising_too_long(text):
-            kept, _ = without_lines(messages, settings.stable_prefix)
-            prompt = chat_prompt(text, kept, message_tools(fields), _arguments(fields))
+        with _converting_length_errors(text):
+            messages, _ = without_lines(messages, settings.stable_prefix)
+            prompt = chat_prompt(text, messages, message_tools(fields), _arguments(fields))
         return {"input_tokens": len(prompt.ids)}
 
 
@@ -88,13 +88,13 @@ def _conversation(
 ) -> tuple[Fields, Sequence[dict[str, Any]]]:
     """Return the body with its missing fields filled in, and all messages of the conversation."""
     if thread is None:
-        return fields, new.behind(system_message(fields))
-    fields = filled(fields, thread)
-    return fields, new.behind([*system_message(fields), *thread.messages])
+        return fields, new.preceded_by(system_message(fields))
+    fields = fill_from_thread(fields, thread)
+    return fields, new.preceded_by([*system_message(fields), *thread.messages])
 
 
 @contextmanager
-def _raising_too_long(text: TextModel) -> Iterator[None]:
+def _converting_length_errors(text: TextModel) -> Iterator[None]:
     try:
         yield
     except RequestTooLargeError as error:
@@ -102,9 +102,9 @@ def _raising_too_long(text: TextModel) -> Iterator[None]:
 
 
 def _arguments(fields: CountFields) -> TemplateArguments:
-    return TemplateArguments(enable_thinking=wants_thoughts(fields))
+    return TemplateArguments(enable_thinking=wants_reasoning(fields))
 
 
 def too_long(num_tokens: int, limit: int) -> ApiError:
-    """Clients of this API match this text. `num_tokens` may be only limit + 1, where counting stops."""
+    """Return an error with the text that clients of this API match. `num_tokens` may be only limit + 1."""
     return ApiError(400, "context_length_exceeded", f"prompt is too long: {num_tokens} tokens > {limit} maximum")

@@ -4,19 +4,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.api.dialects.body_shapes import GenerationFields, Loose, Objects, Texts
+from quire.api.dialects.body_shapes import GenerationFields, Objects, Schema, Texts
 from quire.api.dialects.field_names import FieldNames, names
 from quire.api.http.limits import MAX_MESSAGES
 
 
-class MessageFields(Loose):
+class MessageFields(Schema):
     """One message; its content is a string or a list of blocks."""
 
     role: str
     content: str | Objects
 
 
-class CountFields(Loose):
+class CountFields(Schema):
     """`POST /v1/messages/count_tokens`, and the fields that `/v1/messages` has in common with it."""
 
     model: str | None = Field(None, description="One of the names in /v1/models.")

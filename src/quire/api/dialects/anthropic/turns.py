@@ -15,21 +15,21 @@ from typing import Any
 import msgspec
 
 from quire.api.dialects.anthropic.schemas import CountFields, MessageFields
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.http.errors import invalid
 from quire.client.request.conversation import NumberedMessages, Tool, ToolMode, ToolUse, checked_tool
 from quire.client.request.params import Grammar
 
-ROTATING = "x-anthropic-billing-header:"
-"""Prefix of a text block with one client's own accounting data: it differs between conversations."""
+BILLING_PREFIX = "x-anthropic-billing-header:"
+"""Prefix of a text block with accounting data of one client, which differs between conversations."""
 TOOL_FIELDS = ("name", "description", "input_schema", "strict")
-MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
+TOOL_MODES = {"auto": ToolMode.AUTO, "any": ToolMode.REQUIRED, "tool": ToolMode.REQUIRED, "none": ToolMode.NONE}
 
 
-def messages_of_turns(fields: CountFields, images: Images) -> NumberedMessages:
+def messages_of_turns(fields: CountFields, images: ImagePolicy) -> NumberedMessages:
     """Return the messages of a body, in the internal form."""
-    numbered = [(one, at) for at, message in enumerate(fields.messages) for one in _turns(message, images)]
-    return NumberedMessages.of(numbered)
+    numbered = [(turn, index) for index, message in enumerate(fields.messages) for turn in _turns(message, images)]
+    return NumberedMessages.with_indices(numbered)
 
 
 def system_message(fields: CountFields) -> list[dict[str, Any]]:
@@ -44,11 +44,11 @@ def _system_texts(system: str | Sequence[Mapping[str, Any]] | None) -> Iterator[
         text = block.get("text")
         if block.get("type") != "text" or not isinstance(text, str):
             raise invalid("expected a string or blocks of type text as system", "system", "invalid_parameter")
-        if not text.startswith(ROTATING):
+        if not text.startswith(BILLING_PREFIX):
             yield text
 
 
-def _turns(message: MessageFields, images: Images) -> Iterator[dict[str, Any]]:
+def _turns(message: MessageFields, images: ImagePolicy) -> Iterator[dict[str, Any]]:
     if message.role not in ("user", "assistant", "system"):
         raise invalid(
             f"expected the role user, assistant or system, got {message.role[:40]!r}", "messages", "invalid_parameter"
@@ -66,13 +66,13 @@ def _turns(message: MessageFields, images: Images) -> Iterator[dict[str, Any]]:
 
 
 def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
+    texts, reasoning, calls = list[str](), list[str](), list[dict[str, Any]]()
     for block in blocks:
         match block.get("type"):
             case "text" if isinstance(block.get("text"), str):
                 texts.append(block["text"])
             case "thinking" if isinstance(block.get("thinking"), str):
-                thoughts.append(block["thinking"])
+                reasoning.append(block["thinking"])
             case "redacted_thinking":
                 pass
             case "tool_use" if isinstance(block.get("name"), str) and isinstance(block.get("input"), Mapping):
@@ -80,54 +80,54 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 function = {"name": block["name"], "arguments": arguments}
                 calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
             case kind:
-                raise _strange("an assistant message", kind)
+                raise _unknown_block("an assistant message", kind)
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-    if thoughts:
-        message["reasoning_content"] = "\n".join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = "\n".join(reasoning)
     return {**message, "tool_calls": calls} if calls else message
 
 
-def _text(block: Mapping[str, Any], images: Images) -> str:
+def _text(block: Mapping[str, Any], images: ImagePolicy) -> str:
     match block.get("type"):
         case "text" if isinstance(block.get("text"), str):
             return str(block["text"])
         case "image" | "document" as kind:
-            return images.text_for(kind)
+            return images.placeholder(kind)
         case kind:
-            raise _strange("a message", kind)
+            raise _unknown_block("a message", kind)
 
 
-def _result(block: Mapping[str, Any], images: Images) -> str:
+def _result(block: Mapping[str, Any], images: ImagePolicy) -> str:
     content = block.get("content")
-    if isinstance(content, list) and all(isinstance(one, Mapping) for one in content):
-        return "\n".join(_text(one, images) for one in content)
+    if isinstance(content, list) and all(isinstance(block, Mapping) for block in content):
+        return "\n".join(_text(block, images) for block in content)
     if content is not None and not isinstance(content, str):
         raise invalid("expected a string or blocks as content of a tool_result", "messages", "invalid_parameter")
     return content or ""
 
 
-def _strange(where: str, kind: object) -> Exception:
+def _unknown_block(where: str, kind: object) -> Exception:
     message = f"expected blocks of type text, thinking, tool_use or tool_result in {where}, got {str(kind)[:40]!r}"
     return invalid(message, "messages", "invalid_parameter")
 
 
 def message_tools(fields: CountFields) -> ToolUse:
     """Return the tools and the tool choice."""
-    tools = [_tool(one) for one in known_tools(fields.tools or ())]
+    tools = [_tool(tool) for tool in known_tools(fields.tools or ())]
     choice = fields.tool_choice or {"type": "auto"}
-    mode = MODES.get(str(choice.get("type")))
+    mode = TOOL_MODES.get(str(choice.get("type")))
     if mode is None:
-        raise invalid(f"expected tool_choice of type {', '.join(MODES)}", "tool_choice", "invalid_parameter")
-    only = choice.get("name") if choice.get("type") == "tool" else None
-    if only is not None and not isinstance(only, str):
+        raise invalid(f"expected tool_choice of type {', '.join(TOOL_MODES)}", "tool_choice", "invalid_parameter")
+    tool_name = choice.get("name") if choice.get("type") == "tool" else None
+    if tool_name is not None and not isinstance(tool_name, str):
         raise invalid("expected the name of a tool in tool_choice of type tool", "tool_choice", "invalid_parameter")
-    return ToolUse(tools, mode, only, choice.get("disable_parallel_tool_use") is not True)
+    return ToolUse(tools, mode, tool_name, choice.get("disable_parallel_tool_use") is not True)
 
 
 def known_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the known fields of custom tools. Tools that run on the vendor's servers are dropped."""
-    own = [one for one in tools if one.get("type") in (None, "custom")]
-    return [{name: one[name] for name in TOOL_FIELDS if name in one} for one in own]
+    custom = [tool for tool in tools if tool.get("type") in (None, "custom")]
+    return [{name: tool[name] for name in TOOL_FIELDS if name in tool} for tool in custom]
 
 
 def _tool(tool: Mapping[str, Any]) -> Tool:
@@ -148,15 +148,15 @@ def output_grammar(fields: CountFields) -> Grammar | None:
     return Grammar.json_schema(output_format["schema"], "output_config")
 
 
-def wants_thoughts(fields: CountFields) -> bool | None:
+def wants_reasoning(fields: CountFields) -> bool | None:
     """Return whether the model should produce reasoning; None leaves it to the chat template."""
     kind = (fields.thinking or {}).get("type")
     return None if kind is None or kind == "adaptive" else kind == "enabled"
 
 
-def thought_budget(fields: CountFields) -> int | None:
+def reasoning_budget(fields: CountFields) -> int | None:
     """Return the maximum number of reasoning tokens; None: no limit."""
-    budget = (fields.thinking or {}).get("budget_tokens") if wants_thoughts(fields) else None
+    budget = (fields.thinking or {}).get("budget_tokens") if wants_reasoning(fields) else None
     if budget is not None and type(budget) is not int:
         raise invalid("expected an integer as thinking.budget_tokens", "thinking", "invalid_parameter")
     return budget

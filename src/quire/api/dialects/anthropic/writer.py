@@ -18,7 +18,7 @@ from quire.api.http.errors import ApiError
 from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, ToolCall
 from quire.client.reply.reply import Reply
 
-ENDS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
+STOP_REASONS = {"length": "max_tokens", "deadline": "max_tokens", "tool_calls": "tool_use"}
 """Finish reasons of the engine, mapped to the API's; any other becomes end_turn."""
 
 
@@ -31,7 +31,7 @@ class MessagesWriter(ResponseWriter):
         self._model = model
         self.answer_id = "msg_" + uuid4().hex[:24]
         self._part: Part | None = None
-        """The kind of the currently open content block."""
+        """The part (text, reasoning or a tool call) of the open content block; None: no block is open."""
         self._num_blocks = 0
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
@@ -40,14 +40,14 @@ class MessagesWriter(ResponseWriter):
         return _event({"type": "message_start", "message": message})
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        return b"".join([self._added(piece) for _, piece in batch])
+        return b"".join([self._events_of(piece) for _, piece in batch])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        stop_reason, stop_sequence = _ended(reply.pieces[-1])
+        stop_reason, stop_sequence = _stop_fields(reply.pieces[-1])
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
         event = {"type": "message_delta", "delta": delta, "usage": usage(reply)}
-        return self._closed() + _event(event) + _event({"type": "message_stop"})
+        return self._close_block() + _event(event) + _event({"type": "message_stop"})
 
     def error(self, error: ApiError) -> bytes:
         return error_event(error)
@@ -55,10 +55,10 @@ class MessagesWriter(ResponseWriter):
     def whole(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
         (answer,) = reply.completion().answers
-        message = self._message(_blocks(answer), *_ended(answer))
+        message = self._message(_blocks(answer), *_stop_fields(answer))
         return ENCODER.encode(message | {"usage": usage(reply)})
 
-    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
+    def history_messages(self, answer: Answer) -> list[dict[str, Any]]:
         return [answer_message(answer, valid_calls(answer))]
 
     def _message(self, content: list[Any], stop_reason: str | None, stop_sequence: str | None) -> dict[str, Any]:
@@ -72,23 +72,23 @@ class MessagesWriter(ResponseWriter):
             "stop_sequence": stop_sequence,
         }
 
-    def _added(self, piece: Piece) -> bytes:
+    def _events_of(self, piece: Piece) -> bytes:
         is_call = not isinstance(piece.part, TextPart | ReasoningPart)
         if not piece.delta and (not is_call or piece.part == self._part):
             return b""
-        opened = b"" if piece.part == self._part else self._opened(piece.part)
+        opened = b"" if piece.part == self._part else self._open_block(piece.part)
         if not piece.delta:
             return opened
         event = {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": _delta(piece)}
         return opened + _event(event)
 
-    def _opened(self, part: Part) -> bytes:
-        closed = self._closed()
+    def _open_block(self, part: Part) -> bytes:
+        closed = self._close_block()
         self._part, self._num_blocks = part, self._num_blocks + 1
         block = {"type": "content_block_start", "index": self._num_blocks - 1, "content_block": _empty_block(part)}
         return closed + _event(block)
 
-    def _closed(self) -> bytes:
+    def _close_block(self) -> bytes:
         if self._part is None:
             return b""
         self._part = None
@@ -111,10 +111,10 @@ def _event(event: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + ENCODER.encode(event) + b"\n\n"
 
 
-def _ended(last: Piece | Answer) -> tuple[str, str | None]:
+def _stop_fields(last: Piece | Answer) -> tuple[str, str | None]:
     if isinstance(last.stop_reason, str):
         return "stop_sequence", last.stop_reason
-    return ENDS.get(last.finish_reason or "", "end_turn"), None
+    return STOP_REASONS.get(last.finish_reason or "", "end_turn"), None
 
 
 def _empty_block(part: Part) -> dict[str, Any]:
@@ -155,10 +155,10 @@ def valid_calls(answer: Answer) -> tuple[ToolCall, ...]:
     because half an object cannot be sent."""
     if answer.finish_reason == "tool_calls":
         return answer.tool_calls
-    return tuple(call if _is_whole(call.arguments) else replace(call, arguments="{}") for call in answer.tool_calls)
+    return tuple(call if _is_object(call.arguments) else replace(call, arguments="{}") for call in answer.tool_calls)
 
 
-def _is_whole(arguments: str) -> bool:
+def _is_object(arguments: str) -> bool:
     try:
         return isinstance(msgspec.json.decode(arguments), dict)
     except msgspec.DecodeError:

@@ -6,10 +6,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from quire.api.dialects.answering import Dialect
-from quire.api.dialects.images import without_pictures
+from quire.api.dialects.images import without_images
 from quire.api.dialects.openai.fields import (
     CHAT_NAMES,
-    NOT_OF_CHATS,
+    NOT_FOR_CHATS,
     TIER_OF,
     check_bounds,
     reject_unsupported,
@@ -34,12 +34,12 @@ class Chat(Dialect):
 
     def parse(self, body: dict[str, Any]) -> ChatFields:
         fields: ChatFields = parse_fields(ChatFields, body)
-        reject_unsupported(body, NOT_OF_CHATS)
+        reject_unsupported(body, NOT_FOR_CHATS)
         if fields.top_logprobs and not fields.logprobs:
             raise invalid("expected logprobs to be true with top_logprobs", "top_logprobs", "invalid_parameter")
-        # The raw messages, now validated: templates read more fields than the schema has.
-        sent: Any = body["messages"]
-        fields.messages = without_pictures(sent) if self._admission.settings.are_images_dropped else sent
+        # Use the raw messages, now that they are validated: templates read more fields than the schema has.
+        messages: Any = body["messages"]
+        fields.messages = without_images(messages) if self._admission.settings.are_images_dropped else messages
         return fields
 
     def render(self, fields: ChatFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
@@ -51,7 +51,7 @@ class Chat(Dialect):
         if fields.tools or fields.tool_choice or params.grammar is not None or not text.is_simple(messages):
             budget = fields.thinking_token_budget
             conversation = converse(text, messages, _tools_of(fields), params.grammar, budget, arguments)
-            ids, parts, params = conversation.ids, conversation.parts, conversation.applied(params)
+            ids, parts, params = conversation.ids, conversation.parts, conversation.apply_to(params)
         else:
             ids, parts = text.chat_parts(messages, arguments)
         request = replace(request, prompts=[ids], params=params, parts=[parts], removed=removed)
@@ -65,12 +65,12 @@ class Chat(Dialect):
 
 def _tools_of(fields: ChatFields) -> ToolUse:
     """Return the tools and the tool choice. Tools other than functions are dropped: this server cannot run them."""
-    mode, only = tool_mode(fields.tool_choice)
-    return ToolUse(tools_of(fields.tools or ()), mode, only, fields.parallel_tool_calls is not False)
+    mode, tool_name = tool_mode(fields.tool_choice)
+    return ToolUse(tools_of(fields.tools or ()), mode, tool_name, fields.parallel_tool_calls is not False)
 
 
 def template_arguments(fields: TemplateFields) -> TemplateArguments | None:
-    """Return the chat template's arguments; omitted fields keep the template's defaults. None: all keep them."""
+    """Return the chat template's arguments; omitted fields keep the template's defaults. None: all are omitted."""
     extra = dict(fields.chat_template_kwargs or {})
     if fields.reasoning_effort is not None:
         extra.setdefault("reasoning_effort", fields.reasoning_effort)
@@ -96,14 +96,14 @@ class ChatWriter(OpenAIWriter):
         self._tier = tier
         self._with_logprobs = bool(fields.logprobs)
         self._with_token_ids = bool(fields.return_token_ids)
-        self._is_begun = False
-        self._announced: set[tuple[int, int]] = set()
-        """(answer index, call index) of the tool calls whose id and name were sent."""
+        self._has_begun = False
+        self._announced_calls: set[tuple[int, int]] = set()
+        """(answer index, call index) of the tool calls whose id and name were already sent."""
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         """Return a chunk for each piece; the first batch is preceded by a chunk with the role for each answer."""
-        choices = [] if self._is_begun else self._roles(replies[0])
-        self._is_begun = True
+        choices = [] if self._has_begun else self._roles(replies[0])
+        self._has_begun = True
         for _, piece in batch:
             choices += self._announcement(piece)
             if piece.delta or piece.finish_reason or self._with_logprobs or self._with_token_ids:
@@ -111,7 +111,7 @@ class ChatWriter(OpenAIWriter):
         return self.chunks(replies, choices)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        """Return all answers, the service tier, and the requested data about the prompt."""
+        """Return the complete response: all answers, the service tier, and the requested data about the prompt."""
         (reply,) = replies
         choices = [
             {
@@ -124,12 +124,12 @@ class ChatWriter(OpenAIWriter):
             }
             for answer in reply.completion().answers
         ]
-        more: dict[str, Any] = {"service_tier": self._tier, "system_fingerprint": None}
+        extra: dict[str, Any] = {"service_tier": self._tier, "system_fingerprint": None}
         if reply.request.params.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._names)
+            extra["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self._names)
         if self._with_token_ids:
-            more["prompt_token_ids"] = list(reply.request.prompt)
-        return self.response(replies, choices, **more)
+            extra["prompt_token_ids"] = list(reply.request.prompt)
+        return self.response(replies, choices, **extra)
 
     def _message(self, answer: Answer) -> dict[str, Any]:
         content = answer.text if answer.text or not answer.tool_calls else None
@@ -141,11 +141,11 @@ class ChatWriter(OpenAIWriter):
         return message
 
     def _announcement(self, piece: Piece) -> list[dict[str, Any]]:
-        """Return a choice with id and name of a tool call, if the call begins with this piece."""
+        """Return a choice with the id and name of a tool call, if the call begins with this piece; otherwise none."""
         part = piece.part
-        if not isinstance(part, ToolCallPart) or (piece.index, part.call_index) in self._announced:
+        if not isinstance(part, ToolCallPart) or (piece.index, part.call_index) in self._announced_calls:
             return []
-        self._announced.add((piece.index, part.call_index))
+        self._announced_calls.add((piece.index, part.call_index))
         function = {"name": part.name, "arguments": ""}
         head = {"index": part.call_index, "id": part.call_id, "type": "function", "function": function}
         delta = {"tool_calls": [head]}
@@ -154,8 +154,8 @@ class ChatWriter(OpenAIWriter):
     def _roles(self, reply: Reply) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [
-            {"index": one.index, "delta": delta, "logprobs": None, "finish_reason": None}
-            for one in reply.request.continuations
+            {"index": continuation.index, "delta": delta, "logprobs": None, "finish_reason": None}
+            for continuation in reply.request.continuations
         ]
 
     def _choice(self, piece: Piece) -> dict[str, Any]:

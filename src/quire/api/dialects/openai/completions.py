@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from quire.api.dialects.answering import Dialect
 from quire.api.dialects.openai.fields import (
     COMPLETION_NAMES,
-    NOT_OF_COMPLETIONS,
+    NOT_FOR_COMPLETIONS,
     check_bounds,
     reject_unsupported,
     sampling_params,
@@ -36,8 +36,8 @@ class Completions(Dialect):
 
     def parse(self, body: dict[str, Any]) -> CompletionFields:
         fields: CompletionFields = parse_fields(CompletionFields, body)
-        reject_unsupported(body, NOT_OF_COMPLETIONS)
-        if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(one) for one in fields.prompts):
+        reject_unsupported(body, NOT_FOR_COMPLETIONS)
+        if not 0 < len(fields.prompts) <= MAX_PROMPTS or not all(len(prompt) for prompt in fields.prompts):
             raise invalid(f"expected 1 to {MAX_PROMPTS} prompts, none of them empty", "prompt")
         if fields.best_of not in (None, fields.n or 1):
             raise invalid(f"expected best_of equal to n, got {fields.best_of}; leave it out", "best_of")
@@ -45,21 +45,21 @@ class Completions(Dialect):
 
     def render(self, fields: CompletionFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
         limit = MAX_TOKENS_DEFAULT if fields.max_tokens is None else fields.max_tokens
-        settled: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
+        computed: dict[str, Any] = {"max_tokens": limit, "logprobs": fields.logprobs}
         # max_tokens 0 requests only the prompt's log-probabilities; nothing is generated.
         if fields.echo and fields.prompt_logprobs is None and (fields.logprobs is not None or limit == 0):
-            settled["prompt_logprobs"] = fields.logprobs or 0
-        params = sampling_params(fields, **settled)
-        add = fields.add_special_tokens is not False
-        prompts = [_ids(text, prompt, add_special_tokens=add) for prompt in fields.prompts]
+            computed["prompt_logprobs"] = fields.logprobs or 0
+        params = sampling_params(fields, **computed)
+        adds_special = fields.add_special_tokens is not False
+        prompts = [_ids(text, prompt, add_special_tokens=adds_special) for prompt in fields.prompts]
         request = replace(request, prompts=prompts, params=params)
-        num_forms = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
-        check_bounds(request, text.max_sequence_tokens, num_prompt_times=params.n * num_forms)
+        num_copies = bool(fields.echo and fields.logprobs is not None) + (fields.prompt_logprobs is not None)
+        check_bounds(request, text.max_sequence_tokens, num_prompt_times=params.n * num_copies)
         return request
 
     def writer(self, fields: CompletionFields, request: ResolvedRequest, text: TextModel) -> "CompletionWriter":
         names = TokenNames(text.tokenizer, bool(fields.return_tokens_as_token_ids))
-        echoes = [_text(one, names) for one in fields.prompts] if fields.echo else None
+        echoes = [_text(prompt, names) for prompt in fields.prompts] if fields.echo else None
         return CompletionWriter(request.model.name, fields, names, echoes)
 
 
@@ -74,19 +74,19 @@ def _text(prompt: str | list[int], names: TokenNames) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
-    """The parts of a prompt that each of its answers repeats."""
+class _PromptFields:
+    """The parts of a response choice that are the same for all answers to a prompt."""
 
     text: str
     logprobs: dict[str, list[Any]] | None
     num_chars: int
-    """Length of the text of the tokens in `logprobs`."""
-    more: dict[str, Any]
+    """Number of characters of the tokens in `logprobs`."""
+    extra: dict[str, Any]
 
 
 class CompletionWriter(OpenAIWriter):
-    """Writes completions, whole or as chunks. text_offset counts from the start of the text, so the length of each
-    answer's text so far is kept."""
+    """Writes completions, whole or as chunks. `_offsets` has the length of each answer's text so far: text_offset
+    counts from the start of the text."""
 
     id_prefix = "cmpl"
     object_name = "text_completion"
@@ -97,32 +97,32 @@ class CompletionWriter(OpenAIWriter):
         self.fields = fields
         self.names = names
         self.echoes = echoes
-        """The prompts as texts, if they are to be echoed."""
-        self._begun: set[int] = set()
-        """Indices of the prompts of which output was already sent."""
+        """The prompts as texts, if the client requested an echo."""
+        self._prompts_with_output: set[int] = set()
+        """Indices of the prompts for which output was already sent."""
         self._offsets: dict[int, int] = {}
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
-        """Return a chunk for each piece; a prompt's first one is preceded by the prompt, if it is to be echoed."""
+        """Return a chunk for each piece. With echo, the prompt precedes the first piece of its answers."""
         choices: list[dict[str, Any]] = []
         shows_all = self.fields.logprobs is not None or self.fields.return_token_ids
         for prompt_index, piece in batch:
-            if prompt_index not in self._begun:
-                self._begun.add(prompt_index)
+            if prompt_index not in self._prompts_with_output:
+                self._prompts_with_output.add(prompt_index)
                 choices += self._echo(prompt_index, replies[prompt_index])
             if piece.delta or piece.finish_reason or shows_all:
                 choices.append(self._choice(prompt_index, piece))
         return self.chunks(replies, choices)
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
-        choices = [choice for at, reply in enumerate(replies) for choice in self._choices(at, reply)]
+        choices = [choice for index, reply in enumerate(replies) for choice in self._choices(index, reply)]
         return self.response(replies, choices, system_fingerprint=None)
 
     def _echo(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
         if self.echoes is None:
             return []
         logprobs, offset = self._logprobs(_prompt_entries(reply), 0)
-        indices = [self._index(prompt_index, one.index) for one in reply.request.continuations]
+        indices = [self._index(prompt_index, part.index) for part in reply.request.continuations]
         self._offsets |= dict.fromkeys(indices, offset)
         return [self._object(index, self.echoes[prompt_index], logprobs, None) for index in indices]
 
@@ -133,28 +133,28 @@ class CompletionWriter(OpenAIWriter):
         return self._object(index, text, logprobs, piece)
 
     def _choices(self, prompt_index: int, reply: Reply) -> list[dict[str, Any]]:
-        prompt = self._prompt(prompt_index, reply)
+        prompt = self._prompt_fields(prompt_index, reply)
         return [
-            self._whole(self._index(prompt_index, answer.index), prompt, answer)
+            self._complete_choice(self._index(prompt_index, answer.index), prompt, answer)
             for answer in reply.completion().answers
         ]
 
-    def _prompt(self, prompt_index: int, reply: Reply) -> "_Prompt":
-        """Return the parts of a prompt that all its answers repeat, built once."""
+    def _prompt_fields(self, prompt_index: int, reply: Reply) -> "_PromptFields":
+        """Return what all answers to a prompt have in common; called once per prompt."""
         logprobs, offset = self._logprobs(_prompt_entries(reply) if self.echoes is not None else (), 0)
-        more: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if self.fields.prompt_logprobs is not None:
-            more["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
+            extra["prompt_logprobs"] = prompt_logprobs(reply.prompt_logprobs, self.names)
         if self.fields.return_token_ids:
-            more["prompt_token_ids"] = reply.request.prompt
-        return _Prompt(self.echoes[prompt_index] if self.echoes is not None else "", logprobs, offset, more)
+            extra["prompt_token_ids"] = reply.request.prompt
+        return _PromptFields(self.echoes[prompt_index] if self.echoes is not None else "", logprobs, offset, extra)
 
-    def _whole(self, index: int, prompt: "_Prompt", answer: Answer) -> dict[str, Any]:
+    def _complete_choice(self, index: int, prompt: "_PromptFields", answer: Answer) -> dict[str, Any]:
         logprobs = prompt.logprobs
         if logprobs is not None:
-            own, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
-            logprobs = {name: logprobs[name] + own[name] for name in own}
-        return self._object(index, prompt.text + answer.text, logprobs, answer) | prompt.more
+            added, _ = completion_logprobs(answer.logprobs, self.names, prompt.num_chars)
+            logprobs = {name: logprobs[name] + added[name] for name in added}
+        return self._object(index, prompt.text + answer.text, logprobs, answer) | prompt.extra
 
     def _object(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Any) -> dict[str, Any]:
         reason = output.finish_reason if output is not None else None
@@ -175,6 +175,6 @@ class CompletionWriter(OpenAIWriter):
 
 
 def _prompt_entries(reply: Reply) -> list[TokenLogprobs | int]:
-    """Return the prompt's tokens with log-probabilities; as bare ids the first, or all if none were requested."""
+    """Return the prompt's tokens with log-probabilities; the first, or all if none were requested, as bare ids."""
     prompt, entries = reply.request.prompt, reply.prompt_logprobs
     return [prompt[0], *entries] if entries else list(prompt)

@@ -1,11 +1,11 @@
-"""Convert body fields to sampling parameters and a grammar, and refuse unsupported fields and too large requests. Also
-the field names that bodies may have."""
+"""Convert body fields to sampling parameters and a grammar, refuse unsupported fields and requests that are too large,
+and list the field names that bodies may have."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quire.api.dialects.body_shapes import Loose
+from quire.api.dialects.body_shapes import Schema
 from quire.api.dialects.field_names import FieldNames, names
 from quire.api.dialects.openai.schemas import (
     ChatFields,
@@ -33,7 +33,7 @@ SAME_NAMES = (
 )  # fmt: skip
 """Fields with the same name in the API and the engine; a missing or null field keeps the engine's default."""
 
-NOT_BUILT: Mapping[str, str] = {
+UNSUPPORTED: Mapping[str, str] = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "use_beam_search": "beam search is not available",
@@ -44,41 +44,40 @@ NOT_BUILT: Mapping[str, str] = {
     "prompt_embeds": "clients cannot send tensors",
     "audio": "text only",
     "web_search_options": "this server sends no requests to other services",
-    "suffix": "the models here continue a text and do not fill gaps",
+    "suffix": "the models here only continue a text",
     "kv_transfer_params": "blocks are not moved between servers",
     "logprob_token_ids": "use logprobs",
     "repetition_detection": "use repetition_penalty or stop",
     "return_prompt_text": "use /tokenize and /detokenize",
 }
-
-
-_PROMPTS = ("functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
-OF_PROMPTS = {name: NOT_BUILT[name] for name in _PROMPTS}
-"""The fields of NOT_BUILT that would change a prompt; the only relevant ones for `/tokenize`."""
+"""Fields that quire does not support, with the reason or what to do instead."""
+_CHANGES_PROMPT = ("functions", "chat_template", "truncate_prompt_tokens", "truncation_side", "prompt_embeds")
+NOT_FOR_TOKENIZE = {name: UNSUPPORTED[name] for name in _CHANGES_PROMPT}
+"""The unsupported fields that would change a prompt; `/tokenize` refuses only these."""
 
 ADDED_TOKENS = {"add_special_tokens": "the chat template writes the special tokens of a conversation"}
-NOT_OF_COMPLETIONS: Mapping[str, str] = {
-    **NOT_BUILT,
+NOT_FOR_COMPLETIONS: Mapping[str, str] = {
+    **UNSUPPORTED,
     "tools": "tools are for conversations; use /v1/chat/completions",
     "thinking_token_budget": "thoughts are for conversations; use /v1/chat/completions",
 }
-NOT_OF_CHATS: Mapping[str, str] = {
-    **NOT_BUILT,
+NOT_FOR_CHATS: Mapping[str, str] = {
+    **UNSUPPORTED,
     **ADDED_TOKENS,
     "echo": "conversations cannot be echoed; /v1/completions can echo a prompt",
 }
 
 
-def refuse_of(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+def refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
     """Raise ApiError if one of these fields is set."""
     for name in reasons:
         if body.get(name):
             raise unsupported(name, reasons[name])
 
 
-def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT_BUILT) -> None:
+def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = UNSUPPORTED) -> None:
     """Raise ApiError for unsupported fields that would change the answer; they are never ignored."""
-    refuse_of(body, reasons)
+    refuse(body, reasons)
     if body.get("prompt_logprobs") is not None and body.get("stream"):
         raise unsupported("prompt_logprobs", "available with a whole response, not with a stream")
     if body.get("modalities") not in (None, ["text"]):
@@ -87,16 +86,16 @@ def reject_unsupported(body: Mapping[str, Any], reasons: Mapping[str, str] = NOT
         raise unsupported("length_penalty", "beam search is not available")
 
 
-def sampling_params(fields: SamplingFields, **settled: Any) -> SamplingParams:
-    """Return the engine's parameters. `settled` has the parameters that the dialect computed itself."""
+def sampling_params(fields: SamplingFields, **computed: Any) -> SamplingParams:
+    """Return the engine's parameters. `computed` has the parameters that the dialect computed itself."""
     params: dict[str, Any] = {name: getattr(fields, name) for name in SAME_NAMES}
-    params |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **settled}
+    params |= {"include_stop": fields.include_stop_str_in_output, "logit_bias": _biases(fields.logit_bias), **computed}
     params["grammar"] = grammar_of(fields)
     if params["top_k"] == -1:  # means "no limit" in this API
         params["top_k"] = 0
     if fields.cache_explain and params["prompt_logprobs"] is not None:
-        # Log-probabilities of a prompt need all of it computed, so its cached blocks are not used.
-        message = "expected no cache_explain with log-probabilities of the prompt: the cache is not searched then"
+        # For a prompt's log-probabilities the whole prompt is computed, so its cached blocks are not used.
+        message = "expected no cache_explain with log-probabilities of the prompt, for which the cache is not searched"
         raise invalid(message, "cache_explain", "invalid_parameter")
     return SamplingParams(**{name: value for name, value in params.items() if value is not None})
 
@@ -115,7 +114,7 @@ def _biases(biases: Mapping[str, float] | None) -> dict[int, float] | None:
 # structured_outputs     vLLM: json, json_object, regex, choice, grammar; also its older fields guided_json and so on
 # regex choice grammar   the same without a prefix
 
-Make = Callable[[Any, str], Grammar]
+MakeGrammar = Callable[[Any, str], Grammar]
 
 
 def _schema(schema: Any, name: str) -> Grammar:
@@ -137,7 +136,7 @@ def _object(_value: Any, _name: str) -> Grammar:
     return Grammar.json_object()
 
 
-MAKERS: Mapping[str, Make] = {
+MAKERS: Mapping[str, MakeGrammar] = {
     "json": _schema,
     "json_object": _object,
     "regex": Grammar.regex,
@@ -161,7 +160,7 @@ def grammar_of(fields: SamplingFields) -> Grammar | None:
     return found[0][0](found[0][2], found[0][1]) if found else None
 
 
-def _formats(response_format: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
+def _formats(response_format: Mapping[str, Any] | None) -> list[tuple[MakeGrammar, str, Any]]:
     kind = None if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
         return []
@@ -174,7 +173,7 @@ def _formats(response_format: Mapping[str, Any] | None) -> list[tuple[Make, str,
     return [(_schema, "response_format", inner["schema"])]
 
 
-def _structured(outputs: Mapping[str, Any] | None) -> list[tuple[Make, str, Any]]:
+def _structured(outputs: Mapping[str, Any] | None) -> list[tuple[MakeGrammar, str, Any]]:
     strange = sorted(name for name, value in (outputs or {}).items() if value and name not in MAKERS)
     if strange:
         raise invalid(f"expected one of {', '.join(MAKERS)}, got {strange[0][:40]!r}", "structured_outputs")
@@ -228,7 +227,7 @@ JUDGED = ("modalities", "length_penalty")
 """Fields that are refused if their value differs from the default behaviour."""
 
 
-def _of(shape: type[Loose], *others: Iterable[str], **nested: FieldNames) -> FieldNames:
+def _of(shape: type[Schema], *others: Iterable[str], **nested: FieldNames) -> FieldNames:
     """Return the field names of a schema, and additional names that are read from the raw body."""
     return FieldNames(frozenset(shape.model_fields).union(*others, nested), nested)
 
@@ -252,9 +251,9 @@ SAMPLING = {
     "structured_outputs": FieldNames(frozenset(MAKERS)),
 }
 CHAT_NAMES = _of(
-    ChatFields, NOT_OF_CHATS, JUDGED, **SAMPLING, messages=MESSAGE, tools=CHAT_TOOLS, tool_choice=TOOL_CHOICE
+    ChatFields, NOT_FOR_CHATS, JUDGED, **SAMPLING, messages=MESSAGE, tools=CHAT_TOOLS, tool_choice=TOOL_CHOICE
 )
-COMPLETION_NAMES = _of(CompletionFields, NOT_OF_COMPLETIONS, JUDGED, **SAMPLING)
+COMPLETION_NAMES = _of(CompletionFields, NOT_FOR_COMPLETIONS, JUDGED, **SAMPLING)
 RESPONSE_NAMES = _of(
     ResponseFields,
     ("conversation", "prompt", "background"),
@@ -264,5 +263,5 @@ RESPONSE_NAMES = _of(
     tools=FieldNames(frozenset(("type", *FUNCTION.split())), types=("function",)),
     tool_choice=TOOL_CHOICE,
 )
-TOKENIZE_NAMES = _of(TokenizeFields, OF_PROMPTS, ADDED_TOKENS, messages=MESSAGE, tools=CHAT_TOOLS)
+TOKENIZE_NAMES = _of(TokenizeFields, NOT_FOR_TOKENIZE, ADDED_TOKENS, messages=MESSAGE, tools=CHAT_TOOLS)
 DETOKENIZE_NAMES = _of(DetokenizeFields)

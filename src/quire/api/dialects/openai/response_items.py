@@ -10,113 +10,113 @@ Ids and statuses of items are left out: clients regenerate them, and a model doe
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.http.errors import ApiError, invalid
 from quire.client.request.conversation import NumberedMessages, ToolUse, checked_tool, tool_mode
 from quire.client.request.params import Grammar
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-PICTURE_PARTS = ("input_image", "input_file")
+MEDIA_PARTS = ("input_image", "input_file")
 ROLES = ("user", "assistant", "system", "developer")
 
 
-def messages_of_items(fields: ResponseFields, images: Images) -> NumberedMessages:
+def messages_of_items(fields: ResponseFields, images: ImagePolicy) -> NumberedMessages:
     """Return the messages of a body, in the internal form."""
     source = fields.input
     items: Sequence[Mapping[str, Any]] = [{"role": "user", "content": source}] if isinstance(source, str) else source
-    return NumberedMessages.of([*_messages(items, images)])
+    return NumberedMessages.with_indices([*_messages(items, images)])
 
 
-def _messages(items: Sequence[Mapping[str, Any]], images: Images) -> Iterator[tuple[dict[str, Any], int]]:
+def _messages(items: Sequence[Mapping[str, Any]], images: ImagePolicy) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield each message with the index of its item; an assistant message has the index of its first item."""
-    answer, first = list[dict[str, Any]](), 0
-    for at, item in enumerate(items):
-        added = _of_answer(item, images)
-        if added is not None:
-            first = first if answer else at
-            answer.append(added)
+    parts, first_index = list[dict[str, Any]](), 0
+    for index, item in enumerate(items):
+        part = _assistant_part(item, images)
+        if part is not None:
+            first_index = first_index if parts else index
+            parts.append(part)
             continue
-        if answer:
-            yield _merged(answer), first
-            answer = []
-        yield _other(item, images), at
-    if answer:
-        yield _merged(answer), first
+        if parts:
+            yield _merge_parts(parts), first_index
+            parts = []
+        yield _other_message(item, images), index
+    if parts:
+        yield _merge_parts(parts), first_index
 
 
-def _of_answer(item: Mapping[str, Any], images: Images) -> dict[str, Any] | None:
-    """Return an item's part of the assistant message; None if the model did not write the item."""
+def _assistant_part(item: Mapping[str, Any], images: ImagePolicy) -> dict[str, Any] | None:
+    """Return an item's part of an assistant message; None if the model did not generate the item."""
     match item.get("type", "message"):
         case "message" if item.get("role") == "assistant":
             return {"content": _text(item.get("content"), images)}
         case "reasoning":
-            thoughts = item.get("content") or item.get("summary") or ()
-            return {"reasoning_content": _text(thoughts, images)}
+            reasoning = item.get("content") or item.get("summary") or ()
+            return {"reasoning_content": _text(reasoning, images)}
         case "function_call":
             name, arguments = item.get("name"), item.get("arguments")
             if not isinstance(name, str) or not isinstance(arguments, str):
-                raise _wrong("expected name and arguments of a function_call as strings")
+                raise _invalid_input("expected name and arguments of a function_call as strings")
             call = {"id": str(item.get("call_id", "")), "type": "function"}
             return {"tool_calls": [{**call, "function": {"name": name, "arguments": arguments}}]}
     return None
 
 
-def _merged(answer: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge parts into one assistant message; its keys keep the order in which the parts first had them."""
-    added: dict[str, list[Any]] = {"content": []}
-    for one in answer:
-        for name, value in one.items():
-            added.setdefault(name, []).append(value)
-    merged: dict[str, Any] = {"role": "assistant"}
-    for name, values in added.items():
-        merged[name] = [call for calls in values for call in calls] if name == "tool_calls" else "".join(values)
-    return merged
+def _merge_parts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Merge parts into one assistant message. Its keys are in order of their first appearance, after `content`."""
+    values_by_name: dict[str, list[Any]] = {"content": []}
+    for part in parts:
+        for name, value in part.items():
+            values_by_name.setdefault(name, []).append(value)
+    message: dict[str, Any] = {"role": "assistant"}
+    for name, values in values_by_name.items():
+        message[name] = [call for calls in values for call in calls] if name == "tool_calls" else "".join(values)
+    return message
 
 
-def _other(item: Mapping[str, Any], images: Images) -> dict[str, Any]:
+def _other_message(item: Mapping[str, Any], images: ImagePolicy) -> dict[str, Any]:
     kind = item.get("type", "message")
     if kind == "function_call_output":
         content = _text(item.get("output"), images)
         return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": content}
     if kind != "message":
-        taken = "message, reasoning, function_call or function_call_output"
-        raise _wrong(f"expected input items of type {taken}, got {str(kind)[:40]!r}")
+        types = "message, reasoning, function_call or function_call_output"
+        raise _invalid_input(f"expected input items of type {types}, got {str(kind)[:40]!r}")
     if item.get("role") not in ROLES:
-        raise _wrong(f"expected one of the roles {', '.join(ROLES)}, got {str(item.get('role'))[:40]!r}")
+        raise _invalid_input(f"expected one of the roles {', '.join(ROLES)}, got {str(item.get('role'))[:40]!r}")
     return {"role": item["role"], "content": _text(item.get("content"), images)}
 
 
-def _text(content: Any, images: Images) -> str:
+def _text(content: Any, images: ImagePolicy) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Sequence) or not all(isinstance(part, Mapping) for part in content):
-        raise _wrong("expected a string or a list of parts as content")
+        raise _invalid_input("expected a string or a list of parts as content")
     return "".join(_part(part, images) for part in content)
 
 
-def _part(part: Mapping[str, Any], images: Images) -> str:
+def _part(part: Mapping[str, Any], images: ImagePolicy) -> str:
     kind, text = part.get("type"), part.get("text", part.get("refusal"))
     if kind in TEXT_PARTS and isinstance(text, str):
         return text
-    if kind in PICTURE_PARTS:
-        return images.text_for(str(kind))
-    raise _wrong(f"expected message parts of type {', '.join(TEXT_PARTS[:3])}, got {str(kind)[:40]!r}")
+    if kind in MEDIA_PARTS:
+        return images.placeholder(str(kind))
+    raise _invalid_input(f"expected message parts of type {', '.join(TEXT_PARTS[:3])}, got {str(kind)[:40]!r}")
 
 
-def _wrong(message: str) -> ApiError:
+def _invalid_input(message: str) -> ApiError:
     return invalid(message, "input", "invalid_parameter")
 
 
 def response_tools(fields: ResponseFields) -> ToolUse:
     """Return the tools and the tool choice. Tools other than functions are dropped: this server cannot run them."""
     tools = [
-        checked_tool(one.get("name"), one.get("description"), one.get("parameters"), one.get("strict"))
-        for one in fields.tools or ()
-        if one.get("type") == "function"
+        checked_tool(tool.get("name"), tool.get("description"), tool.get("parameters"), tool.get("strict"))
+        for tool in fields.tools or ()
+        if tool.get("type") == "function"
     ]
-    mode, only = tool_mode(fields.tool_choice)
-    return ToolUse(tools, mode, only, fields.parallel_tool_calls is not False)
+    mode, tool_name = tool_mode(fields.tool_choice)
+    return ToolUse(tools, mode, tool_name, fields.parallel_tool_calls is not False)
 
 
 def response_grammar(fields: ResponseFields) -> Grammar | None:

@@ -2,7 +2,7 @@
 
     created · in_progress · (item added · parts and deltas · item done) … · completed
 
-An item is reasoning, a message or a function call. Each is sent again whole when it is done, and all in the last event.
+An item is reasoning, a message or a function call. A complete item is sent again whole, and the last event has all.
 """
 
 from collections.abc import Sequence
@@ -16,28 +16,28 @@ from quire.api.dialects.openai.error_body import error_body
 from quire.api.dialects.openai.schemas import ResponseFields
 from quire.api.dialects.response_writer import ENCODER, PieceBatch, ResponseWriter
 from quire.api.http.errors import ApiError
-from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, joined
+from quire.client.reply.outputs import Answer, Part, Piece, ReasoningPart, TextPart, merge_pieces
 from quire.client.reply.reply import Reply
 
-CUT = ("length", "deadline")
+INCOMPLETE_REASONS = ("length", "deadline")
 
 
 class ItemsWriter(ResponseWriter):
     """The writer of one response."""
 
-    def __init__(self, model: str, fields: ResponseFields, is_kept: bool = False) -> None:
+    def __init__(self, model: str, fields: ResponseFields, is_stored: bool = False) -> None:
         self.answer_id = "resp_" + uuid4().hex
-        self._head = _head(model, fields) | {"id": self.answer_id, "store": is_kept}
+        self._head = _head(model, fields) | {"id": self.answer_id, "store": is_stored}
         self._items = _Items(self.answer_id)
         self._num_events = 2
-        """Sequence number of the next event. The first two events are encoded later, together with the first output."""
+        """Sequence number of the next event. Numbers 0 and 1 belong to the events that `begin` encodes."""
 
-    def not_stored(self) -> None:
+    def on_not_stored(self) -> None:
         self._head["store"] = False
 
-    def sent_back(self, answer: Answer) -> list[dict[str, Any]]:
-        """An answer without output adds no message to the conversation."""
-        return super().sent_back(answer) if answer.text or answer.reasoning or answer.tool_calls else []
+    def history_messages(self, answer: Answer) -> list[dict[str, Any]]:
+        """Return no message for an answer without output, otherwise the usual ones."""
+        return super().history_messages(answer) if answer.text or answer.reasoning or answer.tool_calls else []
 
     def begin(self, replies: Sequence[Reply]) -> bytes:
         response = self._response("in_progress", [], None)
@@ -45,40 +45,40 @@ class ItemsWriter(ResponseWriter):
 
     def pieces(self, replies: Sequence[Reply], batch: PieceBatch) -> bytes:
         events = [event for _, piece in batch for event in self._items.add(piece)]
-        return b"".join([self._next(name, fields) for name, fields in events])
+        return b"".join([self._next_event(name, fields) for name, fields in events])
 
     def end(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        data = b"".join([self._next(name, fields) for name, fields in self._items.close()])
+        data = b"".join([self._next_event(name, fields) for name, fields in self._items.close()])
         response = self._finished(reply, self._items.done)
-        return data + self._next(response["status"], {"response": response})
+        return data + self._next_event(response["status"], {"response": response})
 
     def error(self, error: ApiError) -> bytes:
         details = msgspec.json.decode(error_body(error))["error"]
         failure = {"code": "server_error" if error.status >= 500 else details["code"], "message": details["message"]}
         response = {**self._response("failed", self._items.done, None), "error": failure}
-        return self._next("failed", {"response": response})
+        return self._next_event("failed", {"response": response})
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         (reply,) = replies
-        return ENCODER.encode(self.stored(reply))
+        return ENCODER.encode(self.retrievable(reply))
 
-    def stored(self, reply: Reply) -> dict[str, Any]:
+    def retrievable(self, reply: Reply) -> dict[str, Any]:
         items = _Items(self.answer_id)
-        for piece in joined(reply.pieces):
+        for piece in merge_pieces(reply.pieces):
             items.add(piece)
         items.close()
         return self._finished(reply, items.done)
 
     def _finished(self, reply: Reply, output: list[dict[str, Any]]) -> dict[str, Any]:
-        is_cut = bool(reply.pieces) and reply.pieces[-1].finish_reason in CUT
+        is_cut = bool(reply.pieces) and reply.pieces[-1].finish_reason in INCOMPLETE_REASONS
         response = self._response("incomplete" if is_cut else "completed", output, _usage(reply))
         return {**response, "incomplete_details": {"reason": "max_output_tokens"}} if is_cut else response
 
     def _response(self, status: str, output: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
         return {**self._head, "status": status, "output": output, "usage": usage}
 
-    def _next(self, name: str, fields: dict[str, Any]) -> bytes:
+    def _next_event(self, name: str, fields: dict[str, Any]) -> bytes:
         self._num_events += 1
         return _event(name, self._num_events - 1, fields)
 
@@ -91,7 +91,7 @@ class _Items:
     """Collects the output items of one response. Equal pieces produce equal items, including their ids."""
 
     def __init__(self, response_id: str) -> None:
-        self._own = response_id.removeprefix("resp_")[:20]
+        self._id_suffix = response_id.removeprefix("resp_")[:20]
         self.done: list[dict[str, Any]] = []
         self._part: Part | None = None
         """The kind of the currently open item."""
@@ -107,7 +107,7 @@ class _Items:
             events += [*self.close(), *self._open(piece.part)]
         if piece.delta:
             self._text.append(piece.delta)
-            events.append((_delta_name(piece.part), {**self._where, **self._place, "delta": piece.delta}))
+            events.append((_delta_name(piece.part), {**self._item_ref, **self._part_ref, "delta": piece.delta}))
         return events
 
     def close(self) -> list[ItemEvent]:
@@ -118,13 +118,13 @@ class _Items:
         events = list[ItemEvent]()
         match part:
             case TextPart():
-                events.append(("output_text.done", {**self._where, **self._place, "text": text, "logprobs": []}))
-                events.append(("content_part.done", {**self._where, **self._place, "part": item["content"][0]}))
+                events.append(("output_text.done", {**self._item_ref, **self._part_ref, "text": text, "logprobs": []}))
+                events.append(("content_part.done", {**self._item_ref, **self._part_ref, "part": item["content"][0]}))
             case ReasoningPart():
-                events.append(("reasoning_text.done", {**self._where, **self._place, "text": text}))
+                events.append(("reasoning_text.done", {**self._item_ref, **self._part_ref, "text": text}))
             case call:
                 function = {"name": call.name, "arguments": text}
-                events.append(("function_call_arguments.done", {**self._where, **function}))
+                events.append(("function_call_arguments.done", {**self._item_ref, **function}))
         events.append(("output_item.done", {"output_index": len(self.done), "item": item}))
         self.done.append(item)
         self._part = None
@@ -132,19 +132,19 @@ class _Items:
 
     def _open(self, part: Part) -> list[ItemEvent]:
         self._part, self._text = part, []
-        self._id = f"{_prefix(part)}{self._own}{len(self.done):04x}"
+        self._id = f"{_prefix(part)}{self._id_suffix}{len(self.done):04x}"
         item = _item(part, self._id, "", "in_progress")
         events: list[ItemEvent] = [("output_item.added", {"output_index": len(self.done), "item": item})]
         if isinstance(part, TextPart):
-            events.append(("content_part.added", {**self._where, **self._place, "part": _output_text("")}))
+            events.append(("content_part.added", {**self._item_ref, **self._part_ref, "part": _output_text("")}))
         return events
 
     @property
-    def _where(self) -> dict[str, Any]:
+    def _item_ref(self) -> dict[str, Any]:
         return {"item_id": self._id, "output_index": len(self.done)}
 
     @property
-    def _place(self) -> dict[str, int]:
+    def _part_ref(self) -> dict[str, int]:
         return {"content_index": 0} if isinstance(self._part, TextPart | ReasoningPart) else {}
 
 
@@ -183,8 +183,8 @@ def _item(part: Part, item_id: str, text: str, status: str) -> dict[str, Any]:
             content = [{"type": "reasoning_text", "text": text}] if text else []
             return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": status}
         case call:
-            about = {"call_id": call.call_id, "name": call.name, "arguments": text}
-            return {"id": item_id, "type": "function_call", "status": status, **about}
+            call_fields = {"call_id": call.call_id, "name": call.name, "arguments": text}
+            return {"id": item_id, "type": "function_call", "status": status, **call_fields}
 
 
 def _output_text(text: str) -> dict[str, Any]:
@@ -193,12 +193,12 @@ def _output_text(text: str) -> dict[str, Any]:
 
 def _usage(reply: Reply) -> dict[str, Any]:
     num_prompt, num_output = len(reply.request.prompt), reply.num_tokens
-    moved = {"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}
+    inexact = {"inexact_moves": reply.num_inexact_moves} if reply.num_inexact_moves else {}
     return {
         "input_tokens": num_prompt,
         "input_tokens_details": {"cached_tokens": reply.num_cached_tokens},
         "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens, **moved},
+        "output_tokens_details": {"reasoning_tokens": reply.num_reasoning_tokens, **inexact},
         "total_tokens": num_prompt + num_output,
     }
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.api.access.conversation_store import KeptConversation
 from quire.api.dialects.answering import Dialect
-from quire.api.dialects.images import Images
+from quire.api.dialects.images import ImagePolicy
 from quire.api.dialects.openai.fields import RESPONSE_NAMES
 from quire.api.dialects.openai.response_items import messages_of_items, response_grammar, response_tools
 from quire.api.dialects.openai.response_writer import ItemsWriter
@@ -17,7 +17,7 @@ from quire.client.request.params import SamplingParams
 from quire.client.request.text_model import TemplateArguments, TextModel
 from quire.errors import RequestTooLargeError
 
-ELSEWHERE = ("conversation", "prompt")
+OPENAI_STORED_FIELDS = ("conversation", "prompt")
 """Fields that refer to data stored by OpenAI's service, which is not available here."""
 
 
@@ -28,7 +28,7 @@ class Responses(Dialect):
 
     def parse(self, body: dict[str, Any]) -> ResponseFields:
         fields: ResponseFields = parse_fields(ResponseFields, {**body, "prompt": None})
-        for name in ELSEWHERE:
+        for name in OPENAI_STORED_FIELDS:
             if body.get(name):
                 raise unsupported(name, "send the whole conversation as input")
         if fields.previous_response_id and self._admission.settings.store is None:
@@ -39,14 +39,14 @@ class Responses(Dialect):
         return fields
 
     def render(self, fields: ResponseFields, request: ResolvedRequest, text: TextModel) -> ResolvedRequest:
-        """Clip max_output_tokens to the context that is left."""
+        """Limit max_output_tokens to what the context has left after the input."""
         settings, effort = self._admission.settings, (fields.reasoning or {}).get("effort")
         arguments = TemplateArguments(extra={"reasoning_effort": effort} if isinstance(effort, str) else {})
-        kept = self._history(fields, request.tenant)
-        new = messages_of_items(fields, Images(settings.are_images_dropped))
-        messages, removed = without_lines(new.behind([*_instructions(fields), *kept]), settings.stable_prefix)
-        use, grammar = response_tools(fields), response_grammar(fields)
-        conversation = converse(text, messages, use, grammar, arguments=arguments)
+        history = self._history(fields, request.tenant)
+        new = messages_of_items(fields, ImagePolicy(settings.are_images_dropped))
+        messages, removed = without_lines(new.preceded_by([*_instructions(fields), *history]), settings.stable_prefix)
+        tools, grammar = response_tools(fields), response_grammar(fields)
+        conversation = converse(text, messages, tools, grammar, arguments=arguments)
         room = text.max_sequence_tokens - len(conversation.ids)
         if room < 1:
             raise RequestTooLargeError(f"got {len(conversation.ids)} tokens in the input; shorten it")
@@ -57,22 +57,22 @@ class Responses(Dialect):
             **{name: value for name, value in sampling.items() if value is not None},  # type: ignore[arg-type]
         )
         is_stored = settings.store is not None and fields.store is not False
-        stored = KeptConversation([*kept, *new]) if is_stored else None
+        stored = KeptConversation([*history, *new]) if is_stored else None
         return request.with_chat(conversation, params, removed, stored)
 
     def writer(self, fields: ResponseFields, request: ResolvedRequest, text: TextModel) -> ItemsWriter:
-        return ItemsWriter(request.model.name, fields, is_kept=request.conversation is not None)
+        return ItemsWriter(request.model.name, fields, is_stored=request.conversation is not None)
 
     def _history(self, fields: ResponseFields, tenant: str) -> Sequence[dict[str, Any]]:
         """Return the messages of the previous response's conversation, without its instructions."""
         last_id, store = fields.previous_response_id, self._admission.settings.store
         if not last_id or store is None:
             return ()
-        found = store.find(tenant, last_id)
-        if found is None:
+        conversation = store.find(tenant, last_id)
+        if conversation is None:
             message = f"Previous response with id {shortened(last_id)} not found; send all of the conversation as input"
             raise ApiError(400, "previous_response_not_found", message, "previous_response_id")
-        return found.messages
+        return conversation.messages
 
 
 def _instructions(fields: ResponseFields) -> list[dict[str, Any]]:

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.api.dialects.body_shapes import GenerationFields, Ints, Lists, Loose, Objects, Service, Texts, validated
+from quire.api.dialects.body_shapes import GenerationFields, IntLists, Ints, Objects, Schema, Service, Texts, validated
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_MESSAGES, MAX_PROMPTS
 from quire.client.request.params import MAX_BIASES
 
 
-class StreamOptionsFields(Loose):
+class StreamOptionsFields(Schema):
     """`stream_options`."""
 
     include_usage: bool | None = None
@@ -68,14 +68,14 @@ class SamplingFields(GenerationFields):
         return self.service_tier, self.priority, self.cache_salt
 
 
-class ContentPart(Loose):
+class ContentPart(Schema):
     """One part of a message's content."""
 
     type: str
     text: str | None = None
 
 
-class ChatMessage(Loose):
+class ChatMessage(Schema):
     """One message of a conversation."""
 
     role: str
@@ -85,7 +85,7 @@ class ChatMessage(Loose):
 ChatMessages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class TemplateFields(Loose):
+class TemplateFields(Schema):
     """Arguments of a chat template."""
 
     add_generation_prompt: bool | None = None
@@ -103,7 +103,7 @@ class ChatFields(SamplingFields, TemplateFields):
     tools: Objects | None = Field(None, description="Functions that the model may call.")
     tool_choice: str | dict[str, Any] | None = Field(None, description="auto, none, required, or a function's name.")
     parallel_tool_calls: bool | None = None
-    thinking_token_budget: int | None = Field(None, description="Tokens of a thought before its end is inserted.")
+    thinking_token_budget: int | None = Field(None, description="Maximum tokens of reasoning, which then is ended.")
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -114,7 +114,7 @@ PromptField = str | list[int]
 class CompletionFields(SamplingFields):
     """`POST /v1/completions`."""
 
-    prompt: str | Ints | Texts | Lists
+    prompt: str | Ints | Texts | IntLists
     logprobs: int | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None
@@ -164,14 +164,14 @@ class TokenizeFields(TemplateFields):
     return_token_strs: bool | None = None
 
 
-class DetokenizeFields(Loose):
+class DetokenizeFields(Schema):
     """`POST /detokenize`."""
 
     model: str | None = None
     tokens: Ints
 
 
-def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
+def parse_fields(schema: type[Any], body: dict[str, Any]) -> Any:
     """Return the fields of a body. Raises ApiError for the first invalid one."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > MAX_PROMPTS and not all(type(one) is int for one in prompt):
@@ -179,4 +179,4 @@ def parse_fields(shape: type[Any], body: dict[str, Any]) -> Any:
     biases = body.get("logit_bias")
     if isinstance(biases, dict) and len(biases) > MAX_BIASES:
         raise invalid(f"expected at most {MAX_BIASES} tokens in logit_bias, got {len(biases)}", "logit_bias")
-    return validated(shape, body)
+    return validated(schema, body)

@@ -4,11 +4,11 @@ from typing import Any
 
 from quire.api.dialects.answering import TextEndpoint
 from quire.api.dialects.openai.chat import template_arguments
-from quire.api.dialects.openai.fields import ADDED_TOKENS, DETOKENIZE_NAMES, OF_PROMPTS, TOKENIZE_NAMES, refuse_of
+from quire.api.dialects.openai.fields import ADDED_TOKENS, DETOKENIZE_NAMES, NOT_FOR_TOKENIZE, TOKENIZE_NAMES, refuse
 from quire.api.dialects.openai.schemas import DetokenizeFields, TokenizeFields, parse_fields
 from quire.api.http.errors import invalid
 from quire.api.http.limits import MAX_DETOKENIZE_TOKENS
-from quire.api.models.registry import within_context
+from quire.api.models.registry import prefix_context_errors
 from quire.client.request.conversation import ToolUse, chat_prompt, tools_of, without_lines
 from quire.client.request.text_model import TextModel
 
@@ -20,20 +20,20 @@ class Tokenize(TextEndpoint):
 
     def parse(self, body: dict[str, Any]) -> TokenizeFields:
         fields: TokenizeFields = parse_fields(TokenizeFields, body)
-        refuse_of(body, OF_PROMPTS)
+        refuse(body, NOT_FOR_TOKENIZE)
         if (fields.prompt is None) == (fields.messages is None):
-            raise invalid("expected either a prompt or messages", "prompt")
+            raise invalid("expected either a prompt or messages; send exactly one of them", "prompt")
         if fields.messages is not None:
-            refuse_of(body, ADDED_TOKENS)
-            fields.messages = body["messages"]  # the raw messages, as in `Chat.parse`
+            refuse(body, ADDED_TOKENS)
+            fields.messages = body["messages"]  # the raw, validated messages, as in `Chat.parse`
         return fields
 
     def result(self, fields: TokenizeFields, tenant: str, text: TextModel) -> dict[str, Any]:
-        with within_context(text.max_sequence_tokens):
+        with prefix_context_errors(text.max_sequence_tokens):
             ids = self._ids(text, fields)
         response: dict[str, Any] = {"count": len(ids), "max_model_len": text.max_sequence_tokens, "tokens": ids}
         if fields.return_token_strs:
-            response["token_strs"] = [text.tokenizer.token_bytes(one).decode("utf-8", "replace") for one in ids]
+            response["token_strs"] = [text.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
         return response
 
     def _ids(self, text: TextModel, fields: TokenizeFields) -> list[int]:
@@ -55,7 +55,7 @@ class Detokenize(TextEndpoint):
         return fields
 
     def result(self, fields: DetokenizeFields, tenant: str, text: TextModel) -> dict[str, Any]:
-        strange = next((one for one in fields.tokens if not 0 <= one < text.vocabulary_size), None)
-        if strange is not None:
-            raise invalid(f"expected tokens between 0 and {text.vocabulary_size - 1}, got {strange}", "tokens")
+        unknown = next((token_id for token_id in fields.tokens if not 0 <= token_id < text.vocabulary_size), None)
+        if unknown is not None:
+            raise invalid(f"expected tokens between 0 and {text.vocabulary_size - 1}, got {unknown}", "tokens")
         return {"prompt": text.tokenizer.decode(fields.tokens, skip_special_tokens=False)}

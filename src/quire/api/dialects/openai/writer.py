@@ -25,7 +25,7 @@ FINISH: dict[str | None, str] = {"deadline": "length", "cancelled": "stop"}
 
 
 class OpenAIWriter(ResponseWriter):
-    """Adds the common fields. A subclass defines the object names and converts pieces to choices."""
+    """Adds the fields that all objects have. A subclass defines the object names and converts pieces to choices."""
 
     id_prefix: ClassVar[str]
     object_name: ClassVar[str]
@@ -35,9 +35,9 @@ class OpenAIWriter(ResponseWriter):
         options = fields.stream_options
         self._reports_misses = bool(fields.cache_explain)
         self._with_usage = bool(options and options.include_usage)
-        """The last chunk has usage."""
+        """Whether the last chunk has usage."""
         self._with_usage_always = self._with_usage and bool(options and options.continuous_usage_stats)
-        """Every chunk has usage."""
+        """Whether every chunk has usage."""
         self.answer_id = f"{self.id_prefix}-{uuid4().hex}"
         self._head = {"id": self.answer_id, "object": self.object_name, "created": int(time()), "model": model}
         head = ENCODER.encode(self._head | {"object": self.chunk_name})
@@ -62,9 +62,9 @@ class OpenAIWriter(ResponseWriter):
         """Return the bytes after the choice of a chunk with usage."""
         return b'],"usage":' + ENCODER.encode(self.usage(replies)) + b"}\n\n"
 
-    def response(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]], **more: Any) -> bytes:
+    def response(self, replies: Sequence[Reply], choices: Sequence[dict[str, Any]], **extra: Any) -> bytes:
         """Encode a complete response."""
-        return ENCODER.encode({**self._head, "choices": choices, "usage": self.usage(replies), **more})
+        return ENCODER.encode({**self._head, "choices": choices, "usage": self.usage(replies), **extra})
 
     def usage(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return the token counts so far."""
@@ -79,23 +79,23 @@ class OpenAIWriter(ResponseWriter):
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": details,
         }
-        beside: dict[str, int] = {}
-        if num_thoughts := sum(reply.num_reasoning_tokens for reply in replies):
-            beside["reasoning_tokens"] = num_thoughts
+        output_details: dict[str, int] = {}
+        if num_reasoning := sum(reply.num_reasoning_tokens for reply in replies):
+            output_details["reasoning_tokens"] = num_reasoning
         if num_moves := sum(reply.num_inexact_moves for reply in replies):
-            beside["inexact_moves"] = num_moves
-        return {**counts, "completion_tokens_details": beside} if beside else counts
+            output_details["inexact_moves"] = num_moves
+        return {**counts, "completion_tokens_details": output_details} if output_details else counts
 
 
 def _cache_miss(reply: Reply) -> dict[str, Any] | None:
     """Return why the prompt's next token was not cached at admission; None until that is known."""
     if reply.reuse is None:
         return None
-    found = reply.reuse.explanation
+    explanation = reply.reuse.explanation
     return {
-        "cached_tokens": found.num_cached_tokens,
-        "reason": found.reason,
-        "position": found.position,
+        "cached_tokens": explanation.num_cached_tokens,
+        "reason": explanation.reason,
+        "position": explanation.position,
         "part": part_body(reply.reuse.part),
         "lost_tokens": reply.reuse.num_lost_tokens,
     }

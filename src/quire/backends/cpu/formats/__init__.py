@@ -1,4 +1,4 @@
-"""Weights in the formats of their files, in memory that a step reads in full. Needs numpy and `quire._native`.
+"""Weights in the formats of their files. Every step reads the packed weights in full. Needs numpy and `quire._native`.
 
 weight_format       the table of weight formats
 source              tensors read from a file into panels, in chunks

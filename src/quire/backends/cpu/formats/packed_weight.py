@@ -1,4 +1,4 @@
-"""A weight packed once into panels (groups of outputs) for native kernels and any row count; rows can be looked up."""
+"""A weight packed once into panels (groups of 16 outputs) for native kernels and any row count; rows can be read."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ class PackedWeight:
         self.num_bytes, self.group = len(self._packed), first.group
         self.addresses = self._packed.ctypes.data, 0 if self._bias is None else self._bias.ctypes.data
         """Addresses of the panels and of the bias (0: no bias)."""
-        self._head = (*shape, self.addresses[0])
+        self._call_arguments = (*shape, self.addresses[0])
         self._pack(sources)
 
     def rows(self, indices: NDArray[np.int64]) -> Floats:
@@ -43,28 +43,28 @@ class PackedWeight:
             raise InvariantError(f"expected rows between 0 and {self.num_out - 1}, got {indices}")
         out = np.empty((len(indices), self.num_in), dtype=np.float32)
         kernels().panel_unpack(
-            *self._head, indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads()
+            *self._call_arguments, indices.ctypes.data, len(indices), out.ctypes.data, self.num_in, num_threads()
         )
         return out
 
     def _pack(self, sources: Sequence[Source]) -> None:
-        panel_bytes = kernels().panel_bytes(self._head[0], PANEL_OUTPUTS, *self._head[2:4])
-        begin = 0
+        panel_bytes = kernels().panel_bytes(self._call_arguments[0], PANEL_OUTPUTS, *self._call_arguments[2:4])
+        first_output = 0
         for source in sources:
             for first, piece in source.pieces():
                 _check_piece(source, piece)
-                at = self._head[4] + (begin + first) // PANEL_OUTPUTS * panel_bytes
-                self._pack_piece(piece, at)
-            begin += source.num_out
+                address = self._call_arguments[4] + (first_output + first) // PANEL_OUTPUTS * panel_bytes
+                self._pack_piece(piece, address)
+            first_output += source.num_out
 
     def _pack_piece(self, piece: RowPiece, address: int) -> None:
         rows = piece.rows if piece.rows.strides[1] == 1 else np.ascontiguousarray(piece.rows)
         scales = None if piece.scales is None else np.ascontiguousarray(piece.scales, dtype=np.float32)
         zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros, dtype=np.uint8)
         kernels().pack_panels(
-            self._head[0],
+            self._call_arguments[0],
             len(rows),
-            *self._head[2:4],
+            *self._call_arguments[2:4],
             rows.ctypes.data,
             rows.strides[0],
             0 if scales is None else scales.ctypes.data,
@@ -75,29 +75,29 @@ class PackedWeight:
 
 
 def _check_piece(source: Source, piece: RowPiece) -> None:
-    """Raise CheckpointError unless the parts have the size that kernels will read for this shape."""
+    """Raise CheckpointError unless the chunk has the shape that the kernels will read."""
     num_scales = -(-source.num_in // source.group) if source.group else 0
-    wanted = (len(piece.rows), source.format.row_bytes(source.num_in))
-    beside = [array.shape for array in (piece.scales, piece.zeros) if array is not None]
-    if piece.rows.shape != wanted or any(shape != (len(piece.rows), num_scales) for shape in beside):
+    expected_shape = (len(piece.rows), source.format.row_bytes(source.num_in))
+    extra_shapes = [array.shape for array in (piece.scales, piece.zeros) if array is not None]
+    if piece.rows.shape != expected_shape or any(shape != (len(piece.rows), num_scales) for shape in extra_shapes):
         raise CheckpointError(
-            f"weight of format {source.format.name} with {source.num_in} inputs: expected {wanted} bytes per output, "
-            f"got {piece.rows.shape} and {beside}; the files belong to different models"
+            f"weight of format {source.format.name} with {source.num_in} inputs: expected bytes {expected_shape}, "
+            f"got {piece.rows.shape} with scales or zeros {extra_shapes}; the files belong to different models"
         )
 
 
 def can_join(sources: Sequence[Source]) -> bool:
-    """Whether these tensors can form one weight: one format, equal inputs, whole panels."""
+    """Whether these tensors can form one weight: one format, equal inputs, and whole panels in all but the last."""
     first = sources[0]
-    are_alike = all(
-        (each.format, each.num_in, each.group) == (first.format, first.num_in, first.group) for each in sources
+    are_equal = all(
+        (source.format, source.num_in, source.group) == (first.format, first.num_in, first.group) for source in sources
     )
-    return are_alike and all(each.num_out % PANEL_OUTPUTS == 0 for each in sources[:-1])
+    return are_equal and all(source.num_out % PANEL_OUTPUTS == 0 for source in sources[:-1])
 
 
 def _check_joined(sources: Sequence[Source]) -> None:
     if not can_join(sources):
-        shapes = ", ".join(f"{each.format.name} [{each.num_out}, {each.num_in}]" for each in sources)
+        shapes = ", ".join(f"{source.format.name} [{source.num_out}, {source.num_in}]" for source in sources)
         raise InvariantError(
             "expected tensors of one weight to have one format, equal inputs and, but for the last, a multiple of "
             f"{PANEL_OUTPUTS} outputs, got {shapes}"

@@ -1,9 +1,9 @@
 """Quantized tensors of safetensors files, by scheme. Unquantized tensors are stored as in GGUF files.
 
-    compressed-tensors  pack-quantized, int4 or int8     AWQ   int4         fp8   e4m3 codes, scales of blocks,
-    GPTQ                int4 or int8, no desc_act                                channels or the whole tensor
+    compressed-tensors  pack-quantized, int4 or int8     AWQ   int4         fp8   e4m3 codes, scales per block,
+    GPTQ                int4 or int8, no desc_act                                per output or for the whole tensor
 
-A scheme defines codes, scales and zero points of a weight. Codes are unpacked to one byte each, one chunk at a time.
+A scheme defines how codes, scales and zero points are stored. Codes are unpacked to one byte each, chunk by chunk.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,14 +44,14 @@ Tensors = Mapping[str, StoredArray]
 def compressed_source(tensors: Tensors, options: Quantisation) -> Source:
     """compressed-tensors, pack-quantized: 32-bit integers of one output's consecutive inputs, lowest bits first."""
     num_out, num_in = (int(size) for size in np.ravel(tensors["weight_shape"].array))
-    _refuse_order(tensors.get("weight_g_idx"), options)
+    _check_group_order(tensors.get("weight_g_idx"), options)
     packed = np.ascontiguousarray(tensors["weight_packed"].array)
     scales = tensors["weight_scale"].floats().reshape(num_out, -1)
     zeros = np.full(scales.shape, 1 << (options.num_bits - 1), dtype=np.uint8)
     if not options.is_symmetric:
         words = np.ascontiguousarray(tensors["weight_zero_point"].array.T)
         zeros = np.ascontiguousarray(_unpack_words(words, options.num_bits)[:, :num_out].T)
-    return _coded(
+    return _code_source(
         num_out,
         num_in,
         lambda first, end: _unpack_words(packed[first:end], options.num_bits)[:, :num_in],
@@ -65,9 +65,9 @@ def gptq_source(tensors: Tensors, options: Quantisation) -> Source:
     """GPTQ: each 32-bit integer packs consecutive inputs of one output, [in / codes per integer, out]."""
     words = tensors["qweight"].array
     num_out, num_in = words.shape[1], words.shape[0] * (32 // options.num_bits)
-    _refuse_order(tensors.get("g_idx"), options)
+    _check_group_order(tensors.get("g_idx"), options)
     zeros = _unpack_words(np.ascontiguousarray(tensors["qzeros"].array), options.num_bits)[:, :num_out]
-    return _coded(
+    return _code_source(
         num_out,
         num_in,
         lambda first, end: _unpack_words(np.ascontiguousarray(words[:, first:end].T), options.num_bits),
@@ -90,14 +90,14 @@ def awq_source(tensors: Tensors, options: Quantisation) -> Source:
 
     def unpack(first: int, end: int) -> Codes:
         begin, last = first // 8, -(-end // 8)
-        return np.ascontiguousarray(_in_order(words[:, begin:last])[:, : end - first].T)
+        return np.ascontiguousarray(_unpack_in_order(words[:, begin:last])[:, : end - first].T)
 
-    return _coded(
+    return _code_source(
         num_out,
         num_in,
         unpack,
         np.ascontiguousarray(tensors["scales"].floats().T),
-        np.ascontiguousarray(_in_order(tensors["qzeros"].array).T),
+        np.ascontiguousarray(_unpack_in_order(tensors["qzeros"].array).T),
         options,
     )
 
@@ -107,17 +107,17 @@ def fp8_source(tensors: Tensors, options: Quantisation) -> Source:
     rows = np.ascontiguousarray(tensors["weight"].array).view(np.uint8)
     num_out, num_in = rows.shape
     group = options.group_size or num_in
-    is_by_blocks = "weight_scale_inv" in tensors
-    stored = tensors["weight_scale_inv" if is_by_blocks else "weight_scale"].floats()
-    scales = np.atleast_1d(stored).reshape(len(np.atleast_1d(stored)), -1)
+    has_block_scales = "weight_scale_inv" in tensors
+    stored_scales = tensors["weight_scale_inv" if has_block_scales else "weight_scale"].floats()
+    scales = np.atleast_1d(stored_scales).reshape(len(np.atleast_1d(stored_scales)), -1)
     if len(scales) != num_out:
         # One row of scales applies to a block of outputs, or to all outputs.
-        each = group if is_by_blocks else num_out
-        scales = np.repeat(scales, each, axis=0)[:num_out]
+        outputs_per_scale = group if has_block_scales else num_out
+        scales = np.repeat(scales, outputs_per_scale, axis=0)[:num_out]
     if scales.shape != (num_out, -(-num_in // group)):
         raise CheckpointError(
-            f"unexpected scales {stored.shape} of a weight [{num_out}, {num_in}] with groups of {group}; the files "
-            "belong to different models"
+            f"expected scales for a weight [{num_out}, {num_in}] with groups of {group}, got {stored_scales.shape}; "
+            "the files belong to different models"
         )
     return Source(
         FORMATS["FP8_E4M3"],
@@ -137,15 +137,15 @@ SCHEMES: Mapping[str, Callable[[Tensors, Quantisation], Source]] = {
 """Scheme name in a model's quantization config -> source function."""
 
 
-def _coded(
+def _code_source(
     num_out: int, num_in: int, unpack: Callable[[int, int], Codes], scales: Floats, zeros: Codes, options: Quantisation
 ) -> Source:
     """Return a source of codes. `unpack` returns outputs [first, end); scales and zero points are [out, group]."""
     group = options.group_size or num_in
-    wanted = (num_out, -(-num_in // group))
-    if scales.shape != wanted or zeros.shape != wanted:
+    expected_shape = (num_out, -(-num_in // group))
+    if scales.shape != expected_shape or zeros.shape != expected_shape:
         raise CheckpointError(
-            f"weight [{num_out}, {num_in}] with groups of {group}: expected scales and zeros {wanted}, got "
+            f"weight [{num_out}, {num_in}] with groups of {group}: expected scales and zeros {expected_shape}, got "
             f"{scales.shape} and {zeros.shape}; the files belong to different models",
             code="wrong_scales",
         )
@@ -169,7 +169,7 @@ def _unpack_words(words: NDArray[np.generic], num_bits: int) -> Codes:
     return codes.reshape(len(as_bytes), -1)
 
 
-def _in_order(words: NDArray[np.generic]) -> Codes:
+def _unpack_in_order(words: NDArray[np.generic]) -> Codes:
     """Unpack AWQ's integers [row, integer] into codes in the order of outputs."""
     codes = _unpack_words(np.ascontiguousarray(words), 4).reshape(len(words), -1, 8)
     ordered = np.empty_like(codes)
@@ -177,14 +177,14 @@ def _in_order(words: NDArray[np.generic]) -> Codes:
     return ordered.reshape(len(words), -1)
 
 
-def _refuse_order(indices: StoredArray | None, options: Quantisation) -> None:
+def _check_group_order(indices: StoredArray | None, options: Quantisation) -> None:
     """Raise CheckpointError unless each group consists of consecutive inputs."""
     if indices is None:
         return
     groups = np.ravel(indices.array)
     if (groups >= 0).all() and (groups != np.arange(len(groups)) // (options.group_size or len(groups))).any():
         raise CheckpointError(
-            "expected groups of neighbouring inputs in a quantised weight, got another order (desc_act); choose the "
-            "model quantised without it",
+            "expected groups of neighbouring inputs in a quantised weight, got another order (desc_act); choose a "
+            "model quantised without desc_act",
             code="groups_in_other_order",
         )

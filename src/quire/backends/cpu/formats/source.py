@@ -1,6 +1,6 @@
-"""Tensors read from a file into panels: a chunk of outputs at a time, as bytes, never as float32.
+"""Tensors as sources: read from a file in chunks of outputs, as bytes and never as float32, to be packed into panels.
 
-Reading, unpacking and conversion need memory for one chunk only.
+Reading, unpacking and conversion need memory for one chunk only. An output is a row of a weight [out, in].
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from quire.backends.cpu.formats.weight_format import WeightFormat
 from quire.errors import CheckpointError
 
 PANEL_OUTPUTS = 16
-"""Outputs per panel. A chunk, and a tensor followed by another one, has a multiple of this number."""
+"""Outputs per panel. Chunks, and tensors that are followed by another tensor, have a multiple of this number."""
 PIECE_NUMBERS = 16 << 20
 """Numbers per chunk. Threads share a chunk and synchronize after it; large chunks amortize the synchronization."""
 
@@ -30,7 +30,7 @@ class Rows(Protocol):
 
 
 class RowPiece(NamedTuple):
-    """Some outputs: the bytes of each and, for formats with separate scales, scales and zero points [output, group]."""
+    """A chunk of outputs: the bytes of each and, if stored separately, scales and zero points [output, group]."""
 
     rows: NDArray[np.uint8]
     scales: NDArray[np.float32] | None = None
@@ -39,7 +39,7 @@ class RowPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor [out, in] in a format that has kernels."""
+    """A tensor [out, in] that can be read in a format with kernels."""
 
     format: WeightFormat
     num_out: int
@@ -47,7 +47,7 @@ class Source:
     read: Callable[[int, int], RowPiece]
     """Function that reads outputs [first, end)."""
     group: int = 0
-    """Inputs per scale; 0 if the format fixes that number."""
+    """Inputs per scale; 0 if the format determines that number."""
 
     def __post_init__(self) -> None:
         self.format.row_bytes(self.num_in)

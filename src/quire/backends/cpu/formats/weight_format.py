@@ -26,11 +26,11 @@ class WeightFormat:
     name: str
     native_id: int
     block_size: int
-    """Inputs per block in a file; a weight's number of inputs must be a multiple."""
+    """Inputs per block in a file; a weight's number of inputs must be a multiple of it."""
     block_bytes: int
     arithmetics: tuple[Arithmetic, ...]
     has_group: bool = False
-    """Whether each weight of this format sets its own number of inputs per scale."""
+    """Whether each weight of this format has its own number of inputs per scale (`Source.group`)."""
 
     def row_bytes(self, num_in: int) -> int:
         """Return the bytes of one output in a file. Raises CheckpointError unless the inputs are whole blocks."""
@@ -44,28 +44,28 @@ class WeightFormat:
 
 
 FLOAT_ONLY = (Arithmetic.FLOAT,)
-BOTH = (Arithmetic.FLOAT, Arithmetic.INTEGER)
+FLOAT_OR_INTEGER = (Arithmetic.FLOAT, Arithmetic.INTEGER)
 
 FORMATS = {
-    made.name: made
-    for made in (
+    weight_format.name: weight_format
+    for weight_format in (
         WeightFormat("F32", 0, 1, 4, FLOAT_ONLY),
         WeightFormat("F16", 1, 1, 2, FLOAT_ONLY),
         WeightFormat("BF16", 2, 1, 2, FLOAT_ONLY),
-        WeightFormat("Q8_0", 3, 32, 34, BOTH),
-        WeightFormat("Q4_0", 4, 32, 18, BOTH),
-        WeightFormat("Q4_1", 5, 32, 20, BOTH),
-        WeightFormat("Q5_0", 6, 32, 22, BOTH),
-        WeightFormat("Q5_1", 7, 32, 24, BOTH),
-        WeightFormat("Q4_K", 8, 256, 144, BOTH),
-        WeightFormat("Q5_K", 9, 256, 176, BOTH),
-        WeightFormat("Q6_K", 10, 256, 210, BOTH),
-        WeightFormat("IQ4_NL", 11, 32, 18, BOTH),
-        WeightFormat("IQ4_XS", 12, 256, 136, BOTH),
-        WeightFormat("MXFP4", 13, 32, 17, BOTH),
+        WeightFormat("Q8_0", 3, 32, 34, FLOAT_OR_INTEGER),
+        WeightFormat("Q4_0", 4, 32, 18, FLOAT_OR_INTEGER),
+        WeightFormat("Q4_1", 5, 32, 20, FLOAT_OR_INTEGER),
+        WeightFormat("Q5_0", 6, 32, 22, FLOAT_OR_INTEGER),
+        WeightFormat("Q5_1", 7, 32, 24, FLOAT_OR_INTEGER),
+        WeightFormat("Q4_K", 8, 256, 144, FLOAT_OR_INTEGER),
+        WeightFormat("Q5_K", 9, 256, 176, FLOAT_OR_INTEGER),
+        WeightFormat("Q6_K", 10, 256, 210, FLOAT_OR_INTEGER),
+        WeightFormat("IQ4_NL", 11, 32, 18, FLOAT_OR_INTEGER),
+        WeightFormat("IQ4_XS", 12, 256, 136, FLOAT_OR_INTEGER),
+        WeightFormat("MXFP4", 13, 32, 17, FLOAT_OR_INTEGER),
         # Not file formats: the scheme unpacks codes to one byte each.
-        WeightFormat("INT4", 14, 32, 32, BOTH, has_group=True),
-        WeightFormat("INT8", 15, 32, 32, BOTH, has_group=True),
+        WeightFormat("INT4", 14, 32, 32, FLOAT_OR_INTEGER, has_group=True),
+        WeightFormat("INT8", 15, 32, 32, FLOAT_OR_INTEGER, has_group=True),
         WeightFormat("FP8_E4M3", 16, 1, 1, FLOAT_ONLY, has_group=True),
     )
 }

@@ -43,17 +43,17 @@ def prepare_messages(messages: Sequence[Message], *, wants_parts: bool) -> list[
 
 def _prepare(message: Message, index: int, wants_parts: bool) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
-        rule = f"expected a role in every message, message {index} has none; add one, such as 'user'"
-        raise InvalidTextError(rule, code="role_missing")
+        fault = f"expected a role in every message, got none in message {index}; add one, such as 'user'"
+        raise InvalidTextError(fault, code="role_missing")
     if message["role"] not in ROLES:
         allowed = ", ".join(sorted(ROLES))
-        rule = f"expected the role to be one of {allowed}, got {message['role'][:40]!r} in message {index}"
-        raise InvalidTextError(f"{rule}; use one of these", code="unknown_role")
+        fault = f"expected the role to be one of {allowed}, got {message['role'][:40]!r} in message {index}"
+        raise InvalidTextError(f"{fault}; use one of these", code="unknown_role")
     prepared = dict(message)
     texts = texts_of(message, index)
     prepared["content"] = [{"type": "text", "text": text} for text in texts] if wants_parts else "".join(texts)
     if calls := calls_of(message, index):
-        prepared["tool_calls"] = [_with_read_arguments(call) for call in calls]
+        prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
     return prepared
 
 
@@ -62,8 +62,8 @@ def calls_of(message: Message, index: int) -> list[Any]:
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
         kind = type(calls).__name__
-        rule = f"expected tool_calls to be a list, got {kind} in message {index}; send a list, or leave it out"
-        raise InvalidTextError(rule, code="invalid_tool_calls")
+        fault = f"expected tool_calls to be a list, got {kind} in message {index}; send a list, or leave it out"
+        raise InvalidTextError(fault, code="invalid_tool_calls")
     return calls
 
 
@@ -76,8 +76,8 @@ def texts_of(message: Message, index: int) -> list[str]:
         return [content]
     if not isinstance(content, list):
         kind = type(content).__name__
-        rule = f"expected content to be a string or a list of parts, got {kind} in message {index}; send a string"
-        raise InvalidTextError(rule, code="invalid_content")
+        fault = f"expected content to be a string or a list of parts, got {kind} in message {index}; send a string"
+        raise InvalidTextError(fault, code="invalid_content")
     return [_text_of(part, index) for part in content]
 
 
@@ -85,18 +85,18 @@ def _text_of(part: object, index: int) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     text = part.get("text") if isinstance(part, Mapping) else None
     if kind != "text" or not isinstance(text, str):
-        rule = f"expected message parts of type 'text', got {kind!r} in message {index}; leave it out"
-        raise InvalidTextError(rule, code="unsupported_message_part")
+        message = f"expected message parts of type 'text', got {kind!r} in message {index}; leave it out"
+        raise InvalidTextError(message, code="unsupported_message_part")
     return text
 
 
-def _with_read_arguments(call: Any) -> Any:
+def _with_parsed_arguments(call: Any) -> Any:
     """Parse the arguments of a call: the API has them as a JSON string, templates serialize them themselves."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping):
         return call
-    read = read_arguments(function.get("arguments"))
-    return {**call, "function": {**function, "arguments": read}} if isinstance(read, dict) else call
+    arguments = read_arguments(function.get("arguments"))
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def read_arguments(arguments: object) -> object:

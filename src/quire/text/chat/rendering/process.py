@@ -19,10 +19,10 @@ from quire.text.chat.rendering.sandbox import TemplateSandbox
 from quire.text.sandboxed.helper import encode_frame, serve
 from quire.text.sandboxed.messages import (
     TOO_DEEP,
-    Broken,
     LoadTemplate,
     Render,
     Rendered,
+    TemplateFailed,
     TemplateLoaded,
     TemplateRefused,
     ToProcess,
@@ -32,7 +32,7 @@ from quire.text.sandboxed.messages import (
 
 MEMORY_BYTES = 512 * 1024 * 1024
 """Limit of the address space. The interpreter takes a tenth of it, a prompt of a million tokens another tenth."""
-PROBE = "quire-probe"
+PROBE_TEXT = "quire-probe"
 MAX_DEPTH = 128
 """If a rendering fails by recursion and its input is nested deeper than this, the nesting is reported as the cause."""
 
@@ -42,7 +42,7 @@ class Program:
 
     def __init__(self, load: LoadTemplate) -> None:
         self._load = load
-        self._template, self.own_text = TemplateSandbox().compiled(load.source)
+        self._template, self.own_text = TemplateSandbox().build_template(load.source)
 
     def render(self, request: Render) -> Rendered:
         """Return the prompt. Raises TemplateError for any failure of the template, RecursionError for deep nesting."""
@@ -53,8 +53,8 @@ class Program:
 
         context = {
             **mark(request.extra),
-            "messages": [_marked_message(message, f"m{at}") for at, message in enumerate(request.messages)],
-            "tools": [mark(tool, f"t{at}") for at, tool in enumerate(tools)]
+            "messages": [_marked_message(message, f"m{index}") for index, message in enumerate(request.messages)],
+            "tools": [mark(tool, f"t{index}") for index, tool in enumerate(tools)]
             if isinstance(tools, list)
             else mark(tools),
             "documents": mark(request.documents),
@@ -64,7 +64,7 @@ class Program:
         text = self._run(context)
         if not isinstance(text, MarkedText):
             return Rendered(text, ())
-        return Rendered(str.__str__(text), text.client, text.sources)
+        return Rendered(str.__str__(text), text.client_spans, text.labeled_spans)
 
     def _run(self, context: dict[str, Any]) -> str:
         """Collect the output piece by piece, to stop at the limit instead of after the whole output."""
@@ -78,28 +78,28 @@ class Program:
         except TemplateError:
             raise
         except MemoryError:
-            rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more"
-            way_out = "send fewer or shorter ones, or use the completions endpoint"
-            raise TemplateError(f"{rule}; {way_out}", code="memory_exceeded") from None
+            limit = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, these messages need more"
+            hint = "send fewer or shorter ones, or use the completions endpoint"
+            raise TemplateError(f"{limit}; {hint}", code="memory_exceeded") from None
         except Exception as error:  # any failure of a template rejects the messages, and the process continues
             message = str(error) or type(error).__name__
             raise TemplateError(f"the model's chat template rejected these messages: {message}") from error
 
-    def finds_parts_only(self) -> bool:
+    def needs_parts(self) -> bool:
         """Render test messages to find whether the template shows a text only if it comes as a list of parts."""
         now = datetime(2000, 1, 1).isoformat()
-        for content in (PROBE, [{"type": "text", "text": PROBE}]):
+        for content in (PROBE_TEXT, [{"type": "text", "text": PROBE_TEXT}]):
             try:
                 shown = self.render(Render([{"role": "user", "content": content}], None, None, {}, True, now)).text
             except TemplateError:
                 continue
-            if PROBE in shown:
+            if PROBE_TEXT in shown:
                 return isinstance(content, list)
         return False
 
 
 def _marked_message(message: dict[str, Any], label: str) -> dict[str, Any]:
-    """Mark all of a message as the client's, except the value of `role`, which is one of `messages.ROLES`."""
+    """Mark all of a message as client text, except the value of `role`, which is one of `messages.ROLES`."""
     return {mark(name, label): value if name == "role" else mark(value, label) for name, value in message.items()}
 
 
@@ -109,15 +109,15 @@ def _is_deep(value: Any) -> bool:
     for _ in range(MAX_DEPTH):
         level = [
             inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
         ]
-    return any(isinstance(one, dict | list) for one in level)
+    return any(isinstance(value, dict | list) for value in level)
 
 
 class Renderer:
-    """Handles one message at a time."""
+    """Responds to the server's messages, one at a time."""
 
     def __init__(self) -> None:
         self._program: Program | None = None
@@ -128,19 +128,19 @@ class Renderer:
             if isinstance(message, LoadTemplate):
                 self._program = None
                 self._program = Program(message)
-                return TemplateLoaded(self._program.finds_parts_only(), self._program.own_text)
+                return TemplateLoaded(self._program.needs_parts(), self._program.own_text)
             if self._program is None:
                 return TemplateRefused("no template is loaded")
-            return self._rendered(self._program, message)
+            return self._render(self._program, message)
         except TemplateError as error:
             return TemplateRefused(str(error), code=error.code)
         except Exception as error:  # a template may break the compiler in many ways
             line = getattr(error, "lineno", None)
-            why = str(error) or type(error).__name__
-            return Broken(f"the chat template does not compile{f' at line {line}' if line else ''}: {why}")
+            fault = str(error) or type(error).__name__
+            return TemplateFailed(f"the chat template does not compile{f' at line {line}' if line else ''}: {fault}")
 
     @staticmethod
-    def _rendered(program: Program, request: Render) -> ToServer:
+    def _render(program: Program, request: Render) -> ToServer:
         """Render with a compiled template; a RecursionError on deeply nested messages is reported as such."""
         try:
             return program.render(request)
@@ -161,11 +161,11 @@ def answer_render(renderer: Renderer, frame: bytes) -> bytes:
     try:
         return encode_frame(answer)
     except UnicodeEncodeError:
-        sentence = "the model's chat template returned an incomplete character; use the completions endpoint"
-        return encode_frame(TemplateRefused(sentence))
+        fault = "the model's chat template returned an incomplete character; use the completions endpoint"
+        return encode_frame(TemplateRefused(fault))
     except MemoryError:
-        rule = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more"
-        return encode_frame(TemplateRefused(rule, code="memory_exceeded"))
+        fault = f"expected the chat template to use at most {MEMORY_BYTES:,} bytes, its prompt needs more"
+        return encode_frame(TemplateRefused(fault, code="memory_exceeded"))
 
 
 if __name__ == "__main__":

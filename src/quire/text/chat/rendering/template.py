@@ -1,11 +1,11 @@
-"""Messages to a prompt, by the model's Jinja chat template. Rendering itself takes place in a helper process.
+"""Renders messages to a prompt with the model's Jinja chat template. A helper process does the rendering itself.
 
 A template comes from the checkpoint or the operator, never from a request. But it is a program whose input comes from
 clients, so it runs in jinja's immutable sandbox, in a separate process (`process`), with limits:
 
     of the process   memory; time: a process that renders for more than two seconds is killed
-    of the sandbox   with better messages: characters of output; loop iterations plus macro calls; range(); the length
-                     of the result of *, + or ~; ** is rejected; arguments from an allow-list
+    of the sandbox   output characters; loop iterations plus macro calls; range(); the length of results of *, + and ~;
+                     ** is rejected; template arguments must be in a list. Errors name the limit that was exceeded
 
 The prompt is returned with the spans that the client wrote, so that client text never becomes a control token.
 """
@@ -22,10 +22,10 @@ from quire.text.chat.rendering.messages import Message, prepare_messages
 from quire.text.sandboxed.helper import encode_frame
 from quire.text.sandboxed.messages import (
     TOO_DEEP,
-    Broken,
     LoadTemplate,
     Render,
     Rendered,
+    TemplateFailed,
     TemplateLoaded,
     TemplateRefused,
     read_to_server,
@@ -35,8 +35,8 @@ from quire.text.text_work import charge_work, work_refusal
 
 RENDER_S = 2.0
 MAX_HELPERS = 2
-"""The second helper process is started when the first is busy."""
-IDLE = IdleHelpers("quire.text.chat.rendering.process", "for the chat template", most=2)
+"""Helper processes per template; the second is started when the first is busy."""
+IDLE_HELPERS = IdleHelpers("quire.text.chat.rendering.process", "for the chat template", max_idle=2)  # of all templates
 MAX_SOURCE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 8_000_000
 MAX_STEPS = 200_000
@@ -60,8 +60,8 @@ EXTRA_ARGUMENTS = frozenset(
         "xml_tools",
     }
 )
-"""Allowed names in `chat_template_kwargs`, in addition to the fields of `TemplateArguments`: arguments of published
-templates. None of them replaces a message, a special token or a function."""
+"""The only names allowed in `chat_template_kwargs`: arguments of published templates. None of them replaces a message,
+a special token or a function. All other arguments are fields of `TemplateArguments`."""
 
 CONTINUE_MARK = "\ue000quire-continue\ue001"
 """Appended to the last message to find its end in the prompt. Private-use characters, which clients do not send."""
@@ -71,7 +71,7 @@ class TemplateArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Optional arguments of a rendering."""
 
     add_generation_prompt: bool | None = None
-    """End the prompt with the start of an assistant message. None: yes, unless the last message is continued."""
+    """End the prompt with the start of an assistant message. None: true unless the last message is continued."""
     continue_final_message: bool = False
     """End the prompt inside the last message, so that the model continues it."""
     tools: Sequence[Mapping[str, Any]] | None = None
@@ -93,11 +93,11 @@ class ChatTemplate:
         self._source = source
         self._special_tokens = dict(special_tokens)
         load = encode_frame(LoadTemplate(source, self._special_tokens, MAX_OUTPUT_CHARS, MAX_STEPS))
-        self._helpers = HelperPool(IDLE, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
+        self._helpers = HelperPool(IDLE_HELPERS, lambda: load, read_to_server, RENDER_S, MAX_HELPERS)
         self.close = weakref.finalize(self, self._helpers.close)
         """Release the helper processes; also called when the template is garbage-collected."""
         self.failure: QuireError | None = None
-        """Set if loading the template was stopped, for example by the time limit; completions still work."""
+        """Set if loading the template was stopped, for example at the time limit. Completions still work then."""
         self._loaded = self._load()
 
     @property
@@ -111,11 +111,11 @@ class ChatTemplate:
         if self.failure is not None:
             raise self.failure
         arguments = arguments or TemplateArguments()
-        is_continued, begins_answer = arguments.continue_final_message, arguments.add_generation_prompt
-        add_generation_prompt = not is_continued if begins_answer is None else begins_answer
+        is_continued, requested = arguments.continue_final_message, arguments.add_generation_prompt
+        add_generation_prompt = not is_continued if requested is None else requested
         if is_continued and add_generation_prompt:
-            both = "expected a continued final message or a new one, got both; set add_generation_prompt to false"
-            raise TemplateError(both, code="two_final_messages")
+            message = "expected a continued final message or a new one, got both; set add_generation_prompt to false"
+            raise TemplateError(message, code="two_final_messages")
         prepared = prepare_messages(messages, wants_parts=self._loaded.wants_parts)
         request = Render(
             messages=_mark_end(prepared) if is_continued else prepared,
@@ -134,10 +134,10 @@ class ChatTemplate:
         except NotLoadedError as error:
             self.failure = _not_loaded(error)
             return TemplateLoaded(wants_parts=False, own_text="")
-        if isinstance(answer, Broken):
-            raise CheckpointError(f"{answer.message}; choose another file", code="template_not_compiled")
+        if isinstance(answer, TemplateFailed):
+            raise CheckpointError(f"{answer.message}; choose another chat template", code="template_not_compiled")
         if not isinstance(answer, TemplateLoaded):
-            raise CheckpointError(f"the chat template cannot be loaded: got {answer!r}; choose another file")
+            raise CheckpointError(f"the chat template cannot be loaded: got {answer!r}; choose another template")
         return answer
 
     def _run(self, request: Render) -> Rendered:
@@ -145,7 +145,7 @@ class ChatTemplate:
         if (refusal := work_refusal("template")) is not None:
             raise refusal
         try:
-            with self._helpers.turn():
+            with self._helpers.reserve():
                 answer = self._helpers.request(frame, RENDER_S)
         except NotLoadedError as error:
             raise _not_loaded(error) from None
@@ -158,42 +158,42 @@ class ChatTemplate:
             return answer
         if isinstance(answer, TemplateRefused):
             raise TemplateError(answer.message, code=answer.code)
-        nothing = "the model's chat template returned no prompt for these messages; use the completions endpoint"
-        raise TemplateError(answer.message if isinstance(answer, Broken) else nothing)
+        message = "the model's chat template returned no prompt for these messages; use the completions endpoint"
+        raise TemplateError(answer.message if isinstance(answer, TemplateFailed) else message)
 
     def _checked_extra(self, arguments: TemplateArguments) -> dict[str, Any]:
         extra = dict(arguments.extra)
         unknown = sorted(set(extra) - EXTRA_ARGUMENTS)
         if unknown:
             allowed = ", ".join(sorted(EXTRA_ARGUMENTS))
-            rule = f"expected template arguments of {allowed}, got {unknown[0]!r}; leave it out"
-            raise TemplateError(rule, code="unknown_template_argument")
+            message = f"expected template arguments from this list: {allowed}; got {unknown[0]!r}; leave it out"
+            raise TemplateError(message, code="unknown_template_argument")
         thinking = arguments.enable_thinking
         return extra if thinking is None else {**extra, "enable_thinking": thinking}
 
 
 def _check_source(source: object) -> None:
     if not isinstance(source, str):
-        rule = f"expected the chat template to be a string, got {type(source).__name__}"
-        raise CheckpointError(f"{rule}; name one of the model's templates", code="template_not_string")
+        message = f"expected the chat template to be a string, got {type(source).__name__}"
+        raise CheckpointError(f"{message}; choose one of the model's templates", code="template_not_string")
     if len(source) > MAX_SOURCE_CHARS:
-        rule = f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}"
-        raise CheckpointError(f"{rule}; choose another template file", code="template_too_long")
+        message = f"expected a chat template of at most {MAX_SOURCE_CHARS} characters, got {len(source)}"
+        raise CheckpointError(f"{message}; choose another template file", code="template_too_long")
 
 
 def _not_loaded(error: NotLoadedError) -> TemplateError:
-    rule = f"expected the chat template to load within {RENDER_S:g} s, it {error}"
-    way_out = "use the completions endpoint with a plain prompt, or start the server with another template"
-    return TemplateError(f"{rule}; {way_out}", code="loading_stopped")
+    message = f"expected the chat template to load within {RENDER_S:g} s, but its process {error}"
+    hint = "use the completions endpoint with a plain prompt, or start the server with another template"
+    return TemplateError(f"{message}; {hint}", code="loading_stopped")
 
 
 def _not_rendered(error: StoppedError) -> QuireError:
     if error.is_starved:
-        why = f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced"
-        return CapacityError(f"{why}; try again", code="renderer_starved")
-    rule = f"expected the chat template to finish within {RENDER_S:g} s, it {error}"
-    way_out = "send fewer or shorter messages, or use the completions endpoint"
-    return TemplateError(f"{rule}; {way_out}", code="rendering_stopped")
+        message = f"the chat template process got too little processor time within {RENDER_S:g} s and is replaced"
+        return CapacityError(f"{message}; try again", code="renderer_starved")
+    message = f"expected the chat template to finish within {RENDER_S:g} s, but its process {error}"
+    hint = "send fewer or shorter messages, or use the completions endpoint"
+    return TemplateError(f"{message}; {hint}", code="rendering_stopped")
 
 
 def _encoded(request: Render) -> bytes:
@@ -202,8 +202,8 @@ def _encoded(request: Render) -> bytes:
     except RecursionError:
         raise InvalidTextError(TOO_DEEP) from None
     except (TypeError, ValueError) as error:
-        rule = f"expected a chat of JSON values: {error}; send whole characters, numbers and lists"
-        raise InvalidTextError(rule, code="not_json") from None
+        message = f"expected a chat of JSON values: {error}; send only JSON values, without lone surrogates"
+        raise InvalidTextError(message, code="not_json") from None
 
 
 def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -221,16 +221,16 @@ def _mark_end(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _cut_at_mark(rendered: Rendered) -> Rendered:
-    """The prompt up to the mark, without trailing space if the template trims messages."""
+    """Return the prompt up to the mark, without trailing white space if the template trims messages."""
     before, mark, after = rendered.text.rpartition(CONTINUE_MARK)
     if not mark:
-        sentence = "the model's chat template does not output the final message, so it cannot be continued"
-        raise TemplateError(sentence, code="final_message_missing")
+        message = "the model's chat template does not output the final message, so it cannot be continued"
+        raise TemplateError(message, code="final_message_missing")
     text = before if after.startswith(" ") else before.rstrip()
-    spans = ((start, min(stop, len(text))) for start, stop in rendered.client)
-    sources = ((start, min(stop, len(text)), label) for start, stop, label in rendered.sources)
+    spans = ((start, min(stop, len(text))) for start, stop in rendered.client_spans)
+    labeled = ((start, min(stop, len(text)), label) for start, stop, label in rendered.labeled_spans)
     return Rendered(
         text,
         tuple(span for span in spans if span[0] < span[1]),
-        tuple(source for source in sources if source[0] < source[1]),
+        tuple(span for span in labeled if span[0] < span[1]),
     )
