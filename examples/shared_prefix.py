@@ -1,6 +1,6 @@
-"""Two agents share a system prompt's blocks; a third one differs in one word, and prints why it missed.
+"""Two agents share a system prompt's blocks; a third agent's prompt differs in one token.
 
-No model is involved: the memory decides which blocks hold what, and a runner would fill them.
+No model is involved: the KV memory only decides which blocks hold which tokens; a runner would fill the blocks.
 """
 
 from quire.core.digests import BlockHasher, Namespace
@@ -18,14 +18,14 @@ questions = {"agent 1": [1] * 9, "agent 2": [2] * 10}
 for agent, question in questions.items():
     tokens = system_prompt + question
     table = memory.open(namespace)
-    reused = memory.match(table, tokens)  # finds the cached blocks and holds them
-    memory.reserve(table, tokens, len(tokens) - reused)  # blocks for the rest; a runner would now compute it
-    memory.commit(table, len(tokens) - reused)  # it has: full blocks can be hit from here on
-    print(f"{agent}: {reused} of {len(tokens)} tokens reused, blocks {table.blocks}")
+    num_reused = memory.match(table, tokens)  # finds the cached blocks and adds references to them
+    memory.reserve(table, tokens, len(tokens) - num_reused)  # blocks for tokens that a runner would compute
+    memory.commit(table, len(tokens) - num_reused)  # from now on, prompts can hit the full blocks
+    print(f"{agent}: {num_reused} of {len(tokens)} tokens reused, blocks {table.blocks}")
 
-changed = [*system_prompt[:40], 77, *system_prompt[41:], *[3] * 9]
-miss = memory.divergence(namespace, changed)
+changed_prompt = [*system_prompt[:40], 77, *system_prompt[41:], *[3] * 9]
+miss = memory.divergence(namespace, changed_prompt)
 print(
-    f"agent 3: {miss.num_cached_tokens} of {len(changed)} tokens reused; "
+    f"agent 3: {miss.num_cached_tokens} of {len(changed_prompt)} tokens reused; "
     f"the next block: {miss.reason.value} at token {miss.first_different_token}"
 )

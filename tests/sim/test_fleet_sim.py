@@ -108,7 +108,8 @@ def test_by_cost_conversations_stay_where_their_blocks_are() -> None:
         for turn in range(8)
         for who in range(21)
     )
-    trace, size = Trace("talks", rows, length_scale=BLOCK / 512), MemberSize(60, BLOCK, max_step_tokens=64, max_running=8)
+    trace = Trace("talks", rows, length_scale=BLOCK / 512)
+    size = MemberSize(60, BLOCK, max_step_tokens=64, max_running=8)
     cost, turns = (run(trace, size, name, num_members=4) for name in ("cost", "round-robin"))
     assert cost.hit_rate > 1.5 * turns.hit_rate
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import llamacpp
-from benchmarks.peers.__main__ import Ratios, _checked
+from benchmarks.peers.__main__ import Ratios, _check_complete
 from benchmarks.peers.workers import working
 from benchmarks.servers import Command, Running, null_command, started
 
@@ -61,7 +61,7 @@ def test_a_round_measures_every_figure_that_has_a_bound(name: str) -> None:
     ratios = Ratios()
     peers.PEERS[name](ratios, 1)
     peer = name.partition("_")[0]
-    bounded = {key.replace(peer, name, 1) for key in (*peers.BOUNDS, *peers.MOST) if key.startswith(peer)}
+    bounded = {key.replace(peer, name, 1) for key in (*peers.MIN_RATIOS, *peers.MAX_RATIOS) if key.startswith(peer)}
     assert bounded
     assert bounded <= ratios.record().keys()
 
@@ -77,7 +77,7 @@ def test_engines_in_process_are_measured_in_every_size(monkeypatch: pytest.Monke
     monkeypatch.setattr(peers, "quire_working", lambda _model, _settings: stand_in())
     ratios = Ratios()
     peers.PEERS["openvino"](ratios, 1)
-    assert {key for key in peers.BOUNDS if key.startswith("openvino")} <= ratios.record().keys()
+    assert {key for key in peers.MIN_RATIOS if key.startswith("openvino")} <= ratios.record().keys()
 
 
 def test_llama_cpp_is_measured_in_every_size_that_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +91,7 @@ def test_llama_cpp_is_measured_in_every_size_that_has_a_bound(monkeypatch: pytes
     ratios = Ratios()
     peers.PEERS["llamacpp"](ratios, 1)
     told = ratios.record()
-    assert {key for key in peers.BOUNDS if key.startswith("llamacpp")} <= told.keys()
+    assert {key for key in peers.MIN_RATIOS if key.startswith("llamacpp")} <= told.keys()
     assert told["llamacpp_4_coder"]["ours"] == pytest.approx(4 * 32 / 0.4)
     assert told["llamacpp_prefill_coder"]["theirs"] == pytest.approx(512 / 0.5)
 
@@ -104,10 +104,10 @@ def test_a_decode_rate_needs_the_time_of_the_first_tokens() -> None:
 
 def test_answers_that_are_short_or_missing_stop_the_run() -> None:
     good = {"failed": 0, "error_kinds": {}, "total_output_tokens": 8}
-    assert _checked(good, 8) is good
+    assert _check_complete(good, 8) is good
     for bad, wanted in (({**good, "failed": 1}, 8), (good, 9)):
         with pytest.raises(RuntimeError):
-            _checked(bad, wanted)
+            _check_complete(bad, wanted)
 
 
 def test_a_worker_is_asked_over_pipes_and_ends_with_the_block(capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from proofs.steps.asked import guided_asks, schema_grammar
 from proofs.steps.grammar import num_different, refusal_of
-from proofs.steps.hostile import Tried
+from proofs.steps.hostile import TrialResult
 from proofs.steps.hostile_schemas import TABLE, hostile_grammar
 from proofs.steps.schemas import FIFTY, TEN, bounded_schema
 from quire.checkpoints.grammar_vocabulary import first_mask, matcher_of
@@ -79,6 +79,6 @@ def test_a_seed_makes_the_same_hostile_grammar_again() -> None:
 
 @pytest.mark.parametrize("changed", [{"status": 500}, {"check_ms": 251.0}, {"was_ended": True}])
 def test_what_fails_is_not_fine(changed: dict[str, Any]) -> None:
-    fine = {"name": "x", "status": 400, "said": "", "check_ms": 249.0, "worker_ms": 1.0, "was_ended": False}
-    assert Tried(**fine).is_fine  # type: ignore[arg-type]
-    assert not Tried(**{**fine, **changed}).is_fine
+    fine = {"name": "x", "status": 400, "text": "", "check_ms": 249.0, "worker_ms": 1.0, "was_ended": False}
+    assert TrialResult(**fine).is_fine  # type: ignore[arg-type]
+    assert not TrialResult(**{**fine, **changed}).is_fine
